@@ -1,0 +1,40 @@
+"""What a user can get wrong, each with one clear line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RoofscopeError(Exception):
+    """An error whose message is one line for the user: what was wrong and what would work."""
+
+    exit_code = 1
+
+
+class RequestError(RoofscopeError):
+    """The request was wrong: an option, a model, a grid or a device that cannot be had."""
+
+    exit_code = 2
+
+
+class GridError(RequestError):
+    """A prompt length, batch size or range that is none."""
+
+
+class ModelError(RequestError):
+    """A model that is unknown, unreadable, or does not go with the options asked for."""
+
+
+class DeviceError(RequestError):
+    """A device that is not there, or cannot do what was asked."""
+
+
+class RunError(RequestError):
+    """A run folder that cannot be written, read, or belongs to something else."""
+
+
+def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
+    """` Did you mean a or b?` for a mistyped word, or an empty string when nothing is near."""
+    close = difflib.get_close_matches(word.lower(), sorted(known), n=limit, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

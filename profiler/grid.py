@@ -1,0 +1,113 @@
+"""The cells to visit: prompt lengths x batch sizes, and the range grammar that names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from profiler.errors import GridError
+
+Phase = Literal["prefill", "decode"]
+
+MAX_VALUES = 1000
+_NUMBER = re.compile(r"\d+")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
+_GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One visit of the sweep: a batch of prompts of one length, prefilled and then decoded."""
+
+    batch_size: int
+    prompt_len: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells of a run; every prompt length meets every batch size."""
+
+    prompt_lens: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    new_tokens: int
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Cells in ascending order of tokens, so that the cheap ones come first."""
+        cells = (Cell(batch, prompt) for batch in self.batch_sizes for prompt in self.prompt_lens)
+        return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.prompt_len, cell.batch_size)))
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode forwards a cell: the first new token comes from the prefill itself."""
+        return self.new_tokens - 1
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens in the cache at the last step of the longest cell."""
+        return max(self.prompt_lens) + self.new_tokens
+
+
+def decode_context(prompt_len: int, new_tokens: int) -> int:
+    """Cached tokens at the middle decode step, which is the step that a median over the loop describes."""
+    return prompt_len + new_tokens // 2
+
+
+def parse_values(text: str, option: str) -> tuple[int, ...]:
+    """`"64,256"`, `"128"`, `"64..2048*2"` (doubling) or `"1..9+2"` (steps) as ascending distinct whole numbers.
+
+    A range's last value is included when the steps hit it. Raises GridError, naming `option`, for anything else,
+    for values below 1, and for more than MAX_VALUES values.
+    """
+    values: set[int] = set()
+    for part in (piece.strip() for piece in text.split(",")):
+        if _NUMBER.fullmatch(part):
+            values.add(int(part))
+        elif match := _RANGE.fullmatch(part):
+            values.update(_expand(match, part, option))
+        else:
+            raise GridError(f"{option}: {part!r} is no number and no range; {_GRAMMAR}.")
+        if len(values) > MAX_VALUES:
+            raise GridError(f"{option}: {text!r} gives more than {MAX_VALUES} values; use a wider step.")
+    return _checked(values, option)
+
+
+def make_grid(prompt_lens: str | Sequence[int], batch_sizes: str | Sequence[int], new_tokens: int) -> Grid:
+    """A Grid from texts in the range grammar or from plain numbers. Raises GridError."""
+    if new_tokens < 4:
+        raise GridError(f"--new-tokens: {new_tokens} is too few to time a decode step; use 4 or more.")
+    return Grid(
+        prompt_lens=_values(prompt_lens, "--prompt-lens"),
+        batch_sizes=_values(batch_sizes, "--batch-sizes"),
+        new_tokens=new_tokens,
+    )
+
+
+def _values(given: str | Sequence[int], option: str) -> tuple[int, ...]:
+    return parse_values(given, option) if isinstance(given, str) else _checked(given, option)
+
+
+def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:
+    ordered = tuple(sorted(set(values)))
+    if not ordered:
+        raise GridError(f"{option}: no value given; {_GRAMMAR}.")
+    if ordered[0] < 1:
+        raise GridError(f"{option}: {ordered[0]} is not possible; every value must be 1 or more.")
+    return ordered
+
+
+def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
+    first, last = int(match[1]), int(match[2])
+    operator, step = match[3] or "+", int(match[4] or 1)
+    if first < 1 or last < first:
+        raise GridError(f"{option}: {part!r} does not run upwards from 1 or more; {_GRAMMAR}.")
+    if step < (2 if operator == "*" else 1):
+        raise GridError(f"{option}: {part!r} never reaches its end; use a factor of 2 or more, or a step of 1 or more.")
+    values = []
+    value = first
+    while value <= last and len(values) <= MAX_VALUES:
+        values.append(value)
+        value = value * step if operator == "*" else value + step
+    return values

@@ -1,0 +1,1 @@
+"""What the device can do: its datasheet, and its roofs as measured in this run."""

@@ -1,0 +1,206 @@
+"""The roofs of a device, measured in seconds: compute by dtype, memory, and the link to the host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from profiler.clock import Clock, clock_for, time_calls
+from profiler.hardware.device import Device
+from profiler.memory import available_bytes
+
+# 4x the last-level cache, as BabelStream and STREAM ask for, so that the cache cannot serve the stream.
+_STREAM_CACHE_MULTIPLE = 4
+_STREAM_LEAST_BYTES = 256 << 20
+_STREAM_MOST_BYTES = 2 << 30
+_STREAM_MEMORY_SHARE = 0.1
+
+_GEMM_SMALLEST = 256
+_GEMM_LARGEST = 8192
+# A call this long keeps every unit busy and makes its start and end negligible.
+_GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
+_GEMV_SHAPE = (4096, 4096)
+
+_STAGE_BUDGET_S = 1.5
+_LEAST_SAMPLES = 5
+_MOST_SAMPLES = 100
+_STEADY_RATIO = 1.05
+_LEAST_SAMPLE_S = 1e-3
+
+
+@dataclass(frozen=True)
+class Roof:
+    """One measured roof, in units a second."""
+
+    per_s: float
+    """The median of the samples."""
+    low_per_s: float
+    high_per_s: float
+    """Quartiles of the samples."""
+    samples: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device does at best, as measured in this run."""
+
+    compute: dict[str, Roof]
+    """FLOP/s of a large matrix product, by dtype name."""
+    memory: dict[str, Roof]
+    """Bytes/s by kind of stream: read, copy, triad, and the matrix-vector product of the model's dtype."""
+    stream_bytes: int
+    """Size of the buffers that were streamed."""
+    beyond_cache: bool
+    """Whether the buffers were at least four times the last-level cache."""
+    host_link: Roof | None = None
+    """Bytes/s from host to device; measured only when weights are offloaded."""
+    measured_s: float = 0.0
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """The memory roof: the fastest stream that was seen."""
+        return max(roof.per_s for roof in self.memory.values())
+
+    def compute_flops_per_s(self, dtype: str) -> float:
+        """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
+        roof = self.compute.get(dtype)
+        return roof.per_s if roof else max(roof.per_s for roof in self.compute.values())
+
+
+def measure(
+    device: torch.device,
+    info: Device,
+    dtypes: Sequence[str],
+    *,
+    model_dtype: str,
+    offloaded: bool = False,
+    clock: Clock | None = None,
+    stage_budget_s: float = _STAGE_BUDGET_S,
+) -> Ceilings:
+    """Measure the roofs of `device`: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
+
+    Data are random, because a product of zeros draws less power and runs faster than any real one
+    (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
+    """
+    clock = clock or clock_for(device)
+    start = time.perf_counter()
+    wanted = max(_STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
+    stream_bytes = min(wanted, _STREAM_MOST_BYTES, int(available_bytes(device) * _STREAM_MEMORY_SHARE))
+    memory = _streams(device, stream_bytes, clock, stage_budget_s)
+    if model_dtype != "int8":
+        memory["gemv"] = _gemv(device, model_dtype, stream_bytes, clock, stage_budget_s)
+    compute = {dtype: _gemm(device, dtype, clock, stage_budget_s) for dtype in dtypes}
+    link = _host_link(device, clock, stage_budget_s) if offloaded else None
+    return Ceilings(
+        compute=compute,
+        memory=memory,
+        stream_bytes=stream_bytes,
+        beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
+        host_link=link,
+        measured_s=time.perf_counter() - start,
+    )
+
+
+def sample(call: Callable[[], object], clock: Clock, budget_s: float) -> list[float]:
+    """Seconds a call: warmed up until three calls in a row agree, then sampled until `budget_s` is spent.
+
+    Calls shorter than a millisecond are timed in groups, so that the clock's resolution does not matter.
+    """
+    deadline = time.perf_counter() + budget_s
+    recent = time_calls(call, clock, 3)
+    while max(recent) > _STEADY_RATIO * min(recent) and time.perf_counter() < deadline - budget_s / 2:
+        recent = [*recent[1:], *time_calls(call, clock, 1)]
+    group = max(1, int(_LEAST_SAMPLE_S / max(min(recent), 1e-9)))
+    samples: list[float] = []
+    while len(samples) < _LEAST_SAMPLES or time.perf_counter() < deadline:
+        samples.append(sum(time_calls(call, clock, group)) / group)
+        if len(samples) >= _MOST_SAMPLES or (len(samples) >= 2 and time.perf_counter() > deadline + budget_s):
+            break
+    return samples
+
+
+def _roof(work: float, seconds: Sequence[float], method: str) -> Roof:
+    quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
+    return Roof(work / statistics.median(seconds), work / quartiles[2], work / quartiles[0], len(seconds), method)
+
+
+def _streams(device: torch.device, nbytes: int, clock: Clock, budget_s: float) -> dict[str, Roof]:
+    """Read-dominant stream, copy and triad. Bytes by STREAM's convention (a write is counted once)."""
+    elements = nbytes // 4
+    a = torch.rand(elements, device=device)
+    roofs = {"read": _roof(nbytes, sample(a.sum, clock, budget_s), f"sum of {nbytes >> 20} MiB float32")}
+    # Copy and triad share the budget of memory with `a`: three buffers of a third each.
+    third = elements // 3
+    x, y, z = a[:third], a[third : 2 * third], a[2 * third : 3 * third]
+    roofs["copy"] = _roof(8 * third, sample(lambda: z.copy_(x), clock, budget_s / 2), "copy: 1 read, 1 write")
+    roofs["triad"] = _roof(
+        12 * third, sample(lambda: torch.add(x, y, alpha=3.0, out=z), clock, budget_s / 2), "triad: 2 reads, 1 write"
+    )
+    return roofs
+
+
+def _gemv(device: torch.device, dtype: str, nbytes: int, clock: Clock, budget_s: float) -> Roof:
+    """Bytes of weights a second that a linear layer of one row reads, over weights that rotate past the cache."""
+    outs, ins = _GEMV_SHAPE
+    kind = getattr(torch, dtype)
+    count = max(3, nbytes // (outs * ins * kind.itemsize))
+    weights = [torch.randn(outs, ins, device=device, dtype=kind) for _ in range(count)]
+    x = torch.randn(1, ins, device=device, dtype=kind)
+
+    def one_pass() -> None:
+        for weight in weights:
+            F.linear(x, weight)
+
+    nbytes_pass = count * outs * ins * kind.itemsize
+    return _roof(nbytes_pass, sample(one_pass, clock, budget_s), f"matrix-vector products, {count} x {outs}x{ins}")
+
+
+def _gemm(device: torch.device, dtype: str, clock: Clock, budget_s: float) -> Roof:
+    """FLOP/s of the best of several squares on random data, laid out as a linear layer's: x @ W.T.
+
+    Sizes double until one call takes long enough to saturate the device, or the time is spent.
+    """
+    enough_s = _GEMM_ENOUGH_S[device.type]
+    deadline = time.perf_counter() + budget_s
+    best: Roof | None = None
+    size = _GEMM_SMALLEST
+    while True:
+        call = _square_product(device, dtype, size)
+        call()
+        [once_s] = time_calls(call, clock, 1)
+        # The probes on the way up only lead to the sizes that matter; they get a small share of the time.
+        worth_sampling = once_s >= enough_s / 8 or size == _GEMM_LARGEST
+        if worth_sampling or time.perf_counter() > deadline - budget_s / 2:
+            share_s = max(deadline - time.perf_counter(), 0) / 3
+            roof = _roof(2.0 * size**3, sample(call, clock, share_s), f"{size}x{size}x{size} {dtype}")
+            best = roof if best is None or roof.per_s > best.per_s else best
+        done = once_s >= enough_s or size >= _GEMM_LARGEST
+        if best is not None and (done or time.perf_counter() > deadline):
+            return best
+        size *= 2
+
+
+def _square_product(device: torch.device, dtype: str, size: int) -> Callable[[], object]:
+    if dtype == "int8":
+        a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
+        b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
+        return lambda: torch._int_mm(a, b)
+    kind = getattr(torch, dtype)
+    x = torch.randn(size, size, device=device, dtype=kind)
+    weight = torch.randn(size, size, device=device, dtype=kind)
+    return lambda: F.linear(x, weight)
+
+
+def _host_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
+    """Bytes a second from the host's pinned memory to the device."""
+    nbytes = 256 << 20
+    source = torch.rand(nbytes // 4, pin_memory=device.type == "cuda")
+    target = torch.empty(nbytes // 4, device=device)
+    seconds = sample(lambda: target.copy_(source, non_blocking=True), clock, budget_s)
+    return _roof(nbytes, seconds, "256 MiB, pinned host memory to device")

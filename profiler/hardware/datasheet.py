@@ -1,0 +1,111 @@
+"""Datasheet peaks, dense only: one row of gpus.csv a GPU and variant."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+_TABLE = Path(__file__).with_name("gpus.csv")
+
+# A card reports up to 12 % less than its datasheet's memory (ECC, firmware, the driver's own share).
+_MEMORY_TOLERANCE = 0.12
+
+_COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "generation"})
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """One GPU as its maker describes it. Peaks are dense: a 2:4-sparse figure never enters a ratio."""
+
+    gpu: str
+    vendor: str
+    year: int
+    compute_capability: str
+    sm_count: int
+    rated_clock_hz: float
+    fp16_flops_per_clock_per_sm: int
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    l2_bytes: int
+    tdp_w: float
+    peak_fp64_flops_per_s: float | None
+    peak_fp32_flops_per_s: float | None
+    peak_tf32_flops_per_s: float | None
+    peak_fp16_flops_per_s: float | None
+    peak_bf16_flops_per_s: float | None
+    peak_fp8_flops_per_s: float | None
+    peak_int8_ops_per_s: float | None
+    peak_fp4_flops_per_s: float | None
+    link_bytes_per_s: float | None
+    link: str
+    nvml_name: str
+    """Names that the driver gives the card, separated by |."""
+    source: str
+    uncertain: tuple[str, ...]
+    """Columns on which sources disagree, or that were computed back."""
+    note: str
+
+    def peak_flops_per_s(self, dtype: str) -> float | None:
+        """The dense peak for a torch dtype's name, or None where this card has no unit for it."""
+        column = _PEAK_COLUMN.get(dtype)
+        return getattr(self, column) if column else None
+
+    def ridge_flops_per_byte(self, dtype: str) -> float | None:
+        """Intensity above which a step of this dtype is compute-bound on the datasheet."""
+        peak = self.peak_flops_per_s(dtype)
+        return peak / self.bandwidth_bytes_per_s if peak else None
+
+
+_PEAK_COLUMN = {
+    "float64": "peak_fp64_flops_per_s",
+    "float32": "peak_fp32_flops_per_s",
+    "float16": "peak_fp16_flops_per_s",
+    "bfloat16": "peak_bf16_flops_per_s",
+    "float8_e4m3fn": "peak_fp8_flops_per_s",
+    "int8": "peak_int8_ops_per_s",
+}
+
+
+@cache
+def gpus() -> tuple[Datasheet, ...]:
+    """All rows of gpus.csv."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(_parse(row) for row in csv.DictReader(file))
+
+
+def find(name: str, memory_bytes: int) -> Datasheet | None:
+    """The row of a card by the name its driver gives and its memory, or None for a card that is not in the table.
+
+    The whole name must agree but for words that every card carries: an L40S is no L40, a 3090 Ti no 3090.
+    """
+    wanted = _distinctive(name)
+    return next(
+        (
+            gpu
+            for gpu in gpus()
+            if wanted in map(_distinctive, gpu.nvml_name.split("|"))
+            and abs(memory_bytes / gpu.memory_bytes - 1) <= _MEMORY_TOLERANCE
+        ),
+        None,
+    )
+
+
+def _distinctive(name: str) -> tuple[str, ...]:
+    return tuple(word for word in name.lower().split() if word not in _COMMON_WORDS)
+
+
+def _parse(row: dict[str, str]) -> Datasheet:
+    values: dict[str, object] = {}
+    for item in fields(Datasheet):
+        text = row[item.name]
+        if item.name == "uncertain":
+            values[item.name] = tuple(part for part in text.split(";") if part)
+        elif item.type == "int":
+            values[item.name] = int(text)
+        elif item.type in ("float", "float | None"):
+            values[item.name] = float(text) if text else None
+        else:
+            values[item.name] = text
+    return Datasheet(**values)  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""Bytes of memory: what a device still has, and what this process has used at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`; on a CPU the container's (cgroup) limit counts."""
+    if device.type == "cuda":
+        import torch
+
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free)
+    import psutil
+
+    return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
+
+
+def total_bytes(device: torch.device) -> int:
+    """Bytes of memory that `device` has in all; on a CPU the container's (cgroup) limit counts."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    import psutil
+
+    limits = [int(psutil.virtual_memory().total), *_cgroup_limits()]
+    return min(limits)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new peak measurement for `peak_bytes`; does nothing where the system cannot."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError:
+        return
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most bytes in use since `reset_peak`: the allocator's on CUDA, this process's resident set on a CPU.
+
+    None where the system does not say.
+    """
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _cgroup_limits() -> list[int]:
+    limits = []
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            text = (_CGROUP / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return limits
+
+
+def _cgroup_available_bytes() -> int:
+    used = 0
+    for name in ("memory.current", "memory/memory.usage_in_bytes"):
+        try:
+            used = int((_CGROUP / name).read_text().strip())
+            break
+        except (OSError, ValueError):
+            continue
+    return min((limit - used for limit in _cgroup_limits()), default=1 << 62)

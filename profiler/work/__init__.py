@@ -1,0 +1,1 @@
+"""What a step must do: FLOPs and bytes, counted from the module tree."""

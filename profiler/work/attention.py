@@ -1,0 +1,112 @@
+"""The attention core: pairs of queries and keys, KV traffic, and what each execution path adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler.work.operators import Operator
+from profiler.work.step import Count, ExecutionPath, Step, Work
+
+SOFTMAX_FLOPS_PER_SCORE = 5
+"""Maximum, subtraction, exponential, sum, division."""
+
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class AttentionCore(Operator):
+    """softmax(Q K^T) V of one layer, with its cache."""
+
+    query_heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+    itemsize: int
+    """Bytes of an element of Q, K and V."""
+    window: int | None = None
+    """Keys that a query may see, itself included; None: all."""
+    latent_dim: int | None = None
+    """Elements cached a token where a compressed latent is cached instead of K and V heads (MLA)."""
+    expanded_dim: int | None = None
+    """Elements a head that the latent is expanded to over the whole context at every step (MLA in transformers)."""
+    sliding_cache: bool = True
+    """Whether the library's cache drops what a window no longer needs."""
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that the cache holds a token in this layer."""
+        return self.latent_dim if self.latent_dim is not None else self.kv_heads * (self.qk_dim + self.v_dim)
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        flops_per_pair = 2 * self.query_heads * (self.qk_dim + self.v_dim)
+        pairs = step.batch * causal_pairs(step.query, step.context, self.window)
+        executed_pairs = step.batch * self._executed_pairs(step, path)
+        live = step.context if self.window is None else np.minimum(step.context, self.window - 1)
+        token_bytes = self.cached_elements * self.itemsize
+        return Work(
+            model_flops=pairs * flops_per_pair,
+            vector_flops=SOFTMAX_FLOPS_PER_SCORE * self.query_heads * pairs,
+            kv_read_bytes=step.batch * live * token_bytes,
+            kv_write_bytes=step.tokens * token_bytes,
+            activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
+            avoidable_flops={"masked scores": (executed_pairs - pairs) * flops_per_pair},
+            avoidable_bytes=self._avoidable_bytes(step, path, live),
+        )
+
+    def _held(self, step: Step, path: ExecutionPath) -> Any:
+        """Keys that the kernel is handed for each sequence."""
+        if path.cache == "static":
+            return path.static_cache_len + 0 * step.context
+        past = step.context
+        if self.window is not None and self.sliding_cache:
+            past = np.minimum(past, self.window - 1)
+        return past + step.query
+
+    def _executed_pairs(self, step: Step, path: ExecutionPath) -> Any:
+        if path.attention != "eager" and path.kernel_skips_masked and path.cache == "dynamic":
+            return causal_pairs(step.query, step.context, self.window)
+        return step.query * self._held(step, path)
+
+    def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[str, Count]:
+        """Traffic beyond reading the live cache once and writing the new tokens once.
+
+        Read in transformers 5.23. A dynamic cache (`DynamicLayer.update`) concatenates: it reads old and new tokens
+        and writes both again, before the kernel reads them. A static one is read to its last slot. Eager attention
+        writes K and V out once a query head (`repeat_kv`), reads those, and writes its scores out.
+        """
+        token_bytes = step.batch * self.cached_elements * self.itemsize
+        held = self._held(step, path)
+        bytes_: dict[str, Count] = {}
+        if path.cache == "static":
+            bytes_["unfilled cache slots"] = (held - live) * token_bytes
+        else:
+            bytes_["cache copies"] = 2 * held * token_bytes
+        groups = self.query_heads // self.kv_heads
+        heads_bytes = step.batch * held * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize
+        if self.expanded_dim is not None:
+            expanded = step.batch * held * self.query_heads * self.expanded_dim * self.itemsize
+            bytes_["latent expanded again"] = expanded + 2 * heads_bytes
+        elif path.attention == "eager" and groups > 1:
+            bytes_["repeat_kv copies"] = 2 * heads_bytes
+        if path.attention == "eager" or not path.kernel_skips_masked:
+            upcast = 2 * _FLOAT32_BYTES if self.itemsize < _FLOAT32_BYTES else 0
+            scores = step.tokens * held * self.query_heads
+            bytes_["attention matrix"] = scores * (4 * self.itemsize + upcast)
+        return bytes_
+
+
+def causal_pairs(query: Count, context: Count, window: int | None = None) -> Any:
+    """Pairs (query, key) that causal attention needs a sequence: query i sees the cache, its past and itself.
+
+    sum over i = 1..query of min(context + i, window): the exact triangle, which a window caps.
+    """
+    if window is None:
+        return query * context + query * (query + 1) // 2
+    if window < 1:
+        raise ValueError(f"a sliding window must hold at least 1 key, not {window}")
+    free = np.clip(window - np.asarray(context), 0, query)  # queries that the window does not cap yet
+    return free * context + free * (free + 1) // 2 + (query - free) * window
+

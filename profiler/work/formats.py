@@ -1,0 +1,196 @@
+"""Bytes of weights as stored, and what a format's kernels do with them: one function a format.
+
+`stored(module)` reads the real storages of a loaded module and plans the same figure for one on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiler.work.step import Count
+
+# bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
+# blocks of 256 with a 256-entry float32 code book and one float32 offset.
+_BNB_BLOCK = 64
+_BNB_NESTED_BLOCK = 256
+_FLOAT32_BYTES = 4
+_CODE_ENTRIES_4BIT = 16
+_CODE_ENTRIES_8BIT = 256
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight matrix as it lies in memory."""
+
+    format: str
+    in_features: int
+    out_features: int
+    weight_bytes: int
+    """The packed weights with their scales, absmax, zero points and code books."""
+    bias_bytes: int
+    compute_dtype: torch.dtype
+    """The dtype that the product runs in."""
+    dense_from_rows: int | None = None
+    """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: it never does."""
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.weight_bytes / (self.in_features * self.out_features)
+
+    def round_trip_bytes(self, rows: Count) -> Count:
+        """Bytes of writing a dequantised copy and reading it back, where the kernel does that for so many rows."""
+        if self.dense_from_rows is None:
+            return 0
+        dense = self.in_features * self.out_features * self.compute_dtype.itemsize
+        return np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether `module` multiplies its input by one weight matrix: nn.Linear, its quantised kin, GPT-2's Conv1D."""
+    return type(module).__name__ == "Conv1D" or (
+        isinstance(getattr(module, "in_features", None), int)
+        and isinstance(getattr(module, "out_features", None), int)
+        and getattr(module, "weight", None) is not None
+    )
+
+
+def stored(module: nn.Module) -> StoredWeight:
+    """How the weight of a linear-like module is stored. Raises ValueError for a format that is not known."""
+    for matches, describe in _FORMATS:
+        if matches(module):
+            return describe(module)
+    raise ValueError(f"{type(module).__name__} holds its weight in a format that is not known")
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Sum of the distinct storages behind `tensors` (the whole storage, as allocated); on meta, of their elements."""
+    sizes: dict[object, int] = {}
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.device.type == "meta":
+            sizes[id(tensor)] = tensor.numel() * tensor.element_size()
+        else:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def quant_state_tensors(state: Any) -> list[torch.Tensor]:
+    """The tensors of a bitsandbytes 4-bit quantisation state: absmax, code book, and the nested level's."""
+    if state is None:
+        return []
+    tensors = [state.absmax, state.code, getattr(state, "offset", None)]
+    nested = getattr(state, "state2", None)
+    if nested is not None:
+        tensors += [nested.absmax, nested.code]
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
+def _dense(module: Any) -> StoredWeight:
+    weight = module.weight
+    transposed = type(module).__name__ == "Conv1D"
+    outs, ins = reversed(weight.shape) if transposed else weight.shape
+    return StoredWeight(
+        format=str(weight.dtype).removeprefix("torch."),
+        in_features=ins,
+        out_features=outs,
+        weight_bytes=weight.numel() * weight.element_size(),
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=weight.dtype,
+    )
+
+
+def _bnb_4bit(module: Any) -> StoredWeight:
+    weight = module.weight
+    elements = module.in_features * module.out_features
+    state = getattr(weight, "quant_state", None)
+    if state is not None and weight.device.type != "meta":
+        weight_bytes = storage_bytes([weight.data, *quant_state_tensors(state)])
+        compute_dtype = module.compute_dtype or state.dtype
+    else:
+        weight_bytes = _planned_4bit_bytes(elements, nested=bool(weight.compress_statistics))
+        compute_dtype = module.compute_dtype or torch.float32
+    fused_everywhere = weight.device.type in ("cpu", "meta") and getattr(module, "support_avx512bf16_for_cpu", False)
+    return StoredWeight(
+        format=weight.quant_type,
+        in_features=module.in_features,
+        out_features=module.out_features,
+        weight_bytes=weight_bytes,
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=compute_dtype,
+        dense_from_rows=None if fused_everywhere else _bnb_4bit_dense_from_rows(weight.device.type),
+    )
+
+
+def _planned_4bit_bytes(elements: int, *, nested: bool) -> int:
+    """4 bits a weight + absmax a block of 64; nested absmax is uint8 with a second level a block of 256."""
+    blocks = -(-elements // _BNB_BLOCK)
+    packed = -(-elements // 2) + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
+    if not nested:
+        return packed + blocks * _FLOAT32_BYTES
+    second = -(-blocks // _BNB_NESTED_BLOCK) * _FLOAT32_BYTES
+    return packed + blocks + second + _CODE_ENTRIES_8BIT * _FLOAT32_BYTES + _FLOAT32_BYTES
+
+
+@cache
+def _bnb_4bit_dense_from_rows(device_type: str) -> int:
+    """From how many rows on bitsandbytes dequantises first.
+
+    CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
+    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`); from 0.50 on the fused kernel always serves up
+    to 4 rows (`_GEMM_4BIT_CUSTOM_FLOOR_M`), and beyond that a table by architecture decides, of which this is the
+    common lower end.
+    """
+    if device_type == "cpu":
+        return 1
+    version = tuple(int(part) for part in metadata.version("bitsandbytes").split(".")[:2])
+    return 5 if version >= (0, 50) else 2
+
+
+def _bnb_int8(module: Any) -> StoredWeight:
+    weight = module.weight
+    # The row scales (SCB, float32 a row) move from the parameter to the module's state at the first forward.
+    scales = getattr(weight, "SCB", None)
+    scales = getattr(module.state, "SCB", None) if scales is None else scales
+    loaded = weight.device.type != "meta" and scales is not None
+    return StoredWeight(
+        format="int8",
+        in_features=module.in_features,
+        out_features=module.out_features,
+        weight_bytes=storage_bytes([_int8_data(module), scales])
+        if loaded
+        else module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES,
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=torch.int8,
+    )
+
+
+def _int8_data(module: Any) -> torch.Tensor:
+    held: torch.Tensor | None = getattr(module.state, "CB", None)
+    return module.weight.data if held is None else held
+
+
+def _bias_bytes(module: Any) -> int:
+    bias = getattr(module, "bias", None)
+    return 0 if bias is None else bias.numel() * bias.element_size()
+
+
+def _weight_class(name: str) -> Callable[[Any], bool]:
+    return lambda module: type(module.weight).__name__ == name
+
+
+# Looked up from the top; a new format is a test and a function here.
+_FORMATS: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...] = (
+    (_weight_class("Params4bit"), _bnb_4bit),
+    (_weight_class("Int8Params"), _bnb_int8),
+    (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
+)

@@ -1,0 +1,212 @@
+"""The operators of a step, each with its work as a function of (batch, query tokens, context)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from profiler.work.formats import StoredWeight
+from profiler.work.step import Count, ExecutionPath, Step, Work
+
+Group = Literal["attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "other"]
+
+Rows = Literal["tokens", "last", "context", "routed"]
+"""Which rows a linear sees: every token, the positions whose logits are asked for, every cached and new token
+(a latent cache that is expanded again at each step), or the tokens that a router sends to it."""
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """One matrix product of the census: [m, k] x [k, n], `count` times a step."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Operator(abc.ABC):
+    """One matmul-like thing, or a class of elementwise ones; `count` equal ones are kept as one."""
+
+    name: str
+    group: Group
+    count: int
+    dtype: torch.dtype
+    """The dtype that its products run in, which decides its compute roof."""
+
+    @abc.abstractmethod
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        """The work of one of them."""
+
+    def work(self, step: Step, path: ExecutionPath) -> Work:
+        """The work of all `count` of them."""
+        return self.each(step, path) * self.count
+
+    def gemms(self, step: Step) -> Sequence[GemmShape]:
+        """The matrix products with weights that a step of plain numbers runs."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Linear(Operator):
+    """x @ W.T + b. FLOPs 2 * rows * in * out (PaLM, arXiv:2204.02311, appendix B, and common use)."""
+
+    weight: StoredWeight
+    rows: Rows
+    activation_itemsize: int
+    executed_rows: Rows | None = None
+    """What the library runs, where that differs from what the algorithm needs."""
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        w = self.weight
+        rows = _rows(self.rows, step)
+        executed = rows if self.executed_rows is None else _rows(self.executed_rows, step)
+        if self.rows == "last" and path.all_logits:
+            executed = step.tokens
+        flops_per_row = 2 * w.in_features * w.out_features
+        extra = (executed - rows) * flops_per_row
+        cause = "logits nobody asked for" if self.rows == "last" else "latent expanded again"
+        outputs = executed * w.out_features * self.activation_itemsize
+        is_head = self.group == "lm_head"
+        logits = rows * w.out_features * self.activation_itemsize if is_head else 0
+        avoidable = {"dequantisation round trip": w.round_trip_bytes(executed)}
+        if is_head:
+            avoidable[cause] = outputs - logits
+        return Work(
+            model_flops=rows * flops_per_row,
+            vector_flops=rows * w.out_features if w.bias_bytes else 0,
+            weight_bytes=w.weight_bytes + w.bias_bytes,
+            logits_bytes=logits,
+            activation_bytes=executed * w.in_features * self.activation_itemsize + (0 if is_head else outputs),
+            avoidable_flops={cause: extra},
+            avoidable_bytes=avoidable,
+        )
+
+    def gemms(self, step: Step) -> Sequence[GemmShape]:
+        w = self.weight
+        rows = int(_rows(self.executed_rows or self.rows, step))
+        return (GemmShape(rows, w.out_features, w.in_features, _dtype_name(self.dtype), self.count),)
+
+
+@dataclass(frozen=True)
+class Experts(Operator):
+    """Routed experts: FLOPs for k experts a token, weights of the distinct experts that T tokens touch.
+
+    With uniform routing E * (1 - (1 - k/E)^T) of E experts are touched (expectation of distinct draws).
+    """
+
+    num_experts: int
+    per_token: int
+    matrices: tuple[tuple[int, int], ...]
+    """(in_features, out_features) of one expert's products."""
+    expert_bytes: int
+    activation_itemsize: int
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        tokens = step.tokens
+        weights = sum(ins * outs for ins, outs in self.matrices)
+        operands = sum(ins + outs for ins, outs in self.matrices)
+        return Work(
+            model_flops=2 * tokens * self.per_token * weights,
+            weight_bytes=self.touched(tokens) * self.expert_bytes,
+            activation_bytes=tokens * self.per_token * operands * self.activation_itemsize,
+        )
+
+    def touched(self, tokens: Count) -> Count:
+        """Expected distinct experts for so many tokens."""
+        missed = (1 - self.per_token / self.num_experts) ** np.asarray(tokens, dtype=np.float64)
+        return self.num_experts * (1 - missed)
+
+    def gemms(self, step: Step) -> Sequence[GemmShape]:
+        tokens = int(step.tokens)
+        touched = max(1, round(float(self.touched(tokens))))
+        rows = max(1, round(tokens * self.per_token / touched))
+        dtype = _dtype_name(self.dtype)
+        return [GemmShape(rows, outs, ins, dtype, self.count * touched) for ins, outs in self.matrices]
+
+
+@dataclass(frozen=True)
+class Embedding(Operator):
+    """A table lookup: each token reads its row (and its result is written), never the whole table."""
+
+    width: int
+    itemsize: int
+    per_batch: bool = True
+    """False for learned positions, which are looked up once for all sequences."""
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        rows = step.tokens if self.per_batch else step.query
+        row_bytes = rows * self.width * self.itemsize
+        return Work(embedding_bytes=row_bytes, activation_bytes=row_bytes)
+
+
+@dataclass(frozen=True)
+class Elementwise(Operator):
+    """Norms, rotary embeddings, activations and residual additions: vector FLOPs and unfused traffic a token."""
+
+    flops_per_token: int
+    bytes_per_token: int
+    weight_bytes: int = 0
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        return Work(
+            vector_flops=step.tokens * self.flops_per_token,
+            weight_bytes=self.weight_bytes,
+            activation_bytes=step.tokens * self.bytes_per_token,
+        )
+
+
+@dataclass(frozen=True)
+class Convolution(Operator):
+    """A causal depthwise convolution over time, as state-space and linear-attention layers use."""
+
+    channels: int
+    kernel_size: int
+    weight_bytes: int
+    itemsize: int
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        state = step.batch * self.channels * self.kernel_size * self.itemsize
+        return Work(
+            model_flops=2 * step.tokens * self.channels * self.kernel_size,
+            weight_bytes=self.weight_bytes,
+            kv_read_bytes=np.where(np.asarray(step.context) > 0, state, 0),
+            kv_write_bytes=state,
+            activation_bytes=2 * step.tokens * self.channels * self.itemsize,
+        )
+
+
+@dataclass(frozen=True)
+class RecurrentState(Operator):
+    """The recurrent state of a linear-attention or state-space layer: read and written once a step a sequence."""
+
+    state_elements: int
+    itemsize: int
+    flops_per_token: int
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        state = step.batch * self.state_elements * self.itemsize
+        return Work(
+            model_flops=step.tokens * self.flops_per_token,
+            kv_read_bytes=np.where(np.asarray(step.context) > 0, state, 0),
+            kv_write_bytes=state,
+        )
+
+
+def _rows(rule: Rows, step: Step) -> Any:
+    if rule == "last":
+        return step.batch
+    if rule == "context":
+        return step.batch * (step.context + step.query)
+    return step.tokens
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,115 @@
+"""The values of counting: the shape of a step, how it is executed, and the work that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Whole numbers stay exact in int64; only expectations (mixture-of-experts) are floats.
+Count = int | float | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass over `batch` sequences: `query` new tokens each, after `context` cached ones.
+
+    Each is a whole number or an int64 array; arrays broadcast, so that a grid is counted in one go.
+    A prefill has context 0; a decode step has query 1.
+    """
+
+    batch: Count
+    query: Count
+    context: Count
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "query", "context"):
+            value = np.asarray(getattr(self, name))
+            least = 0 if name == "context" else 1
+            if value.size and (value < least).any():
+                raise ValueError(f"a step's {name} must be {least} or more, not {value.min()}")
+
+    @property
+    def tokens(self) -> Count:
+        """Tokens processed in this step."""
+        return self.batch * self.query
+
+
+@dataclass(frozen=True)
+class ExecutionPath:
+    """How the library executes a step; what differs from the algorithm's minimum is avoidable work."""
+
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
+    kernel_skips_masked: bool = True
+    """Whether the attention kernel skips the masked upper triangle (flash kernels do, the math path does not)."""
+    cache: Literal["dynamic", "static"] = "dynamic"
+    static_cache_len: int = 0
+    """Slots of a static cache: its attention reads all of them, filled or not."""
+    all_logits: bool = False
+    """True when the LM head runs on every position, though only the last one is asked for."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step must do. FLOPs count a multiply-add as 2; bytes are as stored.
+
+    Model work is the algorithm's minimum. `avoidable_*` is what the execution path does beyond it, by cause.
+    Vector FLOPs (softmax, norms, rotary, activations, residuals) are a class of their own and stay out of MFU.
+    """
+
+    model_flops: Count = 0
+    vector_flops: Count = 0
+    weight_bytes: Count = 0
+    kv_read_bytes: Count = 0
+    kv_write_bytes: Count = 0
+    embedding_bytes: Count = 0
+    logits_bytes: Count = 0
+    activation_bytes: Count = 0
+    """Operands and intermediates written and read between kernels; an upper bound, since caches may keep them."""
+    avoidable_flops: Mapping[str, Count] = field(default_factory=dict)
+    avoidable_bytes: Mapping[str, Count] = field(default_factory=dict)
+
+    @property
+    def model_bytes(self) -> Count:
+        """Used weights once + live KV read once + new KV written once + embedding rows + logits."""
+        return (
+            self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.embedding_bytes + self.logits_bytes
+        )
+
+    @property
+    def executed_flops(self) -> Count:
+        return self.model_flops + sum(self.avoidable_flops.values())
+
+    @property
+    def executed_bytes(self) -> Count:
+        """Bytes that this path moves when no intermediate stays in a cache."""
+        return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
+
+    @property
+    def intensity(self) -> Any:
+        """Model FLOPs per model byte, the x of the roofline."""
+        return np.asarray(self.model_flops) / np.asarray(self.model_bytes)
+
+    def __add__(self, other: Work) -> Work:
+        merged: dict[str, Any] = {}
+        for item in fields(Work):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            merged[item.name] = _add_maps(mine, theirs) if isinstance(mine, Mapping) else mine + theirs
+        return Work(**merged)
+
+    def __mul__(self, times: Count) -> Work:
+        """This work `times` over."""
+        scaled: dict[str, Any] = {}
+        for item in fields(Work):
+            value = getattr(self, item.name)
+            scaled[item.name] = (
+                {name: part * times for name, part in value.items()} if isinstance(value, Mapping) else value * times
+            )
+        return replace(self, **scaled)
+
+
+def _add_maps(left: Mapping[str, Count], right: Mapping[str, Count]) -> dict[str, Count]:
+    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}

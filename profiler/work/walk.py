@@ -1,0 +1,385 @@
+"""One walk over a module tree, loaded or on the meta device, that yields a model's operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.work import formats
+from profiler.work.attention import AttentionCore
+from profiler.work.operators import Elementwise, Embedding, Experts, GemmShape, Group, Linear, Operator, Rows
+from profiler.work.step import ExecutionPath, Step, Work
+
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
+_ATTENTION = re.compile(r"(attention|attn)(sdpa|eager)?$", re.IGNORECASE)
+_ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
+
+_RESIDUAL_ADDS_PER_LAYER = 2
+_ROPE_FLOPS_PER_ELEMENT = 3
+_GATE_FLOPS_PER_ELEMENT = 5
+_NORM_FLOPS_PER_ELEMENT = 4
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """All operators of a model, equal ones merged, and what the walk did not understand."""
+
+    operators: tuple[Operator, ...]
+    params: int
+    understood_params: int
+    unknown: tuple[str, ...]
+    """Names of modules whose parameters are not in any operator."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of the parameters that the operators account for; below 1 when something is not understood."""
+        return self.understood_params / self.params if self.params else 1.0
+
+    def work(self, step: Step, path: ExecutionPath | None = None) -> Work:
+        """The work of a whole step; arrays in `step` give arrays."""
+        path = path or ExecutionPath()
+        return sum((operator.work(step, path) for operator in self.operators), Work())
+
+    def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
+        """Every distinct matrix product with weights of one step (plain numbers), with how often it runs."""
+        counts: dict[GemmShape, int] = {}
+        for operator in self.operators:
+            for shape in operator.gemms(step):
+                key = replace(shape, count=1)
+                counts[key] = counts.get(key, 0) + shape.count
+        return tuple(replace(shape, count=count) for shape, count in counts.items())
+
+
+def walk(model: Any) -> ModelWork:
+    """The operators of a transformers causal LM.
+
+    Parameters that no rule covers are listed in `unknown` and lower `coverage`; nothing is dropped in silence.
+    """
+    config = model.config.get_text_config()
+    visitor = _Visitor(model, config)
+    operators = list(visitor.visit())
+    merged: dict[Operator, int] = {}
+    for operator in operators:
+        key = replace(operator, count=1)
+        merged[key] = merged.get(key, 0) + operator.count
+    return ModelWork(
+        operators=tuple(replace(operator, count=count) for operator, count in merged.items()),
+        params=visitor.total_params,
+        understood_params=visitor.total_params - visitor.unknown_params,
+        unknown=tuple(dict.fromkeys(visitor.unknown)),
+    )
+
+
+class _Visitor:
+    """Holds what the rules need to know of the whole model while its modules are visited one by one."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self.model = model
+        self.config = config
+        self.head = model.get_output_embeddings()
+        self.tokens_table = model.get_input_embeddings()
+        self.itemsize = _activation_itemsize(model)
+        self.unknown: list[str] = []
+        self.unknown_params = 0
+        self.total_params = 0
+        self._counted: set[int] = set()
+
+    def visit(self) -> Iterator[Operator]:
+        done: set[str] = set()
+        for name, module in self.model.named_modules():
+            if any(name.startswith(parent + ".") for parent in done):
+                continue
+            short = _NUMBERS.sub("*", name)
+            if _is_experts(module):
+                yield self._experts(short, module)
+                done.add(name)
+                self._count(module, recurse=True)
+                continue
+            yield from self._own(short, name, module)
+
+    def _own(self, short: str, name: str, module: Any) -> Iterator[Operator]:
+        """The operators of a module itself, its children apart."""
+        if isinstance(module, nn.Embedding):
+            self._count(module)
+            yield self._embedding(short, module)
+        elif formats.is_linear(module):
+            self._count(module)
+            yield self._linear(short, name, module)
+        elif _is_router(module):
+            self._count(module)
+            yield self._router(short, module)
+        elif _is_norm(module):
+            self._count(module)
+            yield self._norm(short, module)
+        else:
+            if (core := self._attention(short, name, module)) is not None:
+                yield core
+                yield self._rotary(short, core)
+            own = [key for key, _ in module.named_parameters(recurse=False)]
+            if own:
+                fresh = self._count(module)
+                if fresh:
+                    self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(own)})")
+                    self.unknown_params += fresh
+        yield from self._residuals(short, name, module)
+
+    def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
+        """Add a module's parameters to the total, shared ones once; returns how many were new."""
+        fresh = 0
+        owners = module.modules() if recurse else (module,)
+        for owner in owners:
+            for key, param in owner.named_parameters(recurse=False):
+                if id(param) in self._counted:
+                    continue
+                self._counted.add(id(param))
+                packed = key == "weight" and type(param).__name__ == "Params4bit"
+                fresh += owner.in_features * owner.out_features if packed else param.numel()
+        self.total_params += fresh
+        return fresh
+
+    def _embedding(self, short: str, module: nn.Embedding) -> Embedding:
+        return Embedding(
+            name=short,
+            group="embedding",
+            count=1,
+            dtype=module.weight.dtype,
+            width=module.embedding_dim,
+            itemsize=module.weight.element_size(),
+            per_batch=module is self.tokens_table,
+        )
+
+    def _linear(self, short: str, name: str, module: Any) -> Linear:
+        weight = formats.stored(module)
+        rows: Rows = "tokens"
+        executed: Rows | None = None
+        group = self._group(name)
+        if module is self.head:
+            rows, group = "last", "lm_head"
+        elif name.endswith("kv_b_proj") and _caches_latent(self.model):
+            executed = "context"
+        return Linear(
+            name=short,
+            group=group,
+            count=1,
+            dtype=weight.compute_dtype,
+            weight=weight,
+            rows=rows,
+            activation_itemsize=self.itemsize,
+            executed_rows=executed,
+        )
+
+    def _router(self, short: str, module: Any) -> Linear:
+        return Linear(
+            name=short,
+            group="experts",
+            count=1,
+            dtype=module.weight.dtype,
+            weight=formats.stored(module),
+            rows="tokens",
+            activation_itemsize=self.itemsize,
+        )
+
+    def _experts(self, short: str, module: Any) -> Experts:
+        """Experts as one bank of 3-D weights (transformers 5) or as a list of MLPs (transformers 4)."""
+        per_token = _first(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
+        banks = [param for _, param in module.named_parameters(recurse=False) if param.dim() == 3]
+        if banks:
+            num_experts = banks[0].shape[0]
+            matrices = tuple((int(bank.shape[1]), int(bank.shape[2])) for bank in banks)
+            expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
+            dtype = banks[0].dtype
+        else:
+            num_experts = len(module)
+            linears = [formats.stored(part) for part in module[0].modules() if formats.is_linear(part)]
+            matrices = tuple((linear.in_features, linear.out_features) for linear in linears)
+            expert_bytes = sum(linear.weight_bytes + linear.bias_bytes for linear in linears)
+            dtype = linears[0].compute_dtype
+        return Experts(
+            name=short,
+            group="experts",
+            count=1,
+            dtype=dtype,
+            num_experts=num_experts,
+            per_token=int(per_token or 1),
+            matrices=matrices,
+            expert_bytes=expert_bytes,
+            activation_itemsize=self.itemsize,
+        )
+
+    def _norm(self, short: str, module: Any) -> Elementwise:
+        width = module.weight.numel()
+        # transformers' RMSNorm in Python: cast up, square, mean, scale, cast down, weight (8 kernels); nn.LayerNorm: 1.
+        fused = isinstance(module, (nn.LayerNorm, nn.RMSNorm))
+        casts = 0 if self.itemsize == 4 else 8 + 2 * self.itemsize
+        per_element = 2 * self.itemsize if fused else 5 * 4 + casts + 2 * self.itemsize
+        heads = self._norm_heads(short, width)
+        return Elementwise(
+            name=short,
+            group="norm",
+            count=1,
+            dtype=module.weight.dtype,
+            flops_per_token=_NORM_FLOPS_PER_ELEMENT * width * heads,
+            bytes_per_token=per_element * width * heads,
+            weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters(recurse=False)),
+        )
+
+    def _norm_heads(self, short: str, width: int) -> int:
+        """A norm of one head's width runs once a head (query and key norms of Qwen3, Gemma-3, OLMo-2)."""
+        leaf = short.rsplit(".", 1)[-1]
+        if width != _head_dim(self.config) or not leaf.startswith(("q_", "k_", "query", "key")):
+            return 1
+        heads: int = _query_heads(self.config) if leaf.startswith("q") else _kv_heads(self.config)
+        return heads
+
+    def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
+        """q * cos + rotate_half(q) * sin, and the same for k: negate half, concatenate, two products, one sum."""
+        elements = (core.query_heads + core.kv_heads) * core.qk_dim
+        rotary = any("rotary" in name or "rope" in name for name, _ in self.model.named_modules())
+        return Elementwise(
+            name=f"{short}.rotary",
+            group="attention",
+            count=1,
+            dtype=core.dtype,
+            flops_per_token=_ROPE_FLOPS_PER_ELEMENT * elements if rotary else 0,
+            bytes_per_token=10 * elements * self.itemsize if rotary else 0,
+        )
+
+    def _residuals(self, short: str, name: str, module: nn.Module) -> Iterator[Elementwise]:
+        """Residual additions of a decoder layer, and the activation between the matrices of an MLP."""
+        children = dict(module.named_children())
+        if any(_is_attention(child) for child in children.values()):
+            width = int(self.config.hidden_size)
+            yield Elementwise(
+                name=f"{short}.residual",
+                group="other",
+                count=1,
+                dtype=self.model.dtype,
+                flops_per_token=_RESIDUAL_ADDS_PER_LAYER * width,
+                bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.itemsize,
+            )
+        down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
+        if down is not None and not _is_attention(module) and formats.is_linear(down):
+            width = formats.stored(down).in_features
+            gated = "gate_proj" in children or "gate_up_proj" in children
+            yield Elementwise(
+                name=f"{short}.activation",
+                group="mlp",
+                count=1,
+                dtype=self.model.dtype,
+                flops_per_token=_GATE_FLOPS_PER_ELEMENT * width,
+                bytes_per_token=(5 if gated else 2) * width * self.itemsize,
+            )
+
+    def _attention(self, short: str, name: str, module: Any) -> AttentionCore | None:
+        if not _is_attention(module):
+            return None
+        config = self.config
+        query_heads = int(_first(module, "num_heads", "num_attention_heads", "n_heads") or _query_heads(config))
+        groups = _first(module, "num_key_value_groups")
+        kv_heads = _first(module, "num_key_value_heads", "num_kv_heads")
+        kv_heads = int(kv_heads or (query_heads // groups if groups else _kv_heads(config)))
+        latent = expanded = None
+        qk_dim = v_dim = int(_first(module, "head_dim", "head_size", "attention_head_size") or _head_dim(config))
+        if hasattr(module, "kv_b_proj"):
+            nope, rope = int(config.qk_nope_head_dim), int(config.qk_rope_head_dim)
+            qk_dim, v_dim = nope + rope, int(config.v_head_dim)
+            if _caches_latent(self.model):
+                latent, expanded = int(config.kv_lora_rank) + rope, nope + v_dim
+            kv_heads = query_heads
+        return AttentionCore(
+            name=f"{short}.core",
+            group="attention",
+            count=1,
+            dtype=self.model.dtype,
+            query_heads=query_heads,
+            kv_heads=kv_heads,
+            qk_dim=qk_dim,
+            v_dim=v_dim,
+            itemsize=self.itemsize,
+            window=_window(config, module, name),
+            latent_dim=latent,
+            expanded_dim=expanded,
+        )
+
+    def _group(self, name: str) -> Group:
+        parents = name.split(".")[:-1]
+        owner: Any = self.model
+        for part in parents:
+            owner = getattr(owner, part)
+            if _is_attention(owner):
+                return "attention_proj"
+        return "experts" if any("expert" in part for part in parents) else "mlp"
+
+
+def _is_attention(module: nn.Module) -> bool:
+    has_linear = any(formats.is_linear(child) for child in module.children())
+    return bool(_ATTENTION.search(type(module).__name__)) and has_linear
+
+
+def _is_norm(module: nn.Module) -> bool:
+    params = dict(module.named_parameters(recurse=False))
+    return "weight" in params and params["weight"].dim() == 1 and bool(_NORM.search(type(module).__name__))
+
+
+def _is_router(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
+    return is_matrix and bool(_ROUTER.search(type(module).__name__)) and not formats.is_linear(module)
+
+
+def _is_experts(module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleList):
+        first = next(iter(module), None)
+        return first is not None and "expert" in type(first).__name__.lower() and any(
+            formats.is_linear(part) for part in first.modules()
+        )
+    own = [param for _, param in module.named_parameters(recurse=False)]
+    return "expert" in type(module).__name__.lower() and any(param.dim() == 3 for param in own)
+
+
+def _caches_latent(model: nn.Module) -> bool:
+    """transformers 5 caches the latent of MLA and expands it again at each step; older ones cache expanded heads."""
+    return any(hasattr(module, "expand_kv") for module in model.modules())
+
+
+def _window(config: Any, module: Any, name: str) -> int | None:
+    """Keys that a query of this layer may see, or None: the layer's own word, else the config's for all layers."""
+    if hasattr(module, "sliding_window"):
+        own = module.sliding_window
+        return int(own) if own else None
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None
+    layer_types = getattr(config, "layer_types", None)
+    index = getattr(module, "layer_idx", None)
+    if layer_types and index is not None:
+        return int(window) if layer_types[index] == "sliding_attention" else None
+    return int(window)
+
+
+def _query_heads(config: Any) -> int:
+    return int(_first(config, "num_attention_heads", "n_head", "num_heads") or 1)
+
+
+def _kv_heads(config: Any) -> int:
+    return int(_first(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or _query_heads(config))
+
+
+def _head_dim(config: Any) -> int:
+    return int(_first(config, "head_dim", "kv_channels") or config.hidden_size // _query_heads(config))
+
+
+def _first(owner: Any, *names: str) -> Any:
+    """The first attribute of `owner` that is set and not None."""
+    return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
+
+
+def _activation_itemsize(model: Any) -> int:
+    dtype: torch.dtype = model.dtype
+    return int(dtype.itemsize) if dtype.is_floating_point else 2
