@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -34,7 +35,7 @@ class HostClock:
         return None
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
-        return [(after - before) * NANOSECOND_S for before, after in zip(marks, marks[1:], strict=False)]
+        return [(after - before) * NANOSECOND_S for before, after in itertools.pairwise(marks)]
 
 
 class CudaClock:
@@ -52,7 +53,7 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        return [before.elapsed_time(after) * 1e-3 for before, after in zip(marks, marks[1:], strict=False)]
+        return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(marks)]
 
 
 def clock_for(device: torch.device) -> Clock:

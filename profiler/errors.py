@@ -38,3 +38,9 @@ def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
     """` Did you mean a or b?` for a mistyped word, or an empty string when nothing is near."""
     close = difflib.get_close_matches(word.lower(), sorted(known), n=limit, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without its full stop, cut to 300 characters."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(". ")[:300]

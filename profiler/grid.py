@@ -105,7 +105,7 @@ def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
         raise GridError(f"{option}: {part!r} does not run upwards from 1 or more; {_GRAMMAR}.")
     if step < (2 if operator == "*" else 1):
         raise GridError(f"{option}: {part!r} never reaches its end; use a factor of 2 or more, or a step of 1 or more.")
-    values = []
+    values: list[int] = []
     value = first
     while value <= last and len(values) <= MAX_VALUES:
         values.append(value)

@@ -1,29 +1,33 @@
-"""The census replay: a cell's own matrix products, run alone in the model's order with the model's own weights."""
+"""The census replay: a cell's own matrix products and attention kernels, run alone.
+
+The products run in the model's order with the model's own weights.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from profiler.clock import Clock, clock_for
 
-_LEAST_SAMPLES = 3
+Key = TypeVar("Key", bound=Hashable)
 
 
 def replay_linears(
-    linears: Mapping[str, Sequence[nn.Module]],
-    rows: Mapping[str, int],
+    linears: Mapping[Key, Sequence[nn.Module]],
+    rows: Mapping[Key, int],
     *,
     device: torch.device,
     dtype: torch.dtype,
     budget_s: float,
     clock: Clock | None = None,
-) -> dict[str, float]:
+) -> dict[Key, float]:
     """Seconds that one call of each operator takes on its own: {operator: median seconds}.
 
     `linears` maps an operator to its modules, one a layer; `rows` gives its tokens. Modules are visited layer by
@@ -35,38 +39,81 @@ def replay_linears(
         for name, modules in linears.items()
     }
     order = sorted(
-        ((index / len(modules), name, module) for name, modules in linears.items() for index, module in enumerate(modules)),
+        (
+            (index / len(modules), name, module)
+            for name, modules in linears.items()
+            for index, module in enumerate(modules)
+        ),
         key=lambda item: item[0],
     )
-    times: dict[str, list[float]] = {name: [] for name in linears}
+    times: dict[Key, list[float]] = {name: [] for name in linears}
     with torch.inference_mode():
         for _, name, module in _first_of_each(order):
             module(inputs[name])
         clock.synchronize()
         deadline = time.perf_counter() + budget_s
-        full_passes = 0
-        while full_passes == 0 or time.perf_counter() < deadline:
-            marks = [clock.mark()]
-            names = []
+        while not all(times.values()) or time.perf_counter() < deadline:
+            marks, names = [clock.mark()], []
             for _, name, module in order:
                 module(inputs[name])
                 marks.append(clock.mark())
                 names.append(name)
-                if device.type == "cpu" and time.perf_counter() > deadline and _enough(times, names):
+                # A pass over large inputs may take long; it ends early once each operator has been seen.
+                if device.type == "cpu" and time.perf_counter() > deadline and set(names) == set(linears):
                     break
             clock.synchronize()
             for name, seconds in zip(names, clock.seconds(marks), strict=True):
                 times[name].append(seconds)
-            full_passes += 1
-    return {name: statistics.median(samples) for name, samples in times.items() if samples}
+    return {name: statistics.median(samples) for name, samples in times.items()}
 
 
-def _enough(times: Mapping[str, list[float]], names: Sequence[str]) -> bool:
-    return all(len(samples) + names.count(name) >= _LEAST_SAMPLES or name in names for name, samples in times.items())
+def replay_attention(
+    *,
+    batch: int,
+    query: int,
+    context: int,
+    query_heads: int,
+    kv_heads: int,
+    qk_dim: int,
+    v_dim: int,
+    layers: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    budget_s: float,
+    clock: Clock | None = None,
+) -> float:
+    """Seconds of one `scaled_dot_product_attention` at this shape, called as transformers calls it (median).
+
+    Keys and values rotate over `layers` different ones, as the layers of a model do.
+    """
+    clock = clock or clock_for(device)
+    keys = query + context
+    q = torch.randn(batch, query_heads, query, qk_dim, device=device, dtype=dtype)
+    k = [torch.randn(batch, kv_heads, keys, qk_dim, device=device, dtype=dtype) for _ in range(layers)]
+    v = [torch.randn(batch, kv_heads, keys, v_dim, device=device, dtype=dtype) for _ in range(layers)]
+    samples: list[float] = []
+    with torch.inference_mode():
+        deadline = time.perf_counter() + budget_s
+        while len(samples) < 2 * layers or time.perf_counter() < deadline:
+            marks = [clock.mark()]
+            for layer in range(layers):
+                F.scaled_dot_product_attention(
+                    q,
+                    k[layer],
+                    v[layer],
+                    is_causal=query > 1 and context == 0,
+                    enable_gqa=query_heads != kv_heads,
+                )
+                marks.append(clock.mark())
+            clock.synchronize()
+            samples += clock.seconds(marks)
+            if time.perf_counter() > deadline + budget_s:
+                break
+    return statistics.median(samples)
 
 
-def _first_of_each(order: Sequence[tuple[float, str, nn.Module]]) -> list[tuple[float, str, nn.Module]]:
-    seen: dict[str, tuple[float, str, nn.Module]] = {}
+def _first_of_each(order: Sequence[tuple[float, Key, nn.Module]]) -> list[tuple[float, Key, nn.Module]]:
+    seen: dict[Key, tuple[float, Key, nn.Module]] = {}
     for item in order:
         seen.setdefault(item[1], item)
     return list(seen.values())

@@ -109,4 +109,3 @@ def causal_pairs(query: Count, context: Count, window: int | None = None) -> Any
         raise ValueError(f"a sliding window must hold at least 1 key, not {window}")
     free = np.clip(window - np.asarray(context), 0, query)  # queries that the window does not cap yet
     return free * context + free * (free + 1) // 2 + (query - free) * window
-

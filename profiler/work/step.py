@@ -38,11 +38,14 @@ class Step:
         return self.batch * self.query
 
 
+Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
+
+
 @dataclass(frozen=True)
 class ExecutionPath:
     """How the library executes a step; what differs from the algorithm's minimum is avoidable work."""
 
-    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
+    attention: Attention = "sdpa"
     kernel_skips_masked: bool = True
     """Whether the attention kernel skips the masked upper triangle (flash kernels do, the math path does not)."""
     cache: Literal["dynamic", "static"] = "dynamic"
@@ -75,9 +78,7 @@ class Work:
     @property
     def model_bytes(self) -> Count:
         """Used weights once + live KV read once + new KV written once + embedding rows + logits."""
-        return (
-            self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.embedding_bytes + self.logits_bytes
-        )
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.embedding_bytes + self.logits_bytes
 
     @property
     def executed_flops(self) -> Count:

@@ -76,6 +76,29 @@ def walk(model: Any) -> ModelWork:
     )
 
 
+LinearKey = tuple[str, int, int]
+"""(name, in_features, out_features): layers of one name may differ in width."""
+
+
+def linear_key(operator: Linear) -> LinearKey:
+    """What finds the modules of a Linear operator in `linear_modules`."""
+    return operator.name, operator.weight.in_features, operator.weight.out_features
+
+
+def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
+    """The modules behind each Linear operator, one a layer."""
+    groups: dict[LinearKey, list[nn.Module]] = {}
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if _is_experts(module):
+            inside = (*inside, name + ".")
+        elif formats.is_linear(module) and not name.startswith(inside or ("\0",)):
+            weight = formats.stored(module)
+            key = (_NUMBERS.sub("*", name), weight.in_features, weight.out_features)
+            groups.setdefault(key, []).append(module)
+    return groups
+
+
 class _Visitor:
     """Holds what the rules need to know of the whole model while its modules are visited one by one."""
 
@@ -336,8 +359,10 @@ def _is_router(module: nn.Module) -> bool:
 def _is_experts(module: nn.Module) -> bool:
     if isinstance(module, nn.ModuleList):
         first = next(iter(module), None)
-        return first is not None and "expert" in type(first).__name__.lower() and any(
-            formats.is_linear(part) for part in first.modules()
+        return (
+            first is not None
+            and "expert" in type(first).__name__.lower()
+            and any(formats.is_linear(part) for part in first.modules())
         )
     own = [param for _, param in module.named_parameters(recurse=False)]
     return "expert" in type(module).__name__.lower() and any(param.dim() == 3 for param in own)

@@ -1,0 +1,29 @@
+"""roofscope: load a real Hugging Face causal LM, time it, count its work, and say what bounds every cell.
+
+import profiler
+run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])
+run.cells  # a pandas DataFrame, one row a phase and cell
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from profiler._version import __version__
+
+if TYPE_CHECKING:
+    from profiler.job import profile
+    from profiler.runstore import Run, read_run
+
+__all__ = ["Run", "__version__", "profile", "read_run"]
+
+_HOMES = {"profile": "profiler.job", "Run": "profiler.runstore", "read_run": "profiler.runstore"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `roofscope --help` need not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'profiler' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,303 @@
+"""From counts, roofs and times to the rows of a run: each cell counted, split, placed and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast, get_args
+
+import pandas as pd
+
+from profiler.diagnosis import advice
+from profiler.diagnosis.regimes import Measurement, Verdict, judge
+from profiler.diagnosis.roofline import place
+from profiler.diagnosis.step_time import Demand, Roofs, Split, split
+from profiler.grid import Cell, Grid, Phase, decode_context
+from profiler.hardware.ceilings import Ceilings
+from profiler.hardware.device import Device
+from profiler.loading import (
+    LoadedModel,
+    dtype_name,
+)
+from profiler.memory import available_bytes
+from profiler.runstore import CELL_COLUMNS
+from profiler.timing.engines import Engine
+from profiler.timing.sampling import Estimate, Noise, estimate, noise_grade
+from profiler.timing.sweep import Gap, Visit, steady
+from profiler.work.attention import AttentionCore
+from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
+from profiler.work.kernels import sdpa_kernel
+from profiler.work.operators import Linear, Operator
+from profiler.work.step import Attention, ExecutionPath, Step
+from profiler.work.walk import ModelWork
+
+
+@dataclass(frozen=True)
+class Context:
+    """What diagnosis needs of a loaded model on a measured device."""
+
+    loaded: LoadedModel
+    work: ModelWork
+    paths: Mapping[Phase, ExecutionPath]
+    info: Device
+    ceilings: Ceilings
+    dispatch_s: Mapping[Phase, float | None]
+    dtype: str
+
+
+_SPLIT_COLUMNS = (
+    "floor_s",
+    "weights_s",
+    "kv_s",
+    "compute_s",
+    "kernel_s",
+    "avoidable_s",
+    "dispatch_s",
+    "unexplained_s",
+)
+
+
+def execution_paths(loaded: LoadedModel, work: ModelWork, engine: Engine, grid: Grid) -> dict[Phase, ExecutionPath]:
+    """How this model is executed on this device: its attention interface, and the kernel that torch picks."""
+    request = loaded.request
+    attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    prompt = max(grid.prompt_lens)
+
+    def path(query: int, context: int) -> ExecutionPath:
+        skips = attention != "eager"
+        if attention == "sdpa" and cores:
+            skips = all(
+                sdpa_kernel(core, request.device, request.dtype, query=query, context=context) != "math"
+                for core in cores
+            )
+        return ExecutionPath(
+            attention=cast("Attention", attention) if attention in get_args(Attention) else "sdpa",
+            kernel_skips_masked=skips,
+            all_logits=not engine.keeps_last_logits,
+        )
+
+    return {"prefill": path(prompt, 0), "decode": path(1, prompt)}
+
+
+def step_of(phase: Phase, cell: Cell, grid: Grid) -> Step:
+    """The step that a cell's figure describes: its whole prompt, or the middle step of its decode loop."""
+    if phase == "prefill":
+        return Step(cell.batch_size, cell.prompt_len, 0)
+    return Step(cell.batch_size, 1, decode_context(cell.prompt_len, grid.new_tokens))
+
+
+def _demand(
+    operator: Operator, step: Step, path: ExecutionPath, ceilings: Ceilings, replayed_s: float | None
+) -> Demand:
+    work = operator.work(step, path)
+    return Demand(
+        name=operator.name,
+        group=operator.group,
+        flops=float(work.model_flops),
+        weight_bytes=float(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
+        kv_bytes=float(work.kv_read_bytes + work.kv_write_bytes),
+        compute_flops_per_s=ceilings.compute_flops_per_s(dtype_name(operator.dtype)),
+        replayed_s=replayed_s,
+    )
+
+
+def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
+    """The floor of a whole visit of each cell, used to tell the time left before any was measured."""
+    expected = {}
+    for cell in grid.cells:
+        total = 0.0
+        times: dict[Phase, int] = {"prefill": 2, "decode": grid.decode_steps}
+        for phase, count in times.items():
+            total += count * _split(context, phase, cell, grid, latency_s=1.0, replayed={}).floor_s
+        expected[cell] = total
+    return expected
+
+
+def _split(
+    context: Context, phase: Phase, cell: Cell, grid: Grid, latency_s: float, replayed: Mapping[Operator, float]
+) -> Split:
+    step, path = step_of(phase, cell, grid), context.paths[phase]
+    demands = []
+    avoidable_bytes = 0.0
+    for operator in context.work.operators:
+        total_s = replayed.get(operator)
+        demands.append(_demand(operator, step, path, context.ceilings, total_s))
+        work = operator.work(step, path)
+        # A replayed kernel has paid for its own operands; what is avoidable around it has not been paid for.
+        operands = 0 if total_s is not None else work.activation_bytes
+        avoidable_bytes += float(operands + sum(_outside_kernel(work.avoidable_bytes)))
+    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase))
+
+
+def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
+    """Avoidable bytes that no replayed kernel moves itself; dequantisation happens inside the replayed module."""
+    return [float(value) for cause, value in avoidable.items() if cause != "dequantisation round trip"]
+
+
+def _roofs(context: Context, phase: Phase) -> Roofs:
+    link = context.ceilings.host_link
+    return Roofs(
+        memory_bytes_per_s=context.ceilings.memory_bytes_per_s,
+        dispatch_s=context.dispatch_s[phase],
+        overlaps=context.info.overlaps_dispatch,
+        host_link_bytes_per_s=link.per_s if link else None,
+    )
+
+
+def no_room(cell: Cell, context: Context, grid: Grid) -> str | None:
+    """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
+    weights = model_storage_bytes(context.loaded.module)
+    peak = predicted_peak_bytes(
+        context.work, weights, cell.batch_size, cell.prompt_len, grid.new_tokens, context.paths["prefill"]
+    )
+    room = available_bytes(context.loaded.request.device)
+    if peak - weights > room * _MEMORY_MARGIN:
+        return f"needs {(peak - weights) / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
+    return None
+
+
+def diagnose(
+    context: Context,
+    grid: Grid,
+    visits: Mapping[Cell, Sequence[Visit]],
+    gaps: Mapping[Cell, Gap],
+    replayed: Mapping[tuple[Phase, Cell], Mapping[Operator, float]],
+) -> tuple[pd.DataFrame, list[dict[str, Any]], list[advice.JudgedCell]]:
+    rows: list[dict[str, Any]] = []
+    evidence: list[dict[str, Any]] = []
+    judged: list[advice.JudgedCell] = []
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    for phase in phases:
+        for batch_size in grid.batch_sizes:
+            for prompt_len in grid.prompt_lens:
+                cell = Cell(batch_size, prompt_len)
+                row = _counted_row(context, phase, cell, grid)
+                if cell in visits:
+                    measured, verdict, judged_cell = _measured_row(
+                        context, phase, cell, grid, visits[cell], replayed.get((phase, cell), {})
+                    )
+                    row |= measured
+                    judged.append(judged_cell)
+                    evidence.append(_evidence_record(phase, cell, verdict))
+                else:
+                    row["status"] = gaps[cell].status if cell in gaps else "skipped"
+                rows.append(row)
+    return pd.DataFrame(rows, columns=list(CELL_COLUMNS)), evidence, judged
+
+
+def _counted_row(context: Context, phase: Phase, cell: Cell, grid: Grid) -> dict[str, Any]:
+    step = step_of(phase, cell, grid)
+    work = context.work.work(step, context.paths[phase])
+    return {
+        "phase": phase,
+        "batch_size": cell.batch_size,
+        "prompt_len": cell.prompt_len,
+        "context_len": int(step.context),
+        "new_tokens": grid.new_tokens,
+        "model_flops": int(work.model_flops),
+        "model_bytes": round(float(work.model_bytes)),
+        "executed_flops": int(work.executed_flops),
+        "executed_bytes": round(float(work.executed_bytes)),
+        "intensity": float(work.intensity),
+    }
+
+
+def _measured_row(
+    context: Context,
+    phase: Phase,
+    cell: Cell,
+    grid: Grid,
+    visits: Sequence[Visit],
+    replayed: Mapping[Operator, float],
+) -> tuple[dict[str, Any], Verdict, advice.JudgedCell]:
+    samples = [[visit.prefill_s] if phase == "prefill" else list(steady(visit.decode_s)) for visit in visits]
+    time_s: Estimate = estimate(samples)
+    noise: Noise = noise_grade(samples)
+    step = step_of(phase, cell, grid)
+    work = context.work.work(step, context.paths[phase])
+    sheet = context.info.datasheet
+    placement = place(
+        time_s.median_s,
+        float(work.model_flops),
+        float(work.model_bytes),
+        sheet.peak_flops_per_s(context.dtype) if sheet else None,
+        sheet.bandwidth_bytes_per_s if sheet else None,
+    )
+    parts = _split(context, phase, cell, grid, time_s.median_s, replayed)
+    verdict = judge(
+        Measurement(
+            split=parts,
+            model_flops=float(work.model_flops),
+            model_bytes=float(work.model_bytes),
+            compute_flops_per_s=context.ceilings.compute_flops_per_s(context.dtype),
+            roofs=_roofs(context, phase),
+            latency_low_s=time_s.low_s,
+            latency_high_s=time_s.high_s,
+            noise=noise,
+            offloaded=context.loaded.offloaded,
+            cache_resident=float(work.model_bytes) <= context.info.last_level_cache_bytes / 2,
+        )
+    )
+    tokens = float(step.tokens)
+    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
+    row: dict[str, Any] = {
+        "status": "ok",
+        "latency_s": time_s.median_s,
+        "latency_low_s": time_s.low_s,
+        "latency_high_s": time_s.high_s,
+        "samples": time_s.samples,
+        "tokens_per_s": tokens / time_s.median_s,
+        "tokens_per_s_per_seq": tokens / cell.batch_size / time_s.median_s,
+        "flops_per_s": placement.flops_per_s,
+        "bytes_per_s": placement.bytes_per_s,
+        "mfu": placement.mfu,
+        "mbu": placement.mbu,
+        "attained": parts.attained,
+        **{name: getattr(parts, name) for name in _SPLIT_COLUMNS},
+        "regime": verdict.regime,
+        "confidence": verdict.confidence,
+        "peak_memory_bytes": max(peaks) if peaks else None,
+        "noise": noise,
+    }
+    judged = advice.JudgedCell(
+        phase=phase,
+        batch_size=cell.batch_size,
+        prompt_len=cell.prompt_len,
+        tokens_per_s=row["tokens_per_s"],
+        flops_per_s=placement.flops_per_s,
+        bytes_per_s=placement.bytes_per_s,
+        split=parts,
+        verdict=verdict,
+    )
+    return row, verdict, judged
+
+
+def _evidence_record(phase: Phase, cell: Cell, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "batch_size": cell.batch_size,
+        "prompt_len": cell.prompt_len,
+        "regime": verdict.regime,
+        "confidence": verdict.confidence,
+        "flags": list(verdict.flags),
+        "signals": [asdict(item) for item in verdict.evidence],
+        "conflicts": [item.signal for item in verdict.conflicts],
+    }
+
+
+def setting_of(context: Context) -> advice.Setting:
+    linears = [op for op in context.work.operators if isinstance(op, Linear) and op.rows != "last"]
+    bits = sum(op.count * op.weight.weight_bytes * 8 for op in linears)
+    weights = sum(op.count * op.weight.in_features * op.weight.out_features for op in linears)
+    return advice.Setting(
+        device_name="CPU" if context.info.kind == "cpu" else context.info.name.removeprefix("NVIDIA "),
+        memory_bytes_per_s=context.ceilings.memory_bytes_per_s,
+        compute_flops_per_s=context.ceilings.compute_flops_per_s(context.dtype),
+        weight_bits=bits / weights if weights else 16.0,
+        can_graph=context.info.kind == "cuda",
+    )
+
+
+# A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
+_MEMORY_MARGIN = 0.95

@@ -1,0 +1,197 @@
+"""The command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from profiler._version import __version__
+from profiler.errors import RequestError, RoofscopeError, near_misses
+
+if TYPE_CHECKING:
+    from profiler.runstore import Run
+
+EXIT_REQUEST = 2
+EXIT_INCOMPLETE = 3
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="roofscope",
+    help="How fast is this model on this device, what bounds it, and what would change it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout)")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"roofscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")] = "smollm2-135m",
+    prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64,256, or 64..2048*2.")] = "64,128,256,512",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes, in the same grammar.")] = "1,2,4,8",
+    new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
+    weights: Annotated[str, typer.Option(help="auto, checkpoint or random (nothing is downloaded).")] = "auto",
+    engine: Annotated[str, typer.Option(help="How the model is stepped: eager.")] = "eager",
+    attn: Annotated[str | None, typer.Option(help="Attention implementation, such as sdpa or eager.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 100.0,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Load .bin checkpoints, which can run code.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    output_format: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Profile a model: roofs, prefill and decode over the grid, and what bounds each cell."""
+    _one_of(output_format, "--format", ("table", "json"))
+    from profiler.report.progress import make_listener
+
+    listener = make_listener(quiet=quiet)
+    with listener:
+        from profiler.job import execute, prepare
+
+        prepared = prepare(
+            model,
+            prompt_lens=prompt_lens,
+            batch_sizes=batch_sizes,
+            new_tokens=new_tokens,
+            dtype=dtype,
+            quant=quant,
+            weights=weights,
+            engine=engine,
+            attn=attn,
+            device=device,
+            out=out,
+            budget_s=budget,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+        )
+        try:
+            result = execute(prepared, listener)
+        except KeyboardInterrupt:
+            listener.close()
+            print(f"interrupted; what was measured is in {prepared.out}", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+    if output_format == "json":
+        print(_as_json(result))
+    else:
+        from profiler.report.terminal import print_run
+
+        print_run(result)
+    if (result.cells["status"] != "ok").any():
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    output_format: Annotated[str, typer.Option("--format", help="csv, md, json or parquet.")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run's tokens-per-second table."""
+    from profiler.report.export import EXPORTERS
+    from profiler.report.tables import tokens_table
+    from profiler.runstore import read_run
+
+    _one_of(output_format, "--format", tuple(EXPORTERS))
+    content = EXPORTERS[output_format](tokens_table(read_run(folder)))
+    if out is None:
+        if output_format == "parquet" and sys.stdout.isatty():
+            raise RequestError("--format parquet is binary; give a file with --out.")
+        sys.stdout.buffer.write(content)
+        return
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+@app.command()
+def models(output_format: Format = "table", debug: Debug = False) -> None:
+    """List the model cards that come with roofscope."""
+    _one_of(output_format, "--format", ("table", "json"))
+    from profiler.catalog import card_names, load_card
+
+    cards = {name: load_card(name) for name in card_names()}
+    if output_format == "json":
+        print(json.dumps({name: card.model_dump() for name, card in cards.items()}, indent=2))
+        return
+    for name, card in cards.items():
+        gated = " (gated)" if card.gated else ""
+        print(f"{name:18} {card.params / 1e9:7.3f} B  {card.hub_id}{gated}")
+
+
+def main() -> None:
+    """Run the command line; every error a user can make ends in one line on stderr and an exit code."""
+    debug = "--debug" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+    except RoofscopeError as error:
+        if debug:
+            raise
+        code = _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = _complain("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        if debug:
+            raise
+        code = _complain_unexpected(error)
+    sys.exit(code or 0)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"roofscope: {message}", file=sys.stderr)
+    return code
+
+
+def _complain_unexpected(error: Exception) -> int:
+    """A usage error of the command line itself, or a fault of ours."""
+    usage_message = getattr(error, "format_message", None)
+    if callable(usage_message):
+        return _complain(f"{usage_message()} See `roofscope --help`.", EXIT_REQUEST)
+    first_line = str(error).splitlines()[0] if str(error) else ""
+    return _complain(f"internal error: {type(error).__name__}: {first_line} (--debug shows more)", 1)
+
+
+def _one_of(value: str, option: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")
+
+
+def _as_json(run: Run) -> str:
+    document: dict[str, Any] = json.loads(run.document.model_dump_json())
+    cells = json.loads(run.cells.to_json(orient="records", double_precision=15))
+    return json.dumps({**document, "folder": str(run.folder), "cells": cells}, indent=2)
+
+
+if __name__ == "__main__":
+    main()

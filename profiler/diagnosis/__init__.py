@@ -1,0 +1,1 @@
+"""What the counts, roofs and times mean. Pure: numbers in, verdicts out; no torch, no clock, no disk."""

@@ -1,0 +1,187 @@
+"""The answer in sentences: what bounds prefill and decode, by how much, and what to change, in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from profiler.diagnosis.regimes import Verdict
+from profiler.diagnosis.step_time import Split
+from profiler.units import duration, percent, scaled, significant
+
+
+@dataclass(frozen=True)
+class JudgedCell:
+    """A cell that was measured and judged."""
+
+    phase: str
+    batch_size: int
+    prompt_len: int
+    tokens_per_s: float
+    flops_per_s: float
+    bytes_per_s: float
+    split: Split
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the answer needs to know of the device and the model."""
+
+    device_name: str
+    memory_bytes_per_s: float
+    compute_flops_per_s: float
+    weight_bits: float
+    """Stored bits a weight of the block linears, scales included."""
+    can_graph: bool
+    """Whether CUDA graphs exist on this device."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change and the most it can save on one cell."""
+
+    change: str
+    saves_s: float
+    because: str
+
+
+def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
+    """Two or three sentences, the most useful first. Empty when nothing was measured."""
+    sentences = []
+    decodes = sorted((c for c in cells if c.phase == "decode"), key=lambda c: (c.batch_size, c.prompt_len))
+    prefills = sorted((c for c in cells if c.phase == "prefill"), key=lambda c: c.batch_size * c.prompt_len)
+    if decodes:
+        first = decodes[0]
+        sentences.append(
+            f"Decode at batch {first.batch_size} is {_because(first, setting)}{_where_it_changes(decodes, setting)}."
+        )
+    if prefills:
+        sentences.append(_prefill_sentence(prefills, setting))
+    if decodes:
+        sentences.append(_change_sentence(decodes, setting))
+    return sentences
+
+
+def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
+    """Changes ranked by the seconds that they can save at most on this cell; none without a figure."""
+    s = cell.split
+    found = []
+    if setting.weight_bits > 16:
+        found.append(
+            Lever(
+                "16-bit weights",
+                s.weights_s * (1 - 16 / setting.weight_bits),
+                "half the bytes at the measured bandwidth",
+            )
+        )
+    if setting.weight_bits >= 16:
+        found.append(
+            Lever(
+                "4-bit weights",
+                s.weights_s * (1 - 4.5 / setting.weight_bits),
+                "if their kernel reaches the memory roof",
+            )
+        )
+    found.append(Lever("a cache that is not copied (static)", s.avoidable_s, "the copies of this step"))
+    if s.dispatch_s > 0:
+        how = "CUDA graphs" if setting.can_graph else "torch.compile, which fuses the many small operators"
+        found.append(Lever(how, s.dispatch_s, "the host's share of this step"))
+    return sorted((lever for lever in found if lever.saves_s > 0), key=lambda lever: -lever.saves_s)
+
+
+def _because(cell: JudgedCell, setting: Setting) -> str:
+    regime, s = cell.verdict.regime, cell.split
+    if regime == "memory-bound":
+        kv = " (mostly KV cache)" if "kv-bound" in cell.verdict.flags else ""
+        share = cell.bytes_per_s / setting.memory_bytes_per_s
+        return (
+            f"memory-bound{kv}: {percent(share)} of the {scaled(setting.memory_bytes_per_s, 'B/s')}"
+            f" that this {setting.device_name} really has, {duration(s.latency_s)} a step{_beside(s)}"
+        )
+    if regime == "compute-bound":
+        share = cell.flops_per_s / setting.compute_flops_per_s
+        return (
+            f"compute-bound: {percent(share)} of the {scaled(setting.compute_flops_per_s, 'FLOP/s')}"
+            f" that this {setting.device_name} really has"
+        )
+    if regime == "overhead-bound":
+        return f"overhead-bound: of {duration(s.latency_s)}, dispatch takes {duration(s.dispatch_s or s.floor_s)}"
+    return f"{regime}: of {duration(s.latency_s)}, {_largest_terms(s)}"
+
+
+def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+    """From which batch on, at the same prompt, another regime holds to the end."""
+    first = decodes[0]
+    along = [cell for cell in decodes if cell.prompt_len == first.prompt_len]
+    last = along[-1]
+    if last.verdict.regime == first.verdict.regime:
+        return ""
+    since = last
+    for cell in reversed(along):
+        if cell.verdict.regime != last.verdict.regime:
+            break
+        since = cell
+    return f"; from batch {since.batch_size} on it is {_because(since, setting)}"
+
+
+def _beside(s: Split) -> str:
+    """The largest term beside the bytes, where it is worth a word."""
+    terms = {"dispatch": s.dispatch_s, "kernels below the roof": s.kernel_s, "avoidable copies": s.avoidable_s}
+    name = max(terms, key=lambda key: terms[key])
+    return f", of which {name} {duration(terms[name])}" if terms[name] >= 0.1 * s.latency_s else ""
+
+
+def _largest_terms(s: Split) -> str:
+    terms = {
+        "weights need": s.weights_s,
+        "the KV cache needs": s.kv_s,
+        "arithmetic needs": s.compute_s,
+        "kernels lose": s.kernel_s,
+        "avoidable copies take": s.avoidable_s,
+        "dispatch takes": s.dispatch_s,
+        "unexplained is": s.unexplained_s,
+    }
+    ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
+
+
+def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
+    best = max(prefills, key=lambda cell: cell.flops_per_s)
+    bound = [cell for cell in prefills if cell.verdict.regime == "compute-bound"]
+    if bound:
+        first = min(cell.batch_size * cell.prompt_len for cell in bound)
+        smaller = [cell for cell in prefills if cell.batch_size * cell.prompt_len < first]
+        since = f" from {first} tokens" if smaller else ""
+        share = best.flops_per_s / setting.compute_flops_per_s
+        return (
+            f"Prefill is compute-bound{since}: up to {percent(share)} of the"
+            f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} measured here,"
+            f" {significant(best.tokens_per_s)} tokens/s at batch {best.batch_size} x {best.prompt_len}."
+        )
+    return f"Prefill at batch {best.batch_size} x {best.prompt_len} is {_because(best, setting)}."
+
+
+def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+    first = decodes[0]
+    parts = []
+    same_prompt = [cell for cell in decodes if cell.prompt_len == first.prompt_len]
+    largest = same_prompt[-1]
+    if largest.batch_size > first.batch_size:
+        gain = largest.tokens_per_s / first.tokens_per_s
+        cost = largest.split.latency_s / first.split.latency_s
+        if gain > 1.1:
+            parts.append(
+                f"batch {largest.batch_size} gives {significant(gain, 2)}x the tokens/s"
+                f" for {significant(cost, 2)}x the step"
+            )
+    ranked = levers(first, setting)
+    if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
+        best = ranked[0]
+        parts.append(
+            f"{best.change} can save at most {duration(best.saves_s)} of the {duration(first.split.latency_s)}"
+            f" step ({best.because})"
+        )
+    if not parts:
+        return "Nothing to gain but a faster device: no change saves 5 % of a step."
+    return f"What to change: {'; '.join(parts)}."

@@ -1,0 +1,100 @@
+"""The split of a step's time into terms that add up, by the sum of the operators' own roofs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one operator of a step needs of the device (all its `count` instances together)."""
+
+    name: str
+    group: str
+    flops: float
+    weight_bytes: float
+    """Weights, embedding rows and logits."""
+    kv_bytes: float
+    compute_flops_per_s: float
+    """The compute roof of the dtype that it runs in."""
+    replayed_s: float | None = None
+    """Time of its kernels alone at this very shape, where it was measured."""
+
+    def roof_s(self, memory_bytes_per_s: float) -> float:
+        """The operator's own roof: the longer of its arithmetic and its traffic."""
+        return max(self.flops / self.compute_flops_per_s, (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s)
+
+    def compute_bound(self, memory_bytes_per_s: float) -> bool:
+        return self.flops / self.compute_flops_per_s >= (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """The measured roofs that a step stands under."""
+
+    memory_bytes_per_s: float
+    dispatch_s: float | None
+    """Seconds to dispatch the step's operators (the hollow twin); None where it was not measured."""
+    overlaps: bool
+    """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
+    host_link_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A measured step in seconds; the terms add up to the measured time."""
+
+    latency_s: float
+    weights_s: float
+    kv_s: float
+    compute_s: float
+    kernel_s: float
+    avoidable_s: float
+    dispatch_s: float
+    unexplained_s: float
+    device_s: float
+    """Sum over operators of max(F/P, B/W): what the work itself demands."""
+    floor_s: float
+    """The least time of this step here: the device's and the dispatch roof combined."""
+
+    @property
+    def attained(self) -> float:
+        """Share of the roofline that was attained: what the work demands over what was measured."""
+        return self.device_s / self.latency_s
+
+
+def split(latency_s: float, demands: Sequence[Demand], avoidable_bytes: float, roofs: Roofs) -> Split:
+    """Split a measured step.
+
+    measured = weights + KV + compute + kernel + avoidable + dispatch + unexplained. The first three are the operators'
+    own roofs; `kernel` is what their kernels took beyond them when run alone; `avoidable` moves `avoidable_bytes` at
+    the measured bandwidth; `dispatch` is what the host adds: all of it where nothing overlaps (CPU), else only what
+    does not hide behind the device.
+    """
+    weights_s = kv_s = compute_s = kernel_s = 0.0
+    for demand in demands:
+        if demand.compute_bound(roofs.memory_bytes_per_s):
+            compute_s += demand.flops / demand.compute_flops_per_s
+        else:
+            weights_s += demand.weight_bytes / roofs.memory_bytes_per_s
+            kv_s += demand.kv_bytes / roofs.memory_bytes_per_s
+        if demand.replayed_s is not None:
+            kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s)
+    device_s = weights_s + kv_s + compute_s
+    avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s
+    host_s = roofs.dispatch_s or 0.0
+    busy_s = device_s + kernel_s + avoidable_s
+    dispatch_s = max(0.0, host_s - busy_s) if roofs.overlaps else host_s
+    return Split(
+        latency_s=latency_s,
+        weights_s=weights_s,
+        kv_s=kv_s,
+        compute_s=compute_s,
+        kernel_s=kernel_s,
+        avoidable_s=avoidable_s,
+        dispatch_s=dispatch_s,
+        unexplained_s=latency_s - busy_s - dispatch_s,
+        device_s=device_s,
+        floor_s=max(device_s, host_s) if roofs.overlaps else device_s + host_s,
+    )

@@ -1,0 +1,358 @@
+"""The main job: load once, measure the roofs, sweep, diagnose, write the run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from profiler._version import __version__
+from profiler.assessment import Context, diagnose, execution_paths, expected_visit_s, no_room, setting_of
+from profiler.catalog import DEFAULT_MODEL, resolve
+from profiler.clock import clock_for
+from profiler.diagnosis import advice
+from profiler.errors import RequestError, near_misses
+from profiler.grid import Cell, Grid, Phase, make_grid
+from profiler.hardware import ceilings as roofs_probe
+from profiler.hardware.device import describe, software
+from profiler.isolation import measure_dispatch, replay_kernels
+from profiler.loading import (
+    QUANTS,
+    ModelRequest,
+    check_context,
+    check_weights,
+    dtype_name,
+    load,
+    load_config,
+    quiet_libraries,
+    resolve_device,
+    resolve_dtype,
+    resolve_weights,
+)
+from profiler.notices import cell_warnings, device_warnings, model_warnings
+from profiler.report.page import write_reports
+from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore
+from profiler.timing.engines import ENGINES, Engine
+from profiler.timing.sweep import Gap, Plan, Progress, Visit, sweep, warm_up
+from profiler.work.footprint import model_storage_bytes
+from profiler.work.operators import Operator
+from profiler.work.walk import ModelWork, walk
+
+DEFAULT_BUDGET_S = 100.0
+DEFAULT_PROMPT_LENS = "64,128,256,512"
+DEFAULT_BATCH_SIZES = "1,2,4,8"
+DEFAULT_NEW_TOKENS = 32
+
+_WARM_UP_BUDGET_S = 3.0
+
+
+class Listener(Protocol):
+    """Hears how a run goes; the terminal is one, a Python caller need not be."""
+
+    def stage(self, text: str) -> None:
+        """A new stage has begun."""
+
+    def progress(self, progress: Progress, total_cells: int) -> None:
+        """A cell is about to be visited."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+
+class SilentListener:
+    """Says nothing."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def progress(self, progress: Progress, total_cells: int) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been checked, before anything slow: what to load, what to visit, where to write."""
+
+    request: ModelRequest
+    config: Any
+    grid: Grid
+    engine: str
+    budget_s: float
+    out: Path
+    command: str
+
+
+def profile(
+    model: str = DEFAULT_MODEL,
+    *,
+    prompt_lens: str | Sequence[int] = DEFAULT_PROMPT_LENS,
+    batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES,
+    new_tokens: int = DEFAULT_NEW_TOKENS,
+    dtype: str = "auto",
+    quant: str = "none",
+    weights: str = "auto",
+    engine: str = "eager",
+    attn: str | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+    budget_s: float = DEFAULT_BUDGET_S,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Profile a causal LM and write a run folder; the same job as `roofscope run`.
+
+    `model` is a hub id, a folder, a GGUF file or a card's name. `prompt_lens` and `batch_sizes` are numbers or texts
+    in the range grammar. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
+    folder under runs/. Raises RequestError (or one of its kinds) before anything slow when the request is wrong.
+    KeyboardInterrupt leaves the cells measured so far in the folder.
+    """
+    prepared = prepare(
+        model,
+        prompt_lens=prompt_lens,
+        batch_sizes=batch_sizes,
+        new_tokens=new_tokens,
+        dtype=dtype,
+        quant=quant,
+        weights=weights,
+        engine=engine,
+        attn=attn,
+        device=device,
+        out=out,
+        budget_s=budget_s,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+    return execute(prepared, listener or SilentListener())
+
+
+def prepare(
+    model: str,
+    *,
+    prompt_lens: str | Sequence[int],
+    batch_sizes: str | Sequence[int],
+    new_tokens: int,
+    dtype: str,
+    quant: str,
+    weights: str,
+    engine: str,
+    attn: str | None,
+    device: str,
+    out: str | Path | None,
+    budget_s: float,
+    trust_remote_code: bool,
+    allow_pickle: bool,
+) -> Prepared:
+    """Check a request; raises RequestError with one line before anything is loaded or written."""
+    grid = make_grid(prompt_lens, batch_sizes, new_tokens)
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    if engine not in ENGINES:
+        raise RequestError(f"--engine {engine!r} is unknown; use {', '.join(ENGINES)}.")
+    if budget_s <= 0:
+        raise RequestError(f"--budget {budget_s:g} is not possible; give seconds above 0.")
+    source = resolve(model)
+    where = resolve_device(device)
+    config = load_config(source, trust_remote_code)
+    check_context(config, grid.longest_context)
+    request = ModelRequest(
+        source=source,
+        device=where,
+        dtype=resolve_dtype(dtype, quant, where, config),
+        quant=quant,
+        weights=resolve_weights(source, weights),
+        attn=attn,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+    )
+    check_weights(request)
+    return Prepared(
+        request=request,
+        config=config,
+        grid=grid,
+        engine=engine,
+        budget_s=budget_s,
+        out=Path(out) if out is not None else _default_folder(request),
+        command=_command(request, grid, engine),
+    )
+
+
+def execute(prepared: Prepared, listener: Listener) -> Run:
+    """Run a checked request: load, measure the roofs, sweep, diagnose, write."""
+    with RunStore(prepared.out) as store, quiet_libraries():
+        return _execute(prepared, store, listener)
+
+
+def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
+    request, grid = prepared.request, prepared.grid
+    clock = clock_for(request.device)
+    info = describe(request.device)
+    warnings = device_warnings(info)
+    listener.stage(f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
+    loaded = load(request, prepared.config)
+    work = walk(loaded.module)
+    engine: Engine = ENGINES[prepared.engine](loaded.module)
+    listener.stage("measuring this device's roofs")
+    ceilings = roofs_probe.measure(
+        request.device,
+        info,
+        _roof_dtypes(work, request),
+        model_dtype=dtype_name(request.dtype),
+        offloaded=loaded.offloaded,
+        clock=clock,
+    )
+    listener.stage("measuring dispatch on the hollow twin")
+    dispatch_s = measure_dispatch(request, prepared.config, clock)
+    context = Context(
+        loaded=loaded,
+        work=work,
+        paths=execution_paths(loaded, work, engine, grid),
+        info=info,
+        ceilings=ceilings,
+        dispatch_s=dispatch_s,
+        dtype=dtype_name(request.dtype),
+    )
+    warnings += model_warnings(context)
+    for warning in warnings:
+        listener.warn(warning)
+    document = _document(prepared, context, warnings)
+    store.write_document(document)
+
+    visits: dict[Cell, list[Visit]] = {}
+    gaps: dict[Cell, Gap] = {}
+    replayed: dict[tuple[Phase, Cell], dict[Operator, float]] = {}
+    listener.stage("timing")
+    smallest = grid.cells[0]
+    vocab_size = loaded.config.get_text_config().vocab_size
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        warm_up(engine, smallest, device=request.device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S)
+        for outcome in sweep(
+            engine,
+            Plan(grid, prepared.budget_s, expected_s=expected_visit_s(context, grid)),
+            device=request.device,
+            clock=clock,
+            vocab_size=vocab_size,
+            fits=lambda cell: no_room(cell, context, grid),
+            on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
+        ):
+            store.append(_record(outcome))
+            if isinstance(outcome, Gap):
+                gaps[outcome.cell] = outcome
+            else:
+                visits.setdefault(outcome.cell, []).append(outcome)
+        if not loaded.offloaded:
+            listener.stage("replaying each cell's kernels alone")
+            replayed = replay_kernels(context, [cell for cell in grid.cells if cell in visits], grid, clock)
+    except KeyboardInterrupt as interrupt:
+        interrupted = interrupt
+    cells, evidence, judged = diagnose(context, grid, visits, gaps, replayed)
+    warnings += cell_warnings(judged, gaps)
+    document = document.model_copy(
+        update={
+            "evidence": evidence,
+            "answer": advice.answer(judged, setting_of(context)),
+            "warnings": warnings,
+            "finished": interrupted is None,
+        }
+    )
+    store.write_cells(cells)
+    store.write_document(document)
+    run = Run(store.folder, document, cells)
+    write_reports(run)
+    if interrupted:
+        raise interrupted
+    return run
+
+
+def _record(outcome: Visit | Gap) -> dict[str, Any]:
+    record = asdict(outcome)
+    return {"kind": type(outcome).__name__.lower(), **record.pop("cell"), **record}
+
+
+def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
+    """The dtypes that this model's products run in, and float32 as the yardstick."""
+    used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
+    return sorted({"float32", dtype_name(request.dtype), *used})
+
+
+def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> RunDocument:
+    request, loaded, info = prepared.request, context.loaded, context.info
+    device = {key: value for key, value in asdict(info).items() if key != "datasheet"}
+    device["datasheet"] = info.datasheet.gpu if info.datasheet else None
+    if info.datasheet:
+        device["datasheet_flops_per_s"] = info.datasheet.peak_flops_per_s(context.dtype)
+        device["datasheet_bytes_per_s"] = info.datasheet.bandwidth_bytes_per_s
+    ceilings = asdict(context.ceilings)
+    ceilings["memory_bytes_per_s"] = context.ceilings.memory_bytes_per_s
+    ceilings["dispatch_s"] = dict(context.dispatch_s)
+    return RunDocument(
+        schema_version=SCHEMA_VERSION,
+        roofscope=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=prepared.command,
+        model={
+            "id": request.source.name,
+            "kind": request.source.kind,
+            "revision": loaded.revision,
+            "architecture": type(loaded.module).__name__,
+            "params": loaded.params,
+            "dtype": context.dtype,
+            "quant": request.quant,
+            "weights": request.weights,
+            "storage_bytes": model_storage_bytes(loaded.module),
+            "load_s": loaded.load_s,
+            "attention": context.paths["prefill"].attention,
+            "offloaded": loaded.offloaded,
+        },
+        device=device,
+        software=software(),
+        ceilings=ceilings,
+        grid={
+            "prompt_lens": list(prepared.grid.prompt_lens),
+            "batch_sizes": list(prepared.grid.batch_sizes),
+            "new_tokens": prepared.grid.new_tokens,
+        },
+        engine={"name": prepared.engine, "budget_s": prepared.budget_s},
+        counting={
+            "coverage": context.work.coverage,
+            "unknown": list(context.work.unknown),
+            "paths": {phase: asdict(path) for phase, path in context.paths.items()},
+        },
+        warnings=list(warnings),
+    )
+
+
+def _command(request: ModelRequest, grid: Grid, engine: str) -> str:
+    """The command that repeats this run; a local path is given by its own name alone."""
+    source = request.source
+    name = source.path.name if source.path is not None else source.name
+    parts = [
+        f"roofscope run {name}",
+        f"--prompt-lens {','.join(map(str, grid.prompt_lens))}",
+        f"--batch-sizes {','.join(map(str, grid.batch_sizes))}",
+        f"--new-tokens {grid.new_tokens}",
+        f"--dtype {dtype_name(request.dtype)}",
+        f"--quant {request.quant}",
+        f"--weights {request.weights}",
+        f"--engine {engine}",
+        f"--device {request.device.type}",
+    ]
+    if request.attn:
+        parts.append(f"--attn {request.attn}")
+    return " ".join(parts)
+
+
+def _default_folder(request: ModelRequest) -> Path:
+    name = request.source.name.replace("/", "--")
+    quant = "" if request.quant == "none" else f"-{request.quant}"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{dtype_name(request.dtype)}{quant}"
+    folder = Path("runs") / stem
+    return folder if not folder.exists() else folder.with_name(f"{stem}-{math.floor(time.time() * 1000) % 1000:03d}")

@@ -1,0 +1,83 @@
+"""A checkpoint's files: which there are, and whether they can be read, before anything slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler.errors import ModelError, first_line
+
+if TYPE_CHECKING:
+    from profiler.loading.request import ModelRequest
+
+
+def check_weights(request: ModelRequest) -> None:
+    """Raises ModelError for a checkpoint that cannot be loaded, before anything slow: missing, pickled, corrupt."""
+    source = request.source
+    if request.weights == "random" or source.path is None:
+        return None
+    if source.kind == "gguf":
+        if request.quant != "none":
+            raise ModelError(
+                "a GGUF file is dequantised while it loads, and transformers cannot quantise it again;"
+                " use --quant none, or give the original checkpoint."
+            )
+        return check_gguf(source.path)
+    files = weight_files(source.path)
+    if not files:
+        raise ModelError(f"the folder {str(source.path)!r} has a config.json but no weights; use --weights random.")
+    pickles = [file for file in files if file.suffix != ".safetensors"]
+    if pickles and not request.allow_pickle:
+        raise ModelError(
+            f"{pickles[0].name} is a pickle, which can run code when it is loaded; give a safetensors checkpoint,"
+            " or --allow-pickle if you trust its source."
+        )
+    for file in files:
+        if file.suffix == ".safetensors":
+            _check_safetensors(file)
+    return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The checkpoint's files: safetensors if there are any, else pickles; those an index names, else all."""
+    for pattern, index_name in (
+        ("*.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    ):
+        files = sorted(folder.glob(pattern))
+        index = folder / index_name
+        if index.is_file():
+            try:
+                named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, AttributeError):
+                raise ModelError(f"{index.name} is not valid; download the checkpoint again.") from None
+            missing = sorted(name for name in named if not (folder / name).is_file())
+            if missing:
+                raise ModelError(f"the checkpoint lacks {missing[0]}, which its index names; download it again.")
+            files = sorted(folder / name for name in named)
+        if files:
+            return files
+    return []
+
+
+def _check_safetensors(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            opened.keys()
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{file.name} is no readable safetensors file: {first_line(error)}.") from None
+
+
+def check_gguf(file: Path) -> None:
+    from gguf import GGUFReader
+
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ModelError(f"{file.name} is no GGUF file: it does not begin with its mark.")
+    try:
+        GGUFReader(file)
+    except Exception as error:
+        raise ModelError(f"{file.name} is a damaged GGUF file: {first_line(error)}.") from None

@@ -1,0 +1,67 @@
+"""Load a requested model, once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.errors import ModelError, RequestError, first_line
+from profiler.loading.config import pretrained_location
+from profiler.loading.placement import as_text, auto_device_map
+from profiler.loading.random_weights import build_random
+from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.skeleton import build_on_meta, count_params, quantization_config, quiet_libraries
+
+
+def load(request: ModelRequest, config: Any) -> LoadedModel:
+    """The model of `request`, loaded once, in evaluation mode, on its device (or placed by accelerate if too large).
+
+    Random weights are made tensor by tensor in their final dtype and format, so that no full-precision copy of the
+    model ever exists. Raises ModelError when the checkpoint or the combination does not load.
+    """
+    start = time.perf_counter()
+    with quiet_libraries():
+        try:
+            if request.weights == "random":
+                module, device_map = build_random(request, config)
+            else:
+                module, device_map = _load_checkpoint(request, config)
+        except (RequestError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
+    module.eval()
+    module.requires_grad_(False)
+    return LoadedModel(
+        module=module,
+        request=request,
+        params=count_params(module),
+        load_s=time.perf_counter() - start,
+        revision=getattr(module.config, "_commit_hash", None),
+        device_map=device_map,
+    )
+
+
+def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, dict[str, str] | None]:
+    from transformers import AutoModelForCausalLM
+
+    where, extra = pretrained_location(request.source)
+    if request.attn:
+        extra["attn_implementation"] = request.attn
+    if request.quant != "none":
+        extra["quantization_config"] = quantization_config(request.quant, request.dtype)
+    planned = build_on_meta(config, request.dtype, request.quant, request.attn)
+    too_large = auto_device_map(planned, request.device) is not None
+    del planned
+    module = AutoModelForCausalLM.from_pretrained(
+        where,
+        dtype=request.dtype,
+        device_map="auto" if too_large else {"": request.device},
+        trust_remote_code=request.trust_remote_code,
+        use_safetensors=None if request.allow_pickle else True,
+        **extra,
+    )
+    return module, as_text(getattr(module, "hf_device_map", None)) if too_large else None

@@ -1,0 +1,132 @@
+"""What to load: a source with its device, dtype, format and weights, each resolved before anything slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from profiler.catalog import Source
+from profiler.errors import DeviceError, RequestError
+from profiler.loading.checkpoint import weight_files
+
+Weights = Literal["auto", "checkpoint", "random"]
+Quant = Literal["none", "int8", "nf4", "fp4"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+QUANTS: tuple[Quant, ...] = get_args(Quant)
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What to load, already resolved: everything that decides which tensors will exist."""
+
+    source: Source
+    device: torch.device
+    dtype: torch.dtype
+    quant: Quant = "none"
+    weights: Literal["checkpoint", "random"] = "random"
+    attn: str | None = None
+    """Attention implementation asked for (`sdpa`, `eager`, ...); None takes transformers' own choice."""
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A real model, ready to step."""
+
+    module: nn.Module
+    request: ModelRequest
+    params: int
+    """Parameters of the architecture (a packed 4-bit tensor counts its weights, a tied one counts once)."""
+    load_s: float
+    revision: str | None = None
+    device_map: dict[str, str] | None = None
+    """Where accelerate put each part, when the model did not fit on one device."""
+
+    @property
+    def offloaded(self) -> bool:
+        """True when some weights stay on the host and cross the link to the device at every step."""
+        return self.device_map is not None and "cpu" in self.device_map.values()
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.bfloat16` -> `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there. Raises DeviceError."""
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise DeviceError(f"--device {name!r} is unknown; use auto, cpu, cuda or cuda:N.")
+    if not torch.cuda.is_available():
+        build = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device answers"
+        raise DeviceError(f"--device {name}: {build}; use --device cpu.")
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise DeviceError(f"--device {name}: there are {count} CUDA devices, numbered from 0.")
+    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
+
+
+def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
+    """The dtype to compute in.
+
+    `auto` is the checkpoint's own dtype on CUDA (float16 where the card has no bfloat16 units) and float32 on a CPU,
+    whose matrix kernels are made for it; quantised models compute in bfloat16 unless told otherwise.
+    """
+    if name != "auto" and name not in DTYPES:
+        raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
+    if quant != "none" and name == "float32":
+        raise RequestError(
+            f"--quant {quant} with --dtype float32 would undo its point: every product would run in float32."
+            " Use --dtype bfloat16, float16 or auto."
+        )
+    if name != "auto":
+        return DTYPES[name]
+    no_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    if quant != "none":
+        return torch.float16 if no_bfloat16 else torch.bfloat16
+    if device.type == "cpu":
+        return torch.float32
+    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.bfloat16
+    own = DTYPES.get(own, torch.bfloat16) if isinstance(own, str) else own
+    return torch.float16 if own is torch.bfloat16 and no_bfloat16 else own
+
+
+def resolve_weights(source: Source, weights: str) -> Literal["checkpoint", "random"]:
+    """`auto` takes the checkpoint where one is named (hub id, folder with weights, GGUF) and random for a card."""
+    if weights not in get_args(Weights):
+        raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")
+    if weights != "auto":
+        return "random" if weights == "random" else "checkpoint"
+    if source.kind == "card":
+        return "random"
+    if source.kind == "folder" and source.path is not None and not weight_files(source.path):
+        return "random"
+    return "checkpoint"
+
+
+def check_context(config: Any, longest_context: int) -> None:
+    """Raises RequestError when the grid asks for more context than the model has positions for."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and longest_context > limit:
+        raise RequestError(
+            f"the longest prompt plus its new tokens is {longest_context} tokens, but this model's limit is {limit};"
+            " use a shorter --prompt-lens or fewer --new-tokens."
+        )

@@ -1,0 +1,111 @@
+"""The model without its bytes: its modules on the meta device, quantised layers in place, libraries kept quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.errors import ModelError, first_line
+from profiler.loading.request import Quant
+
+
+def build_on_meta(config: Any, dtype: torch.dtype, quant: Quant = "none", attn: str | None = None) -> nn.Module:
+    """The model of `config` on the meta device: every module and shape, no bytes."""
+    with quiet_libraries(), torch.device("meta"):
+        module = from_config(config, dtype, attn)
+        return quantise_modules(module, quant, dtype)
+
+
+def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    extra = {"attn_implementation": attn} if attn else {}
+    try:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **extra)
+    except (ValueError, ImportError) as error:
+        raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
+
+
+def quantise_modules(module: nn.Module, quant: Quant, dtype: torch.dtype) -> nn.Module:
+    """Swap linear layers for bitsandbytes' own, as `from_pretrained` would (the head stays as it is)."""
+    if quant == "none":
+        return module
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(quantization_config(quant, dtype), pre_quantized=False)
+    quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    return module
+
+
+def quantization_config(quant: Quant, dtype: torch.dtype) -> Any:
+    """bitsandbytes' configuration: blocks of 64 without double quantisation for 4-bit, LLM.int8() for int8."""
+    from transformers import BitsAndBytesConfig
+
+    if quant == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quant, bnb_4bit_compute_dtype=dtype)
+
+
+def count_params(module: nn.Module) -> int:
+    """Parameters of the architecture: shared ones once, a packed 4-bit matrix as the weights it stands for."""
+    total = 0
+    seen: set[int] = set()
+    for owner in module.modules():
+        for name, param in owner.named_parameters(recurse=False):
+            if id(param) in seen:
+                continue
+            seen.add(id(param))
+            packed = name == "weight" and param.__class__.__name__ == "Params4bit"
+            total += owner.in_features * owner.out_features if packed else param.numel()
+    return total
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep warnings and progress bars of transformers, accelerate and bitsandbytes off the screen."""
+    import transformers
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers.logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    loggers = [logging.getLogger(name) for name in ("accelerate", "bitsandbytes", "torch", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), _quiet_tqdm():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
+        for logger, old in zip(loggers, levels, strict=True):
+            logger.setLevel(old)
+
+
+@contextlib.contextmanager
+def _quiet_tqdm() -> Iterator[None]:
+    """transformers' GGUF reader takes tqdm directly, so that its own switch for progress bars misses it."""
+    try:
+        import transformers.modeling_gguf_pytorch_utils as gguf_utils
+    except ImportError:
+        yield
+        return
+    original = getattr(gguf_utils, "tqdm", None)
+    if original is None:
+        yield
+        return
+    gguf_utils.tqdm = lambda iterable, *_args, **_kwargs: iterable
+    try:
+        yield
+    finally:
+        gguf_utils.tqdm = original

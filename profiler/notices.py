@@ -1,0 +1,76 @@
+"""What a user should be warned of, each with its figure and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from profiler.assessment import Context
+from profiler.diagnosis import advice
+from profiler.grid import Cell
+from profiler.hardware.device import Device, load_average_per_core
+from profiler.timing.sweep import Gap
+from profiler.units import percent, scaled
+
+
+def device_warnings(info: Device) -> list[str]:
+    warnings = []
+    load = load_average_per_core()
+    if load is not None and load > _BUSY_LOAD_PER_CORE:
+        warnings.append(f"this machine is busy (load {load:.2f} a core): times may be too long; stop other work.")
+    if info.kind == "cuda" and info.datasheet is None:
+        warnings.append(
+            f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
+        )
+    return warnings
+
+
+def model_warnings(context: Context) -> list[str]:
+    warnings = []
+    ceilings, dtype = context.ceilings, context.dtype
+    if dtype != "float32" and context.info.kind == "cpu":
+        own, full = ceilings.compute_flops_per_s(dtype), ceilings.compute_flops_per_s("float32")
+        if own < _SLOW_DTYPE_SHARE * full:
+            warnings.append(
+                f"{dtype} is emulated on this CPU: its products reach {percent(own / full)} of float32's"
+                f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
+            )
+    if context.info.kind == "cuda" and dtype == "bfloat16" and float(context.info.compute_capability) < 8.0:
+        warnings.append(f"{context.info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
+    if not ceilings.beyond_cache:
+        warnings.append("memory was too small to stream past the cache: the memory roof may be too high.")
+    if context.dispatch_s["decode"] is None:
+        warnings.append("the hollow twin of this model could not be built: dispatch was not measured.")
+    if context.work.coverage < 1:
+        names = "; ".join(context.work.unknown[:3])
+        warnings.append(f"{100 * (1 - context.work.coverage):.3g} % of the parameters are not counted: {names}.")
+    if context.loaded.offloaded and ceilings.host_link is not None:
+        warnings.append(
+            "the model does not fit on the device: some weights cross the host link at every step"
+            f" ({scaled(ceilings.host_link.per_s, 'B/s')} measured); its cells get no regime."
+        )
+    return warnings
+
+
+def cell_warnings(judged: Sequence[advice.JudgedCell], gaps: Mapping[Cell, Gap]) -> list[str]:
+    warnings = []
+    above = [cell for cell in judged if "above-roof" in cell.verdict.flags]
+    if above:
+        cell = above[0]
+        warnings.append(
+            f"{len(above)} cells lie above a measured roof (first: {cell.phase} batch {cell.batch_size} x"
+            f" {cell.prompt_len}): a roof or a count is too low there, and they prove nothing."
+        )
+    if gaps:
+        cell_gap = next(iter(gaps.values()))
+        warnings.append(
+            f"{len(gaps)} cells have no number (first: batch {cell_gap.cell.batch_size} x {cell_gap.cell.prompt_len},"
+            f" {cell_gap.status}: {cell_gap.reason})."
+        )
+    return warnings
+
+
+# A dtype whose matrix product reaches less than this share of float32's is slower than not using it at all.
+_SLOW_DTYPE_SHARE = 0.9
+
+
+_BUSY_LOAD_PER_CORE = 0.75

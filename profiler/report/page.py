@@ -1,0 +1,50 @@
+"""The files beside a run's numbers: roofline.png and report.md."""
+
+from __future__ import annotations
+
+from profiler.report.plots import save_roofline
+from profiler.report.tables import markdown_table, roofs_lines, tokens_table
+from profiler.runstore import Run
+from profiler.units import scaled
+
+
+def write_reports(run: Run) -> None:
+    """Write report.md, and roofline.png when at least one cell has a number."""
+    has_numbers = bool((run.cells["status"] == "ok").any())
+    if has_numbers:
+        save_roofline(run, run.folder / "roofline.png")
+    (run.folder / "report.md").write_text(markdown_report(run, picture=has_numbers), encoding="utf-8")
+
+
+def markdown_report(run: Run, *, picture: bool) -> str:
+    """A report to paste into an issue."""
+    document = run.document
+    model, device = document.model, document.device
+    weights = (
+        "random weights (timing does not depend on their values)" if model["weights"] == "random" else "checkpoint"
+    )
+    quant = "" if model["quant"] == "none" else f", {model['quant']}"
+    lines = [f"# {model['id']} on {device['name']}", ""]
+    lines += [*document.answer, ""] if document.answer else []
+    lines += [
+        f"- model: {scaled(model['params'], '')} parameters, {model['dtype']}{quant}, {weights},"
+        f" {model['attention']} attention, {scaled(model['storage_bytes'], 'B')} in memory",
+        f"- device: {device['name']}, {device['threads']} {'threads' if device['kind'] == 'cpu' else 'SMs'}",
+        f"- roofs, measured in this run: {'; '.join(roofs_lines(run))}",
+        f"- software: {', '.join(f'{name} {version}' for name, version in document.software.items())}",
+        f"- repeat it: `{document.command}`",
+        "",
+    ]
+    if document.warnings:
+        lines += ["**Warnings**", "", *(f"- {warning}" for warning in document.warnings), ""]
+    if not document.finished:
+        lines += ["**Interrupted**: the cells below are those measured until then.", ""]
+    if picture:
+        lines += ["![roofline](roofline.png)", ""]
+    lines += [markdown_table(tokens_table(run))]
+    lines += [
+        "`latency_s` is the median time of a prefill or of one decode step, with its 95 % interval;"
+        " `attained` is the share of the measured roofline (the sum of the operators' own roofs over the time).",
+        "",
+    ]
+    return "\n".join(lines)

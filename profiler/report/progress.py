@@ -1,0 +1,102 @@
+"""How a run goes, on stderr: bars on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from profiler.units import clock_time
+
+if TYPE_CHECKING:
+    from profiler.timing.sweep import Progress as SweepProgress
+
+
+class QuietListener:
+    """Says nothing; the base of the listeners that do."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take what is shown off the screen."""
+
+    def stage(self, text: str) -> None:
+        """A new stage has begun."""
+
+    def progress(self, progress: SweepProgress, total_cells: int) -> None:
+        """A cell is about to be visited."""
+
+    def warn(self, text: str) -> None:
+        """Warnings are shown once, with the result."""
+
+
+class LineListener(QuietListener):
+    """Plain lines, for logs and pipes: one a stage and one a round."""
+
+    def __init__(self) -> None:
+        self._round = -1
+
+    def stage(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, progress: SweepProgress, total_cells: int) -> None:
+        if progress.round != self._round:
+            self._round = progress.round
+            left = clock_time(progress.left_s)
+            print(
+                f"round {progress.round + 1} of {total_cells} cells, at most {left} left", file=sys.stderr, flush=True
+            )
+
+
+class BarListener(QuietListener):
+    """A bar with the current cell and the time left. It is redrawn only between cells: nothing polls while timing."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._bars.start()
+        self._task: TaskID = self._bars.add_task("starting", total=None, detail="")
+        self._bars.refresh()
+
+    def close(self) -> None:
+        self._bars.stop()
+
+    def stage(self, text: str) -> None:
+        self._bars.update(self._task, description=text, total=None, detail="")
+        self._bars.refresh()
+
+    def progress(self, progress: SweepProgress, total_cells: int) -> None:
+        cell = progress.cell
+        whole_s = progress.elapsed_s + progress.left_s
+        self._bars.update(
+            self._task,
+            description=f"batch {cell.batch_size} x prompt {cell.prompt_len}, round {progress.round + 1}",
+            completed=progress.elapsed_s,
+            total=whole_s or 1.0,
+            detail=f"at most {clock_time(progress.left_s)} left",
+        )
+        self._bars.refresh()
+
+
+def make_listener(*, quiet: bool) -> QuietListener:
+    """The listener that fits where stderr goes."""
+    if quiet:
+        return QuietListener()
+    console = Console(stderr=True)
+    return BarListener(console) if console.is_terminal else LineListener()

@@ -1,0 +1,118 @@
+"""The tokens-per-second table, for the terminal and for files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+
+from profiler.runstore import Run
+from profiler.units import duration, percent, scaled, significant
+
+TOKENS_TABLE_COLUMNS = (
+    "phase",
+    "batch_size",
+    "prompt_len",
+    "context_len",
+    "status",
+    "latency_s",
+    "latency_low_s",
+    "latency_high_s",
+    "tokens_per_s",
+    "tokens_per_s_per_seq",
+    "flops_per_s",
+    "bytes_per_s",
+    "mfu",
+    "mbu",
+    "attained",
+    "regime",
+    "confidence",
+)
+
+
+def tokens_table(run: Run) -> pd.DataFrame:
+    """The columns of the tokens-per-second table, one row a phase and cell, as numbers with their units in names."""
+    return run.cells[list(TOKENS_TABLE_COLUMNS)]
+
+
+def terminal_table(run: Run) -> Table:
+    """The same as a rich table that fits 100 columns."""
+    has_datasheet = bool(run.cells["mfu"].notna().any() or run.cells["mbu"].notna().any())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("phase")
+    for name in ("batch", "tokens", "time", "±95%", "tok/s", "TFLOP/s", "GB/s"):
+        table.add_column(name, justify="right")
+    if has_datasheet:
+        table.add_column("MFU", justify="right")
+        table.add_column("MBU", justify="right")
+    table.add_column("attained", justify="right")
+    table.add_column("regime")
+    table.add_column("sure")
+    last_phase = None
+    for row in run.cells.to_dict("records"):
+        if last_phase is not None and row["phase"] != last_phase:
+            table.add_section()
+        last_phase = row["phase"]
+        table.add_row(*_terminal_row(row, has_datasheet=has_datasheet))
+    return table
+
+
+def _terminal_row(row: dict[Any, Any], *, has_datasheet: bool) -> list[str]:
+    tokens = row["prompt_len"] if row["phase"] == "prefill" else row["context_len"]
+    head = [row["phase"], str(row["batch_size"]), str(tokens)]
+    if row["status"] != "ok":
+        return [*head, *["-"] * (8 if has_datasheet else 6), f"({row['status']})", ""]
+    half_width = (row["latency_high_s"] - row["latency_low_s"]) / 2 / row["latency_s"]
+    noise = "" if row["noise"] == "quiet" else "~"
+    return [
+        *head,
+        duration(row["latency_s"]),
+        f"{noise}{100 * half_width:.1f}%",
+        significant(row["tokens_per_s"]),
+        significant(row["flops_per_s"] / 1e12),
+        significant(row["bytes_per_s"] / 1e9),
+        *([_share(row["mfu"]), _share(row["mbu"])] if has_datasheet else []),
+        percent(row["attained"]),
+        row["regime"],
+        row["confidence"],
+    ]
+
+
+def _share(value: float) -> str:
+    return "-" if pd.isna(value) else percent(value)
+
+
+def roofs_lines(run: Run) -> list[str]:
+    """The measured roofs in words, with the datasheet beside them where there is one."""
+    ceilings, device = run.document.ceilings, run.document.device
+    dtype = run.document.model["dtype"]
+    compute = ceilings["compute"].get(dtype)
+    lines = [
+        f"memory {scaled(ceilings['memory_bytes_per_s'], 'B/s')}{_of(ceilings['memory_bytes_per_s'], device, 'bytes')}"
+    ]
+    if compute:
+        lines.append(f"compute {scaled(compute['per_s'], 'FLOP/s')} in {dtype}{_of(compute['per_s'], device, 'flops')}")
+    decode_s = ceilings["dispatch_s"]["decode"]
+    lines.append(f"dispatch {duration(decode_s)} a step" if decode_s else "dispatch not measured")
+    return lines
+
+
+def _of(value: float, device: dict[str, Any], kind: str) -> str:
+    peak = device.get(f"datasheet_{kind}_per_s")
+    return f" ({percent(value / peak)} of the datasheet)" if peak else ""
+
+
+def markdown_table(frame: pd.DataFrame) -> str:
+    """A GitHub-flavoured Markdown table of any frame; numbers with four significant digits."""
+    lines = ["| " + " | ".join(map(str, frame.columns)) + " |", "|" + "---|" * len(frame.columns)]
+    for row in frame.itertuples(index=False):
+        lines.append("| " + " | ".join(_markdown_cell(value) for value in row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if pd.isna(value) else f"{value:.4g}"
+    return str(value).replace("|", "\\|")

@@ -1,0 +1,35 @@
+"""The screen after a run: the answer first, then the roofs, one table, and the warnings."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.report.tables import roofs_lines, terminal_table
+from profiler.runstore import Run
+from profiler.units import scaled
+
+_WIDTH = 100
+
+
+def print_run(run: Run, console: Console | None = None) -> None:
+    """Print a run to the terminal, 100 columns wide at most."""
+    console = console or Console(width=min(_WIDTH, Console().width) if Console().is_terminal else _WIDTH)
+    model, device = run.document.model, run.document.device
+    console.print()
+    for sentence in run.answer:
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    quant = "" if model["quant"] == "none" else f" {model['quant']}"
+    random = ", random weights" if model["weights"] == "random" else ""
+    console.print(
+        Text(
+            f"{model['id']}: {scaled(model['params'], '')} parameters, {model['dtype']}{quant}{random},"
+            f" on {device['name']}"
+        )
+    )
+    console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
+    console.print(terminal_table(run))
+    for warning in run.document.warnings:
+        console.print(Text(f"! {warning}", style="yellow"))
+    console.print(Text(f"run: {run.folder}", style="dim"))

@@ -1,0 +1,187 @@
+"""A run on disk: run.json, samples.jsonl and cells.csv. Samples are appended and fsynced as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from profiler.errors import RunError
+
+SCHEMA_VERSION = 1
+
+CELL_COLUMNS = (
+    "phase",
+    "batch_size",
+    "prompt_len",
+    "context_len",
+    "new_tokens",
+    "status",
+    "latency_s",
+    "latency_low_s",
+    "latency_high_s",
+    "samples",
+    "tokens_per_s",
+    "tokens_per_s_per_seq",
+    "model_flops",
+    "model_bytes",
+    "executed_flops",
+    "executed_bytes",
+    "intensity",
+    "flops_per_s",
+    "bytes_per_s",
+    "mfu",
+    "mbu",
+    "attained",
+    "floor_s",
+    "weights_s",
+    "kv_s",
+    "compute_s",
+    "kernel_s",
+    "avoidable_s",
+    "dispatch_s",
+    "unexplained_s",
+    "regime",
+    "confidence",
+    "peak_memory_bytes",
+    "noise",
+)
+"""The columns of cells.csv. A prefill's latency is that of the whole prompt; a decode's that of one step."""
+
+_RUN = "run.json"
+_SAMPLES = "samples.jsonl"
+_CELLS = "cells.csv"
+
+
+class RunDocument(BaseModel):
+    """run.json: everything about a run but its samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int
+    roofscope: str
+    created: str
+    command: str
+    model: dict[str, Any]
+    device: dict[str, Any]
+    software: dict[str, str]
+    ceilings: dict[str, Any]
+    grid: dict[str, Any]
+    engine: dict[str, Any]
+    counting: dict[str, Any] = {}
+    evidence: list[dict[str, Any]] = []
+    answer: list[str] = []
+    warnings: list[str] = []
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was read back or has just ended."""
+
+    folder: Path
+    document: RunDocument
+    cells: pd.DataFrame
+    """One row a phase and cell, with the columns of cells.csv."""
+
+    @property
+    def answer(self) -> list[str]:
+        """The answer in sentences."""
+        return self.document.answer
+
+
+class RunStore:
+    """Writes one run folder; as a context, leaves no empty folder behind when the run never began."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made_folder = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / _RUN).exists() or (folder / _SAMPLES).exists():
+                raise RunError(f"{folder} already holds a run; give another --out.")
+            self._samples = (folder / _SAMPLES).open("a", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"the run folder {folder} cannot be written: {error.strerror or error}.") from None
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Append one raw record and push it to the disk."""
+        self._samples.write(json.dumps(record, allow_nan=False) + "\n")
+        self._samples.flush()
+        os.fsync(self._samples.fileno())
+
+    def write_document(self, document: RunDocument) -> None:
+        """Write run.json whole; a reader sees the old one or the new one, never a part."""
+        _replace(self.folder / _RUN, document.model_dump_json(indent=2) + "\n")
+
+    def write_cells(self, cells: pd.DataFrame) -> None:
+        """Write cells.csv whole."""
+        _replace(self.folder / _CELLS, cells.to_csv(index=False))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._samples.close()
+        if not (self.folder / _RUN).exists():
+            (self.folder / _SAMPLES).unlink(missing_ok=True)
+            if self._made_folder:
+                self.folder.rmdir()
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder. Raises RunError with the file that is missing or damaged."""
+    document_path, cells_path = folder / _RUN, folder / _CELLS
+    if not folder.is_dir():
+        raise RunError(f"there is no run folder at {folder}.")
+    if not document_path.is_file():
+        raise RunError(f"{folder} is no run folder: it has no {_RUN}.")
+    try:
+        document = RunDocument.model_validate_json(document_path.read_text(encoding="utf-8"))
+    except (ValidationError, UnicodeDecodeError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
+    if document.schema_version > SCHEMA_VERSION:
+        raise RunError(
+            f"{folder} was written by a newer roofscope (schema {document.schema_version}); upgrade to read it."
+        )
+    try:
+        cells = pd.read_csv(cells_path)
+    except FileNotFoundError:
+        raise RunError(f"{folder} has no {_CELLS}: the run ended before its first cell.") from None
+    except (pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise RunError(f"{cells_path} is damaged: {error}.") from None
+    missing = [column for column in CELL_COLUMNS if column not in cells.columns]
+    if missing:
+        raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
+    return Run(folder, document, cells)
+
+
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """All raw records of samples.jsonl. Raises RunError naming the first line that cannot be read."""
+    records = []
+    with (folder / _SAMPLES).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                raise RunError(f"{folder / _SAMPLES}, line {number} is damaged.") from None
+    return records
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_suffix(path.suffix + ".part")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

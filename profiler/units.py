@@ -1,0 +1,44 @@
+"""Numbers as people read them; inside the program everything is in seconds, bytes and FLOPs."""
+
+from __future__ import annotations
+
+import math
+
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def scaled(value: float, unit: str, digits: int = 3) -> str:
+    """`4.3e12, "B/s"` -> `4.3 TB/s`; decimal prefixes, as datasheets use."""
+    for size, prefix in _PREFIXES:
+        if abs(value) >= size:
+            return f"{significant(value / size, digits)} {prefix}{unit}"
+    return f"{significant(value, digits)} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """`0.0035` -> `3.50 ms`."""
+    if math.isnan(seconds):
+        return "-"
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= size:
+            return f"{significant(seconds / size, 3)} {unit}"
+    return f"{significant(seconds / 1e-9, 3)} ns" if seconds else "0 s"
+
+
+def clock_time(seconds: float) -> str:
+    """`95` -> `1:35`."""
+    whole = max(0, round(seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def percent(share: float) -> str:
+    """`0.923` -> `92 %`."""
+    return f"{100 * share:.0f} %"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits, never in scientific notation: 1234, 12.3, 0.123."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
