@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast, get_args
@@ -11,7 +12,7 @@ import pandas as pd
 from profiler.diagnosis import advice
 from profiler.diagnosis.regimes import Measurement, Verdict, judge
 from profiler.diagnosis.roofline import place
-from profiler.diagnosis.step_time import Demand, Roofs, Split, split
+from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, Split, split
 from profiler.grid import Cell, Grid, Phase, decode_context
 from profiler.hardware.ceilings import Ceilings
 from profiler.hardware.device import Device
@@ -41,7 +42,7 @@ class Context:
     paths: Mapping[Phase, ExecutionPath]
     info: Device
     ceilings: Ceilings
-    dispatch_s: Mapping[Phase, float | None]
+    dispatch: Mapping[Phase, Dispatch | None]
     dtype: str
 
 
@@ -139,7 +140,7 @@ def _roofs(context: Context, phase: Phase) -> Roofs:
     link = context.ceilings.host_link
     return Roofs(
         memory_bytes_per_s=context.ceilings.memory_bytes_per_s,
-        dispatch_s=context.dispatch_s[phase],
+        dispatch=context.dispatch[phase],
         overlaps=context.info.overlaps_dispatch,
         host_link_bytes_per_s=link.per_s if link else None,
     )
@@ -251,8 +252,8 @@ def _measured_row(
         "tokens_per_s_per_seq": tokens / cell.batch_size / time_s.median_s,
         "flops_per_s": placement.flops_per_s,
         "bytes_per_s": placement.bytes_per_s,
-        "mfu": placement.mfu,
-        "mbu": placement.mbu,
+        "mfu": math.nan if placement.mfu is None else placement.mfu,
+        "mbu": math.nan if placement.mbu is None else placement.mbu,
         "attained": parts.attained,
         **{name: getattr(parts, name) for name in _SPLIT_COLUMNS},
         "regime": verdict.regime,

@@ -36,7 +36,9 @@ class RunError(RequestError):
 
 def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
     """` Did you mean a or b?` for a mistyped word, or an empty string when nothing is near."""
-    close = difflib.get_close_matches(word.lower(), sorted(known), n=limit, cutoff=0.5)
+    names = sorted(known)
+    begun = [name for name in names if word and name.startswith(word.lower())]
+    close = (begun or difflib.get_close_matches(word.lower(), names, n=limit, cutoff=0.5))[:limit]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

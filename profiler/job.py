@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from profiler._version import __version__
 from profiler.assessment import Context, diagnose, execution_paths, expected_visit_s, no_room, setting_of
@@ -40,6 +40,7 @@ from profiler.timing.engines import ENGINES, Engine
 from profiler.timing.sweep import Gap, Plan, Progress, Visit, sweep, warm_up
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.operators import Operator
+from profiler.work.step import Attention
 from profiler.work.walk import ModelWork, walk
 
 DEFAULT_BUDGET_S = 100.0
@@ -156,6 +157,8 @@ def prepare(
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
     if engine not in ENGINES:
         raise RequestError(f"--engine {engine!r} is unknown; use {', '.join(ENGINES)}.")
+    if attn is not None and attn not in get_args(Attention):
+        raise RequestError(f"--attn {attn!r} is unknown; use {', '.join(get_args(Attention))}.")
     if budget_s <= 0:
         raise RequestError(f"--budget {budget_s:g} is not possible; give seconds above 0.")
     source = resolve(model)
@@ -209,14 +212,14 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
         clock=clock,
     )
     listener.stage("measuring dispatch on the hollow twin")
-    dispatch_s = measure_dispatch(request, prepared.config, clock)
+    dispatch = measure_dispatch(request, prepared.config, clock)
     context = Context(
         loaded=loaded,
         work=work,
         paths=execution_paths(loaded, work, engine, grid),
         info=info,
         ceilings=ceilings,
-        dispatch_s=dispatch_s,
+        dispatch=dispatch,
         dtype=dtype_name(request.dtype),
     )
     warnings += model_warnings(context)
@@ -292,7 +295,7 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
         device["datasheet_bytes_per_s"] = info.datasheet.bandwidth_bytes_per_s
     ceilings = asdict(context.ceilings)
     ceilings["memory_bytes_per_s"] = context.ceilings.memory_bytes_per_s
-    ceilings["dispatch_s"] = dict(context.dispatch_s)
+    ceilings["dispatch_s"] = {phase: host.step_s if host else None for phase, host in context.dispatch.items()}
     return RunDocument(
         schema_version=SCHEMA_VERSION,
         roofscope=__version__,

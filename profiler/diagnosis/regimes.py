@@ -222,6 +222,7 @@ def _stability(m: Measurement, regime: Regime) -> float:
             avoidable_s=s.avoidable_s * memory,
             compute_s=s.compute_s * compute,
         )
-        roofs = m.roofs if m.roofs.dispatch_s is None else replace(m.roofs, dispatch_s=m.roofs.dispatch_s * dispatch)
+        host = m.roofs.dispatch
+        roofs = m.roofs if host is None else replace(m.roofs, dispatch=replace(host, step_s=host.step_s * dispatch))
         same += _label(replace(m, split=redrawn, roofs=roofs)) == regime
     return same / _REDRAWS

@@ -30,15 +30,30 @@ class Demand:
 
 
 @dataclass(frozen=True)
+class Dispatch:
+    """What the host spends on a step, measured on the hollow twin."""
+
+    step_s: float
+    """All of it: Python, the dispatcher, the calls of kernels that have next to nothing to do."""
+    in_kernels_s: float
+    """The part that a replayed kernel of the model pays as well: the bare calls of linears and attention cores."""
+
+
+@dataclass(frozen=True)
 class Roofs:
     """The measured roofs that a step stands under."""
 
     memory_bytes_per_s: float
-    dispatch_s: float | None
-    """Seconds to dispatch the step's operators (the hollow twin); None where it was not measured."""
+    dispatch: Dispatch | None
+    """None where it was not measured."""
     overlaps: bool
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
     host_link_bytes_per_s: float | None = None
+
+    @property
+    def dispatch_s(self) -> float | None:
+        """Seconds to dispatch the whole step."""
+        return self.dispatch.step_s if self.dispatch else None
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,9 @@ def split(latency_s: float, demands: Sequence[Demand], avoidable_bytes: float, r
             kv_s += demand.kv_bytes / roofs.memory_bytes_per_s
         if demand.replayed_s is not None:
             kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s)
+    if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
+        # A replayed kernel was called from the host as well; that call is part of the step's dispatch.
+        kernel_s -= roofs.dispatch.in_kernels_s
     device_s = weights_s + kv_s + compute_s
     avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s
     host_s = roofs.dispatch_s or 0.0

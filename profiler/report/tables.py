@@ -66,10 +66,11 @@ def _terminal_row(row: dict[Any, Any], *, has_datasheet: bool) -> list[str]:
         return [*head, *["-"] * (8 if has_datasheet else 6), f"({row['status']})", ""]
     half_width = (row["latency_high_s"] - row["latency_low_s"]) / 2 / row["latency_s"]
     noise = "" if row["noise"] == "quiet" else "~"
+    interval = f"{noise}{100 * half_width:.1f}%" if row["samples"] > 1 else "n=1"
     return [
         *head,
         duration(row["latency_s"]),
-        f"{noise}{100 * half_width:.1f}%",
+        interval,
         significant(row["tokens_per_s"]),
         significant(row["flops_per_s"] / 1e12),
         significant(row["bytes_per_s"] / 1e9),

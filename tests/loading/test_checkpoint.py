@@ -1,0 +1,112 @@
+"""Checkpoints: a real GGUF file, a real safetensors folder, and what is refused before anything slow."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.catalog import resolve
+from profiler.errors import ModelError, RequestError
+from profiler.loading import LoadedModel, ModelRequest, check_weights, load, load_config, resolve_dtype, resolve_weights
+from profiler.timing.engines import EagerEngine, greedy_tokens
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def smollm2(gguf_file: Path) -> LoadedModel:
+    source = resolve(str(gguf_file))
+    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
+
+
+def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
+    assert smollm2.params == 134_515_008
+    assert not smollm2.offloaded
+
+
+def test_greedy_tokens_are_those_of_generate(smollm2: LoadedModel, gguf_file: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    ours = greedy_tokens(EagerEngine(smollm2.module), ids, 12)
+    theirs = smollm2.module.generate(ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)[:, ids.shape[1] :]
+    assert ours.tolist() == theirs.tolist()
+    assert tokenizer.decode(ours[0, 0]) == " Paris"
+
+
+def test_folder_gives_its_own_weights(tiny_folder: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    source = resolve(str(tiny_folder))
+    assert resolve_weights(source, "auto") == "checkpoint"
+    loaded = load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
+    expected = LlamaForCausalLM.from_pretrained(tiny_folder).model.norm.weight
+    assert torch.equal(loaded.module.model.norm.weight, expected)
+
+
+def _check(folder: Path, *, allow_pickle: bool = False) -> None:
+    check_weights(
+        ModelRequest(resolve(str(folder)), CPU, torch.float32, weights="checkpoint", allow_pickle=allow_pickle)
+    )
+
+
+@pytest.fixture
+def copied(tiny_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+def test_cut_safetensors(copied: Path) -> None:
+    file = copied / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        _check(copied)
+
+
+def test_pickle_needs_the_flag(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    (copied / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ModelError, match="--allow-pickle"):
+        _check(copied)
+    _check(copied, allow_pickle=True)
+
+
+def test_no_weights(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    assert resolve_weights(resolve(str(copied)), "auto") == "random"
+    with pytest.raises(ModelError, match="--weights random"):
+        _check(copied)
+
+
+def test_index_names_a_missing_file(copied: Path) -> None:
+    (copied / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    with pytest.raises(ModelError, match="model-00001-of-00002"):
+        _check(copied)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"GGUF\x03\x00\x00\x00" + b"\xff" * 16])
+def test_corrupt_gguf(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.gguf"):
+        check_weights(ModelRequest(resolve(str(file)), CPU, torch.float32, weights="checkpoint"))
+    with pytest.raises(ModelError, match=r"model\.gguf"):
+        load_config(resolve(str(file)))
+
+
+def test_gguf_cannot_be_quantised_again(gguf_file: Path) -> None:
+    with pytest.raises(ModelError, match="dequantised"):
+        check_weights(ModelRequest(resolve(str(gguf_file)), CPU, torch.bfloat16, "nf4", weights="checkpoint"))
+
+
+def test_dtype_choice(tiny_folder: Path) -> None:
+    config = load_config(resolve(str(tiny_folder)))
+    assert resolve_dtype("auto", "none", CPU, config) == torch.float32
+    assert resolve_dtype("auto", "nf4", CPU, config) == torch.bfloat16
+    with pytest.raises(RequestError, match="--quant nf4"):
+        resolve_dtype("float32", "nf4", CPU, config)
+    with pytest.raises(RequestError, match="float7"):
+        resolve_dtype("float7", "none", CPU, config)

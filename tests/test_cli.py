@@ -1,0 +1,91 @@
+"""The command line's manners: fast help, one clear line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler import __version__
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "profiler.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_help_and_version_answer_at_once(argument: str) -> None:
+    fastest = 1e9
+    for _ in range(3):
+        start = time.perf_counter()
+        done = run(argument)
+        fastest = min(fastest, time.perf_counter() - start)
+        assert done.returncode == 0
+    assert fastest < 0.3
+    assert __version__ in done.stdout or "Usage" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "smolm2-135m"), "smollm2-135m"),
+        (("run", "nobody/no-model"), "nobody/no-model"),
+        (("run", "--dtype", "float17"), "float17"),
+        (("run", "--quant", "nf4", "--dtype", "float32"), "--dtype bfloat16"),
+        (("run", "--quant", "nf5"), "nf4"),
+        (("run", "--prompt-lens", "0"), "--prompt-lens"),
+        (("run", "--prompt-lens", "64..8"), "64..8"),
+        (("run", "--batch-sizes", "many"), "--batch-sizes"),
+        (("run", "--prompt-lens", "9000"), "8192"),
+        (("run", "--device", "cuda:77"), "cuda:77"),
+        (("run", "--device", "tpu"), "cpu"),
+        (("run", "--engine", "warp"), "eager"),
+        (("run", "--weights", "borrowed"), "random"),
+        (("run", "--attn", "nonsense"), "nonsense"),
+        (("run", "--budget", "0"), "--budget"),
+        (("run", "--format", "xml"), "json"),
+        (("run", "--frobnicate"), "frobnicate"),
+        (("run", "--new-tokens", "two"), "--new-tokens"),
+        (("export", "/nowhere/run"), "/nowhere/run"),
+        (("fly",), "fly"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkeypatch, arguments, says: str) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    done = roofscope(*arguments)
+    assert done.code == 2
+    assert says in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert list(tmp_path.rglob("*.jsonl")) == [], "nothing is left behind"
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="a path below a file is refused for everyone; /proc only shows it as root"
+)
+def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for folder in (blocked / "run", Path("/proc/run")):
+        done = roofscope("run", "--out", str(folder))
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert str(folder) in done.err
+
+
+def test_debug_shows_the_traceback(roofscope, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    done = run("run", "no-such-model", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_models_are_listed(roofscope) -> None:  # type: ignore[no-untyped-def]
+    cards = json.loads(roofscope("models", "--format", "json").out)
+    assert cards["mistral-7b-v0.1"]["params"] == 7_241_732_096
+    assert "7.242 B  mistralai/Mistral-7B-v0.1" in roofscope("models").out

@@ -1,0 +1,208 @@
+"""The main job, end to end, on a real model."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import profiler
+from profiler.runstore import CELL_COLUMNS, read_run, read_samples
+
+SPLIT = ["weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s"]
+
+
+@pytest.fixture(scope="module")
+def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
+    """The real SmolLM2-135M, through the Python interface."""
+    folder = tmp_path_factory.mktemp("runs") / "gguf"
+    return profiler.profile(
+        str(gguf_file), prompt_lens=[64, 256], batch_sizes=[1, 2], new_tokens=16, budget_s=15, out=folder
+    )
+
+
+def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
+    cells = run.cells
+    [found] = cells[
+        (cells["phase"] == phase) & (cells["batch_size"] == batch) & (cells["prompt_len"] == prompt)
+    ].to_dict("records")
+    return pd.Series(found)
+
+
+def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
+    names = {path.name for path in gguf_run.folder.iterdir()}
+    assert names == {"run.json", "samples.jsonl", "cells.csv", "roofline.png", "report.md"}
+    assert tuple(gguf_run.cells.columns) == CELL_COLUMNS
+    assert len(gguf_run.cells) == 2 * 2 * 2
+    assert (gguf_run.cells["status"] == "ok").all()
+
+
+def test_work_is_that_of_the_model(gguf_run: profiler.Run) -> None:
+    """SmolLM2-135M: 30 layers, hidden 576, intermediate 1536, 9 query and 3 KV heads of 64, vocabulary 49152, tied."""
+    layer = 576 * (576 + 192 + 192) + 576 * 576 + 3 * 576 * 1536
+    head, norms = 49152 * 576, 61 * 576
+    decode = row(gguf_run, "decode", 1, 64)
+    context = 64 + 16 // 2
+    assert decode["context_len"] == context
+    assert decode["model_flops"] == 2 * 30 * layer + 2 * head + 4 * 576 * 30 * (context + 1)
+    weights = 4 * (30 * layer + head + norms)
+    kv_token = 2 * 192 * 30 * 4
+    assert decode["model_bytes"] == weights + kv_token * (context + 1) + 4 * 576 + 4 * 49152
+    prefill = row(gguf_run, "prefill", 2, 256)
+    causal = 4 * 576 * 30 * 2 * (256 * 257 // 2)
+    assert prefill["model_flops"] == 2 * 512 * 30 * layer + causal + 2 * 2 * head
+
+
+def test_weights_are_the_storages_that_were_loaded(gguf_run: profiler.Run) -> None:
+    """Tied, so that every storage is streamed; the rotary buffers (two of 32 float32) are not weights."""
+    assert gguf_run.document.model["storage_bytes"] == 4 * 134_515_008 + 2 * 32 * 4
+
+
+def test_figures_hold_together(gguf_run: profiler.Run) -> None:
+    cells = gguf_run.cells
+    assert cells[SPLIT].sum(axis=1).to_numpy() == pytest.approx(cells["latency_s"].to_numpy(), rel=1e-9)
+    assert (cells["latency_low_s"] <= cells["latency_s"]).all()
+    assert (cells["latency_s"] <= cells["latency_high_s"]).all()
+    tokens = cells["batch_size"] * cells["prompt_len"].where(cells["phase"] == "prefill", 1)
+    assert (cells["tokens_per_s"] * cells["latency_s"]).to_numpy() == pytest.approx(tokens.to_numpy(float))
+    assert (cells["flops_per_s"] * cells["latency_s"]).to_numpy() == pytest.approx(cells["model_flops"].to_numpy(float))
+    assert (cells["executed_bytes"] >= cells["model_bytes"]).all()
+    assert set(cells["regime"]) <= {"compute-bound", "memory-bound", "overhead-bound", "mixed", "inconclusive"}
+    assert cells["mfu"].isna().all(), "a CPU has no datasheet here"
+    assert (cells["peak_memory_bytes"] > 4 * 134_515_008).all()
+
+
+def test_decode_at_batch_1_is_near_its_roof(gguf_run: profiler.Run) -> None:
+    decode = row(gguf_run, "decode", 1, 64)
+    assert 0.3 <= decode["attained"] <= 1.05
+    assert decode["regime"] != "compute-bound"
+    assert row(gguf_run, "prefill", 2, 256)["regime"] != "overhead-bound"
+    assert decode["latency_s"] < row(gguf_run, "prefill", 1, 64)["latency_s"]
+
+
+def test_samples_are_the_raw_ones(gguf_run: profiler.Run) -> None:
+    records = read_samples(gguf_run.folder)
+    visits = [record for record in records if (record["batch_size"], record["prompt_len"]) == (1, 64)]
+    steady = [value for record in visits for value in record["decode_s"][1:]]
+    decode = row(gguf_run, "decode", 1, 64)
+    assert decode["samples"] == len(steady)
+    assert decode["latency_s"] == pytest.approx(pd.Series(steady).median())
+    for record in visits:
+        assert len(record["decode_s"]) == 15
+        assert record["prefill_s"] + sum(record["decode_s"]) == pytest.approx(record["wall_s"], rel=0.02)
+
+
+def test_the_run_reads_back(gguf_run: profiler.Run) -> None:
+    again = read_run(gguf_run.folder)
+    assert again.document == gguf_run.document
+    pd.testing.assert_frame_equal(again.cells, gguf_run.cells, check_dtype=False, rtol=1e-12)
+
+
+def test_no_path_or_environment_is_told(gguf_run: profiler.Run) -> None:
+    text = (gguf_run.folder / "run.json").read_text()
+    assert str(Path.home()) not in text
+    assert "HF_HUB_OFFLINE" not in text
+    assert gguf_run.document.model["id"] == "SmolLM2-135M-Instruct.Q4_1"
+    assert gguf_run.document.finished
+
+
+def test_the_answer_comes_first(gguf_run: profiler.Run) -> None:
+    assert 2 <= len(gguf_run.answer) <= 3
+    assert gguf_run.answer[0].startswith("Decode at batch 1 is ")
+    assert gguf_run.answer[1].startswith("Prefill ")
+    report = (gguf_run.folder / "report.md").read_text()
+    assert report.index(gguf_run.answer[0]) < report.index("| phase |")
+
+
+def test_export(gguf_run: profiler.Run, roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = str(gguf_run.folder)
+    as_csv = roofscope("export", folder, "--format", "csv").out
+    assert as_csv.splitlines()[0].startswith("phase,batch_size,prompt_len,context_len,status,latency_s")
+    as_json = json.loads(roofscope("export", folder, "--format", "json").out)
+    assert [entry["tokens_per_s"] for entry in as_json] == pytest.approx(list(gguf_run.cells["tokens_per_s"]))
+    assert roofscope("export", folder, "--format", "md").out.count("\n") == 2 + 8
+    target = tmp_path / "table.parquet"
+    assert roofscope("export", folder, "--format", "parquet", "--out", str(target)).code == 0
+    assert pd.read_parquet(target)["latency_s"].to_numpy() == pytest.approx(gguf_run.cells["latency_s"].to_numpy())
+    assert roofscope("export", folder, "--format", "xlsx").code == 2
+
+
+def test_picture_shows_every_point(gguf_run: profiler.Run) -> None:
+    import matplotlib.image
+
+    from profiler.report.plots import roofline
+
+    figure = roofline(gguf_run)
+    [axes] = figure.axes
+    (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
+    assert gguf_run.cells["intensity"].between(x_low, x_high).all()
+    assert gguf_run.cells["flops_per_s"].between(y_low, y_high).all()
+    picture = matplotlib.image.imread(gguf_run.folder / "roofline.png")
+    assert picture.std() > 0.05, "not blank"
+    border = [picture[0], picture[-1], picture[:, 0], picture[:, -1]]
+    assert all((edge[..., :3] == 1).all() for edge in border), "nothing is cut off"
+
+
+def run_cli(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "profiler.cli", "run", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_python_and_command_line_give_the_same_columns(gguf_run: profiler.Run, gguf_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cli"
+    options = ["--prompt-lens", "64,256", "--batch-sizes", "1..2*2", "--new-tokens", "16", "--budget", "5"]
+    process = run_cli(str(gguf_file), *options, "--out", str(folder), "--format", "json")
+    out, err = process.communicate(timeout=170)
+    assert process.returncode == 0, err
+    assert "Warning" not in err
+    document = json.loads(out)
+    counted = ["phase", "batch_size", "prompt_len", "context_len", "new_tokens", "status", "model_flops", "model_bytes"]
+    pd.testing.assert_frame_equal(read_run(folder).cells[counted], gguf_run.cells[counted], check_dtype=False)
+    assert list(document["cells"][0]) == list(CELL_COLUMNS)
+    assert document["schema_version"] == 1
+
+
+def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "interrupted"
+    process = run_cli(str(tiny_folder), "--prompt-lens", "8,16,32", "--budget", "600", "--out", str(folder))
+    samples = folder / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (samples.exists() and samples.stat().st_size > 0):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    # A tiny model may be done sweeping before the signal arrives; then there is nothing to interrupt but the replay.
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    run = read_run(folder)
+    assert not run.document.finished
+    measured = run.cells[run.cells["status"] == "ok"]
+    assert len(measured) >= 2
+    assert measured["latency_s"].gt(0).all()
+    assert "Interrupted" in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("quant", ["nf4", "int8"])
+def test_quantised_models_run_and_fill_every_column(quant: str, tiny_folder: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(tiny_folder), quant=quant, weights="random", prompt_lens=[16], batch_sizes=[1], new_tokens=8,
+        budget_s=2, out=tmp_path / quant,
+    )  # fmt: skip
+    filled = [column for column in CELL_COLUMNS if column not in ("mfu", "mbu")]
+    assert run.cells[filled].notna().all().all()
+    assert run.document.model["quant"] == quant
+    assert not math.isnan(run.cells["unexplained_s"].sum())
+
+
+def test_a_second_run_does_not_touch_the_first(gguf_run: profiler.Run, roofscope) -> None:  # type: ignore[no-untyped-def]
+    before = (gguf_run.folder / "run.json").read_text()
+    done = roofscope("run", "--out", str(gguf_run.folder))
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert (gguf_run.folder / "run.json").read_text() == before

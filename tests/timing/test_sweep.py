@@ -1,0 +1,131 @@
+"""The sweep with a fake engine: order, budget, out-of-memory, and against a plain loop on the real model."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.catalog import resolve
+from profiler.clock import HostClock
+from profiler.grid import Cell, make_grid
+from profiler.loading import ModelRequest, load, load_config
+from profiler.timing.engines import DecodeState, EagerEngine
+from profiler.timing.sweep import Gap, Plan, Visit, steady, sweep, warm_up
+
+CPU = torch.device("cpu")
+
+
+class FakeEngine:
+    """Takes no time, and runs out of memory from a number of prompt tokens on."""
+
+    name = "fake"
+    keeps_last_logits = True
+
+    def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:
+        self.oom_from = oom_from
+        self.error = error
+        self.prompts: list[tuple[int, int]] = []
+
+    def prefill(self, ids: torch.Tensor) -> DecodeState:
+        self.prompts.append((ids.shape[0], ids.shape[1]))
+        if ids.numel() >= self.oom_from:
+            raise self.error("CUDA out of memory")
+        return DecodeState(None, ids[:, :1])
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        return state
+
+
+def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None) -> list[Visit | Gap]:  # type: ignore[no-untyped-def]
+    grid = make_grid([4, 8, 16], [1, 2], 6)
+    return list(
+        sweep(engine, Plan(grid, budget_s, half_width=10.0), device=CPU, clock=HostClock(), vocab_size=32, fits=fits)
+    )
+
+
+def test_every_cell_is_visited_twice_at_least_small_ones_first() -> None:
+    outcomes = run(FakeEngine())
+    first = [outcome.cell for outcome in outcomes if isinstance(outcome, Visit) and outcome.round == 0]
+    assert first == [Cell(1, 4), Cell(1, 8), Cell(2, 4), Cell(1, 16), Cell(2, 8), Cell(2, 16)]
+    assert sorted(outcome.cell for outcome in outcomes) == sorted(2 * first)
+
+
+def test_prompts_are_as_long_as_asked() -> None:
+    engine = FakeEngine()
+    run(engine)
+    assert set(engine.prompts) == {(b, p) for b in (1, 2) for p in (4, 8, 16)}
+
+
+def test_the_first_round_always_ends_and_the_budget_stops_the_rest() -> None:
+    outcomes = run(FakeEngine(), budget_s=1e-9)
+    assert len(outcomes) == 6
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Exception]) -> None:
+    outcomes = run(FakeEngine(oom_from=16, error=error))
+    gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
+    assert gaps == {Cell(2, 8): "oom", Cell(1, 16): "oom", Cell(2, 16): "skipped"}
+    assert sum(isinstance(outcome, Visit) for outcome in outcomes) == 2 * 3
+
+
+def test_a_failing_cell_does_not_end_the_sweep() -> None:
+    class Broken(FakeEngine):
+        def prefill(self, ids: torch.Tensor) -> DecodeState:
+            if ids.shape[1] == 8:
+                raise RuntimeError("no kernel for this shape")
+            return super().prefill(ids)
+
+    outcomes = run(Broken())
+    failed = [outcome for outcome in outcomes if isinstance(outcome, Gap)]
+    assert {outcome.cell for outcome in failed} == {Cell(1, 8), Cell(2, 8)}
+    assert "no kernel" in failed[0].reason
+
+
+def test_a_cell_that_cannot_fit_is_never_tried() -> None:
+    engine = FakeEngine()
+    outcomes = run(engine, fits=lambda cell: "needs 99 GB" if cell == Cell(2, 16) else None)
+    assert (2, 16) not in engine.prompts
+    assert [o.reason for o in outcomes if isinstance(o, Gap)] == ["needs 99 GB"]
+
+
+def test_the_first_decode_step_is_kept_apart() -> None:
+    assert steady((9.0, 1.0, 1.1)) == (1.0, 1.1)
+
+
+@pytest.mark.slow
+def test_times_agree_with_a_plain_loop(gguf_file: Path) -> None:
+    """Our decode step and prefill against nothing but the model and perf_counter, interleaved in this process."""
+    source = resolve(str(gguf_file))
+    model = load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
+    engine = EagerEngine(model)
+    cell = Cell(1, 128)
+    warm_up(engine, cell, device=CPU, clock=HostClock(), vocab_size=49152, budget_s=5.0)
+    grid = make_grid([128], [1], 24)
+    ids = torch.randint(0, 49152, (1, 128), generator=torch.Generator().manual_seed(3))
+    ours: dict[str, list[float]] = {"prefill": [], "decode": []}
+    plain: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for _ in range(5):
+        plan = Plan(grid, budget_s=1e-9)
+        [visit] = list(sweep(engine, plan, device=CPU, clock=HostClock(), vocab_size=49152))
+        assert isinstance(visit, Visit)
+        ours["prefill"].append(visit.prefill_s)
+        ours["decode"] += steady(visit.decode_s)
+        with torch.inference_mode():
+            before = time.perf_counter()
+            output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            plain["prefill"].append(time.perf_counter() - before)
+            for step in range(23):
+                token = output.logits[:, -1:].argmax(-1)
+                before = time.perf_counter()
+                output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+                output.logits[:, -1:].argmax(-1)
+                if step:
+                    plain["decode"].append(time.perf_counter() - before)
+    for phase in ("prefill", "decode"):
+        ratio = statistics.median(ours[phase]) / statistics.median(plain[phase])
+        assert ratio == pytest.approx(1.0, abs=0.06), phase

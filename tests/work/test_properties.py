@@ -1,0 +1,83 @@
+"""Properties that hold for any step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler.catalog import resolve
+from profiler.loading import build_on_meta, load_config
+from profiler.work.attention import causal_pairs
+from profiler.work.step import ExecutionPath, Step
+from profiler.work.walk import ModelWork, walk
+
+NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
+PATHS = (
+    ExecutionPath(),
+    ExecutionPath(attention="eager", kernel_skips_masked=False, all_logits=True),
+    ExecutionPath(cache="static", static_cache_len=40_000),
+)
+WORKS: dict[str, ModelWork] = {}
+
+
+def work_of(name: str) -> ModelWork:
+    if name not in WORKS:
+        WORKS[name] = walk(build_on_meta(load_config(resolve(name)), torch.bfloat16))
+    return WORKS[name]
+
+
+steps = st.builds(Step, st.integers(1, 64), st.integers(1, 512), st.integers(0, 8192))
+
+
+@given(st.sampled_from(NAMES), steps, st.sampled_from(PATHS))
+@settings(max_examples=60, deadline=None)
+def test_model_work_is_at_most_executed_work(name: str, step: Step, path: ExecutionPath) -> None:
+    work = work_of(name).work(step, path)
+    assert work.model_flops <= work.executed_flops
+    assert work.model_bytes <= work.executed_bytes
+
+
+@given(st.sampled_from(NAMES), steps)
+@settings(max_examples=60, deadline=None)
+def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step) -> None:
+    model = work_of(name)
+    one = model.work(Step(1, step.query, step.context))
+    many = model.work(step)
+    assert many.model_flops == step.batch * one.model_flops
+    assert many.kv_read_bytes == step.batch * one.kv_read_bytes
+    longer = model.work(Step(step.batch, step.query, step.context + 1))
+    assert longer.model_flops >= many.model_flops
+    assert longer.kv_read_bytes >= many.kv_read_bytes
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)))
+def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None) -> None:
+    """Each query i sees its past, itself and the cache, or a window of them: the definition, summed one by one."""
+    expected = sum(min(context + i, window or context + i) for i in range(1, query + 1))
+    assert causal_pairs(query, context, window) == expected
+
+
+def test_work_is_additive_over_layers() -> None:
+    config = load_config(resolve("llama-2-7b"))
+    step = Step(3, 7, 11)
+
+    def flops(layers: int) -> int:
+        config.num_hidden_layers = layers
+        return int(walk(build_on_meta(config, torch.bfloat16)).work(step).model_flops)
+
+    assert flops(3) - flops(2) == flops(2) - flops(1) > 0
+
+
+def test_a_window_of_0_is_an_error() -> None:
+    with pytest.raises(ValueError, match="window"):
+        causal_pairs(1, 1, 0)
+
+
+def test_distinct_experts() -> None:
+    """E (1 - (1 - k/E)^T) for Mixtral (8, 2): 2, 3.5, 5.47, 7.2 experts for 1, 2, 4, 8 tokens."""
+    mixtral = work_of("mixtral-8x7b")
+    [experts] = [op for op in mixtral.operators if hasattr(op, "num_experts")]
+    touched = [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)]
+    assert touched == [2.0, 3.5, 5.47, 7.2]
