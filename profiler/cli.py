@@ -62,6 +62,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 100.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure the roofs again, though kept for a day.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Load .bin checkpoints, which can run code.")
@@ -91,6 +92,7 @@ def run(
             device=device,
             out=out,
             budget_s=budget,
+            fresh=fresh,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
         )

@@ -25,7 +25,7 @@ from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules,
 _TWIN_STEPS = 24
 _TWIN_PROMPT = 8
 _TWIN_REPLAY_S = 0.3
-_REPLAY_BUDGET_S = 12.0
+_CORES_SHARE = 0.25
 _REPLAYED_LAYERS = 8
 
 
@@ -120,11 +120,11 @@ def _core_alone_s(core: AttentionCore, step: Step, request: ModelRequest, budget
 
 
 def replay_kernels(
-    context: Context, cells: Sequence[Cell], grid: Grid, clock: Clock
+    context: Context, cells: Sequence[Cell], grid: Grid, clock: Clock, budget_s: float
 ) -> dict[tuple[Phase, Cell], dict[Operator, float]]:
     """Seconds of each linear and attention core of each cell, run alone, all their instances together.
 
-    Cells of the same shape share one replay.
+    Cells of the same shape share one replay. `budget_s` is for all of them; each is visited once in any case.
     """
     request = context.loaded.request
     linears = _replayable(context.work, linear_modules(context.loaded.module))
@@ -139,7 +139,7 @@ def replay_kernels(
             {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()},
             device=request.device,
             dtype=request.dtype,
-            budget_s=_REPLAY_BUDGET_S / len(shapes),
+            budget_s=budget_s * (1 - _CORES_SHARE) / len(shapes),
             clock=clock,
         )
         for user in users:
@@ -149,8 +149,8 @@ def replay_kernels(
     if context.paths["decode"].attention != "sdpa":
         return results
     cores = _replayable_cores(context.work)
-    budget_s = _REPLAY_BUDGET_S / 4 / max(1, len(results) * len(cores))
+    each_s = budget_s * _CORES_SHARE / max(1, len(results) * len(cores))
     for (phase, cell), totals in results.items():
         for core in cores:
-            totals[core] = core.count * _core_alone_s(core, step_of(phase, cell, grid), request, budget_s, clock)
+            totals[core] = core.count * _core_alone_s(core, step_of(phase, cell, grid), request, each_s, clock)
     return results

@@ -13,12 +13,13 @@ from typing import Any, Protocol, get_args
 from profiler._version import __version__
 from profiler.assessment import Context, diagnose, execution_paths, expected_visit_s, no_room, setting_of
 from profiler.catalog import DEFAULT_MODEL, resolve
-from profiler.clock import clock_for
+from profiler.clock import Clock, clock_for
 from profiler.diagnosis import advice
 from profiler.errors import RequestError, near_misses
 from profiler.grid import Cell, Grid, Phase, make_grid
-from profiler.hardware import ceilings as roofs_probe
-from profiler.hardware.device import describe, software
+from profiler.hardware.ceilings import Ceilings, measure
+from profiler.hardware.ceilings_cache import cached
+from profiler.hardware.device import Device, describe, software
 from profiler.isolation import measure_dispatch, replay_kernels
 from profiler.loading import (
     QUANTS,
@@ -49,6 +50,8 @@ DEFAULT_BATCH_SIZES = "1,2,4,8"
 DEFAULT_NEW_TOKENS = 32
 
 _WARM_UP_BUDGET_S = 3.0
+# Replaying the kernels alone gets this share of the sweep's time.
+_REPLAY_SHARE = 0.15
 
 
 class Listener(Protocol):
@@ -86,6 +89,7 @@ class Prepared:
     grid: Grid
     engine: str
     budget_s: float
+    fresh: bool
     out: Path
     command: str
 
@@ -104,6 +108,7 @@ def profile(
     device: str = "auto",
     out: str | Path | None = None,
     budget_s: float = DEFAULT_BUDGET_S,
+    fresh: bool = False,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     listener: Listener | None = None,
@@ -112,7 +117,8 @@ def profile(
 
     `model` is a hub id, a folder, a GGUF file or a card's name. `prompt_lens` and `batch_sizes` are numbers or texts
     in the range grammar. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
-    folder under runs/. Raises RequestError (or one of its kinds) before anything slow when the request is wrong.
+    folder under runs/. `fresh` measures the roofs again though they are under a day old. Raises RequestError (or one
+    of its kinds) before anything slow when the request is wrong.
     KeyboardInterrupt leaves the cells measured so far in the folder.
     """
     prepared = prepare(
@@ -128,6 +134,7 @@ def profile(
         device=device,
         out=out,
         budget_s=budget_s,
+        fresh=fresh,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
@@ -148,6 +155,7 @@ def prepare(
     device: str,
     out: str | Path | None,
     budget_s: float,
+    fresh: bool,
     trust_remote_code: bool,
     allow_pickle: bool,
 ) -> Prepared:
@@ -182,6 +190,7 @@ def prepare(
         grid=grid,
         engine=engine,
         budget_s=budget_s,
+        fresh=fresh,
         out=Path(out) if out is not None else _default_folder(request),
         command=_command(request, grid, engine),
     )
@@ -203,14 +212,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     work = walk(loaded.module)
     engine: Engine = ENGINES[prepared.engine](loaded.module)
     listener.stage("measuring this device's roofs")
-    ceilings = roofs_probe.measure(
-        request.device,
-        info,
-        _roof_dtypes(work, request),
-        model_dtype=dtype_name(request.dtype),
-        offloaded=loaded.offloaded,
-        clock=clock,
-    )
+    ceilings = _ceilings(request, info, work, clock, offloaded=loaded.offloaded, fresh=prepared.fresh)
     listener.stage("measuring dispatch on the hollow twin")
     dispatch = measure_dispatch(request, prepared.config, clock)
     context = Context(
@@ -253,7 +255,9 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
                 visits.setdefault(outcome.cell, []).append(outcome)
         if not loaded.offloaded:
             listener.stage("replaying each cell's kernels alone")
-            replayed = replay_kernels(context, [cell for cell in grid.cells if cell in visits], grid, clock)
+            replayed = replay_kernels(
+                context, [cell for cell in grid.cells if cell in visits], grid, clock, _REPLAY_SHARE * prepared.budget_s
+            )
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     cells, evidence, judged = diagnose(context, grid, visits, gaps, replayed)
@@ -278,6 +282,24 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
 def _record(outcome: Visit | Gap) -> dict[str, Any]:
     record = asdict(outcome)
     return {"kind": type(outcome).__name__.lower(), **record.pop("cell"), **record}
+
+
+def _ceilings(
+    request: ModelRequest, info: Device, work: ModelWork, clock: Clock, *, offloaded: bool, fresh: bool
+) -> Ceilings:
+    dtypes = _roof_dtypes(work, request)
+
+    def measure_now() -> Ceilings:
+        return measure(
+            request.device,
+            info,
+            dtypes,
+            model_dtype=dtype_name(request.dtype),
+            offloaded=offloaded,
+            clock=clock,
+        )
+
+    return cached(measure_now, info, software(), [dtype_name(request.dtype), *dtypes], fresh=fresh or offloaded)
 
 
 def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:

@@ -61,6 +61,8 @@ class Ceilings:
     host_link: Roof | None = None
     """Bytes/s from host to device; measured only when weights are offloaded."""
     measured_s: float = 0.0
+    """Seconds that measuring took."""
+    measured_at_unix_s: float = 0.0
 
     @property
     def memory_bytes_per_s(self) -> float:
@@ -104,6 +106,7 @@ def measure(
         beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
         host_link=link,
         measured_s=time.perf_counter() - start,
+        measured_at_unix_s=time.time(),
     )
 
 

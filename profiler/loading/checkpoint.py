@@ -11,19 +11,21 @@ from profiler.errors import ModelError, first_line
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest
 
+_GGUF_MARK = b"GGUF"
+
 
 def check_weights(request: ModelRequest) -> None:
     """Raises ModelError for a checkpoint that cannot be loaded, before anything slow: missing, pickled, corrupt."""
     source = request.source
     if request.weights == "random" or source.path is None:
-        return None
+        return
     if source.kind == "gguf":
         if request.quant != "none":
             raise ModelError(
                 "a GGUF file is dequantised while it loads, and transformers cannot quantise it again;"
                 " use --quant none, or give the original checkpoint."
             )
-        return check_gguf(source.path)
+        return  # its config came from the same file, which was read whole for it
     files = weight_files(source.path)
     if not files:
         raise ModelError(f"the folder {str(source.path)!r} has a config.json but no weights; use --weights random.")
@@ -36,7 +38,7 @@ def check_weights(request: ModelRequest) -> None:
     for file in files:
         if file.suffix == ".safetensors":
             _check_safetensors(file)
-    return None
+    return
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -72,11 +74,12 @@ def _check_safetensors(file: Path) -> None:
 
 
 def check_gguf(file: Path) -> None:
+    """Raises ModelError for a file that is no GGUF file or a damaged one."""
+    with file.open("rb") as opened:
+        if opened.read(len(_GGUF_MARK)) != _GGUF_MARK:
+            raise ModelError(f"{file.name} is no GGUF file: it does not begin with its mark.")
     from gguf import GGUFReader
 
-    with file.open("rb") as opened:
-        if opened.read(4) != b"GGUF":
-            raise ModelError(f"{file.name} is no GGUF file: it does not begin with its mark.")
     try:
         GGUFReader(file)
     except Exception as error:

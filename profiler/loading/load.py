@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -53,11 +54,12 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, dic
         extra["attn_implementation"] = request.attn
     if request.quant != "none":
         extra["quantization_config"] = quantization_config(request.quant, request.dtype)
-    planned = build_on_meta(config, request.dtype, request.quant, request.attn)
+    planned = build_on_meta(copy.deepcopy(config), request.dtype, request.quant, request.attn)
     too_large = auto_device_map(planned, request.device) is not None
     del planned
     module = AutoModelForCausalLM.from_pretrained(
         where,
+        config=config,
         dtype=request.dtype,
         device_map="auto" if too_large else {"": request.device},
         trust_remote_code=request.trust_remote_code,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from profiler.report.plots import save_roofline
 from profiler.report.tables import markdown_table, roofs_lines, tokens_table
 from profiler.runstore import Run
 from profiler.units import scaled
+
+
+def _when(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def write_reports(run: Run) -> None:
@@ -30,7 +36,7 @@ def markdown_report(run: Run, *, picture: bool) -> str:
         f"- model: {scaled(model['params'], '')} parameters, {model['dtype']}{quant}, {weights},"
         f" {model['attention']} attention, {scaled(model['storage_bytes'], 'B')} in memory",
         f"- device: {device['name']}, {device['threads']} {'threads' if device['kind'] == 'cpu' else 'SMs'}",
-        f"- roofs, measured in this run: {'; '.join(roofs_lines(run))}",
+        f"- roofs, measured on this device at {_when(document.ceilings['measured_at_unix_s'])}: {'; '.join(roofs_lines(run))}",
         f"- software: {', '.join(f'{name} {version}' for name, version in document.software.items())}",
         f"- repeat it: `{document.command}`",
         "",

@@ -50,16 +50,37 @@ def terminal_table(run: Run) -> Table:
     table.add_column("attained", justify="right")
     table.add_column("regime")
     table.add_column("sure")
+    flags = _flags(run)
     last_phase = None
     for row in run.cells.to_dict("records"):
         if last_phase is not None and row["phase"] != last_phase:
             table.add_section()
         last_phase = row["phase"]
-        table.add_row(*_terminal_row(row, has_datasheet=has_datasheet))
+        cell = row["phase"], row["batch_size"], row["prompt_len"]
+        table.add_row(*_terminal_row(row, flags.get(cell, ""), has_datasheet=has_datasheet))
     return table
 
 
-def _terminal_row(row: dict[Any, Any], *, has_datasheet: bool) -> list[str]:
+# What a flag is called in the table; the evidence in run.json has their full names.
+_SHORT_FLAGS = {
+    "inefficient-kernels": "kernels",
+    "wasteful-path": "copies",
+    "kv-bound": "KV",
+    "above-roof": "above roof",
+}
+
+
+def _flags(run: Run) -> dict[tuple[str, int, int], str]:
+    """Each cell's flags in a word: what stands beside its regime."""
+    return {
+        (item["phase"], item["batch_size"], item["prompt_len"]): ", ".join(
+            _SHORT_FLAGS[flag] for flag in item["flags"] if flag in _SHORT_FLAGS
+        )
+        for item in run.document.evidence
+    }
+
+
+def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool) -> list[str]:
     tokens = row["prompt_len"] if row["phase"] == "prefill" else row["context_len"]
     head = [row["phase"], str(row["batch_size"]), str(tokens)]
     if row["status"] != "ok":
@@ -76,7 +97,7 @@ def _terminal_row(row: dict[Any, Any], *, has_datasheet: bool) -> list[str]:
         significant(row["bytes_per_s"] / 1e9),
         *([_share(row["mfu"]), _share(row["mbu"])] if has_datasheet else []),
         percent(row["attained"]),
-        row["regime"],
+        f"{row['regime']} ({flags})" if flags else row["regime"],
         row["confidence"],
     ]
 
