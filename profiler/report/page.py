@@ -36,7 +36,7 @@ def markdown_report(run: Run, *, picture: bool) -> str:
         f"- model: {scaled(model['params'], '')} parameters, {model['dtype']}{quant}, {weights},"
         f" {model['attention']} attention, {scaled(model['storage_bytes'], 'B')} in memory",
         f"- device: {device['name']}, {device['threads']} {'threads' if device['kind'] == 'cpu' else 'SMs'}",
-        f"- roofs, measured on this device at {_when(document.ceilings['measured_at_unix_s'])}: {'; '.join(roofs_lines(run))}",
+        f"- roofs, measured here on {_when(document.ceilings['measured_at_unix_s'])}: {'; '.join(roofs_lines(run))}",
         f"- software: {', '.join(f'{name} {version}' for name, version in document.software.items())}",
         f"- repeat it: `{document.command}`",
         "",

@@ -71,10 +71,10 @@ _SHORT_FLAGS = {
 
 
 def _flags(run: Run) -> dict[tuple[str, int, int], str]:
-    """Each cell's flags in a word: what stands beside its regime."""
+    """Each cell's weightiest flag in a word: what stands beside its regime."""
     return {
-        (item["phase"], item["batch_size"], item["prompt_len"]): ", ".join(
-            _SHORT_FLAGS[flag] for flag in item["flags"] if flag in _SHORT_FLAGS
+        (item["phase"], item["batch_size"], item["prompt_len"]): next(
+            (word for flag, word in _SHORT_FLAGS.items() if flag in item["flags"]), ""
         )
         for item in run.document.evidence
     }
