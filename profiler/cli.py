@@ -113,6 +113,53 @@ def run(
 
 
 @app.command()
+def count(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
+    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
+    context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
+    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
+    attn: Annotated[str, typer.Option(help="What is executed: sdpa (a fused kernel) or eager.")] = "sdpa",
+    gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
+    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,
+    crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    output_format: Annotated[str, typer.Option("--format", help="table, json or csv (the operators).")] = "table",
+    debug: Debug = False,
+) -> None:
+    """Count a step's FLOPs and bytes from the config alone, without running it."""
+    _one_of(output_format, "--format", ("table", "json", "csv"))
+    from profiler import counting
+    from profiler.report.count_table import operators_csv, print_count
+
+    counted = counting.count(
+        model,
+        phase=phase,
+        batch=batch,
+        prompt=prompt,
+        context=context,
+        dtype=dtype,
+        quant=quant,
+        attn=attn,
+        census=gemm_census,
+        gpu_names=gpu,
+        second_opinion=crosscheck,
+        trust_remote_code=trust_remote_code,
+    )
+    document = counted.as_json()
+    if output_format == "json":
+        print(json.dumps(document, indent=2))
+    elif output_format == "csv":
+        print(operators_csv(document), end="")
+    else:
+        from rich.console import Console
+
+        print_count(document, Console(width=100))
+
+
+@app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     output_format: Annotated[str, typer.Option("--format", help="csv, md, json or parquet.")] = "csv",

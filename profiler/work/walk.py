@@ -76,6 +76,11 @@ def walk(model: Any) -> ModelWork:
     )
 
 
+def collapse_numbers(name: str) -> str:
+    """`model.layers.3.mlp` -> `model.layers.*.mlp`: one name for the same place in every layer."""
+    return _NUMBERS.sub("*", name)
+
+
 LinearKey = tuple[str, int, int]
 """(name, in_features, out_features): layers of one name may differ in width."""
 
@@ -94,7 +99,7 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
             inside = (*inside, name + ".")
         elif formats.is_linear(module) and not name.startswith(inside or ("\0",)):
             weight = formats.stored(module)
-            key = (_NUMBERS.sub("*", name), weight.in_features, weight.out_features)
+            key = (collapse_numbers(name), weight.in_features, weight.out_features)
             groups.setdefault(key, []).append(module)
     return groups
 
@@ -118,7 +123,7 @@ class _Visitor:
         for name, module in self.model.named_modules():
             if any(name.startswith(parent + ".") for parent in done):
                 continue
-            short = _NUMBERS.sub("*", name)
+            short = collapse_numbers(name)
             if _is_experts(module):
                 yield self._experts(short, module)
                 done.add(name)

@@ -1,0 +1,112 @@
+"""A second opinion on executed FLOPs: torch's own counter, run over the model itself on meta tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler.work.attention import AttentionCore
+from profiler.work.step import ExecutionPath, Step
+from profiler.work.walk import ModelWork, collapse_numbers, walk
+
+COUNTER = "torch.utils.flop_counter.FlopCounterMode"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A part of the model on which the two counters disagree."""
+
+    module: str
+    walk_flops: int
+    counter_flops: int
+
+
+@dataclass(frozen=True)
+class Crosscheck:
+    """Both counts of one step's executed matrix FLOPs."""
+
+    counter: str
+    walk_flops: int
+    flops: int
+    """What the second counter found."""
+    differences: tuple[Difference, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether they agree to the last FLOP, in every part."""
+        return self.walk_flops == self.flops and not self.differences
+
+
+def crosscheck(model: Any, step: Step) -> Crosscheck:
+    """Count one step of plain numbers twice: by the walk, and by running the model under FlopCounterMode.
+
+    The model must use eager attention, since the counter does not see every fused kernel (a CPU's counts as 0). On the
+    meta device nothing is computed; a model that asks a tensor for its value must be given on a CPU instead.
+    A context is filled by a prefill outside the counter. Raises whatever the model raises.
+    """
+    work = walk(model)
+    counted = _counter_flops(model, step)
+    path = ExecutionPath(attention="eager", kernel_skips_masked=False, all_logits=not _keeps_last_logits(model))
+    walked = _walk_flops(work, step, path)
+    differences = tuple(
+        Difference(name, walked.get(name, 0), counted.get(name, 0))
+        for name in sorted({*walked, *counted})
+        if walked.get(name, 0) != counted.get(name, 0)
+    )
+    return Crosscheck(COUNTER, sum(walked.values()), sum(counted.values()), differences)
+
+
+def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, int]:
+    """Executed FLOPs by module; an attention core's belong to its attention module."""
+    totals: dict[str, int] = {}
+    for operator in work.operators:
+        flops = int(operator.work(step, path).executed_flops)
+        if flops:
+            name = operator.name.removesuffix(".core") if isinstance(operator, AttentionCore) else operator.name
+            totals[name] = totals.get(name, 0) + flops
+    return totals
+
+
+def _counter_flops(model: Any, step: Step) -> dict[str, int]:
+    """Executed FLOPs by module, each without its children's, from FlopCounterMode."""
+    device = next(model.parameters()).device
+    batch, query, context = int(step.batch), int(step.query), int(step.context)
+    options: dict[str, Any] = {"use_cache": True}
+    if _keeps_last_logits(model):
+        options["logits_to_keep"] = 1
+    with torch.no_grad():
+        if context:
+            filled = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)
+            cache = getattr(filled, "past_key_values", None)
+            key = "past_key_values" if cache is not None else "cache_params"
+            options[key] = cache if cache is not None else filled.cache_params
+        counter = FlopCounterMode(display=False)
+        with counter:
+            model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
+    return _self_flops(
+        {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}, type(model).__name__
+    )
+
+
+def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
+    """From inclusive to own FLOPs; names collapsed over layers, the root's own name taken off."""
+    own = {name: flops for name, flops in totals.items() if name != "Global"}
+    for name, flops in totals.items():
+        parent = name.rpartition(".")[0]
+        if parent in own:
+            own[parent] -= flops
+    result: dict[str, int] = {}
+    for name, flops in own.items():
+        if flops:
+            short = collapse_numbers(name.removeprefix(root).lstrip("."))
+            result[short] = result.get(short, 0) + flops
+    return result
+
+
+def _keeps_last_logits(model: Any) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
