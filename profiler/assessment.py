@@ -149,13 +149,18 @@ def _roofs(context: Context, phase: Phase) -> Roofs:
 def no_room(cell: Cell, context: Context, grid: Grid) -> str | None:
     """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
     weights = model_storage_bytes(context.loaded.module)
-    peak = predicted_peak_bytes(
-        context.work, weights, cell.batch_size, cell.prompt_len, grid.new_tokens, context.paths["prefill"]
-    )
+    peak = _predicted_peak(context, cell, grid)
     room = available_bytes(context.loaded.request.device)
     if peak - weights > room * _MEMORY_MARGIN:
         return f"needs {(peak - weights) / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
     return None
+
+
+def _predicted_peak(context: Context, cell: Cell, grid: Grid) -> int:
+    weights = model_storage_bytes(context.loaded.module)
+    return predicted_peak_bytes(
+        context.work, weights, cell.batch_size, cell.prompt_len, grid.new_tokens, context.paths["prefill"]
+    )
 
 
 def diagnose(
@@ -180,7 +185,9 @@ def diagnose(
                     )
                     row |= measured
                     judged.append(judged_cell)
-                    evidence.append(_evidence_record(phase, cell, verdict))
+                    record = _evidence_record(phase, cell, verdict)
+                    record["predicted_peak_memory_bytes"] = _predicted_peak(context, cell, grid)
+                    evidence.append(record)
                 else:
                     row["status"] = gaps[cell].status if cell in gaps else "skipped"
                 rows.append(row)

@@ -15,6 +15,14 @@ def scaled(value: float, unit: str, digits: int = 3) -> str:
     return f"{significant(value, digits)} {unit}"
 
 
+def count(value: float) -> str:
+    """`7241732096` -> `7.24 B`, as parameters are told: thousands, millions, billions."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{significant(value / size)} {letter}"
+    return f"{value:.0f}"
+
+
 def duration(seconds: float) -> str:
     """`0.0035` -> `3.50 ms`."""
     if math.isnan(seconds):

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from profiler.units import duration, scaled, significant
+from profiler.units import count, duration, scaled, significant
 
 _OPERATOR_COLUMNS = (
     "name",
@@ -30,7 +30,7 @@ def print_count(document: dict[str, Any], console: Console) -> None:
     moved = document["bytes"]
     quant = "" if document["quant"] == "none" else f" {document['quant']}"
     console.print(
-        f"{document['model']}: {scaled(document['params'], '')} parameters, {document['dtype']}{quant};"
+        f"{document['model']}: {count(document['params'])} parameters, {document['dtype']}{quant};"
         f" {document['phase']} of {document['batch']} x {document['query_tokens']} tokens"
         f" after {document['context_tokens']} cached",
         highlight=False,
@@ -85,6 +85,8 @@ def _groups(operators: list[dict[str, Any]]) -> Table:
     for item in operators:
         groups.setdefault(item["group"], []).append(item)
     for group, items in groups.items():
+        if not any(item["model_flops"] or item["model_bytes"] for item in items):
+            continue
         table.add_section()
         table.add_row(group, "", *_figures(items, flops, moved), style="bold")
         for item in items:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from profiler.report.plots import save_roofline
 from profiler.report.tables import markdown_table, roofs_lines, tokens_table
 from profiler.runstore import Run
-from profiler.units import scaled
+from profiler.units import count, scaled
 
 
 def _when(unix_s: float) -> str:
@@ -33,7 +33,7 @@ def markdown_report(run: Run, *, picture: bool) -> str:
     lines = [f"# {model['id']} on {device['name']}", ""]
     lines += [*document.answer, ""] if document.answer else []
     lines += [
-        f"- model: {scaled(model['params'], '')} parameters, {model['dtype']}{quant}, {weights},"
+        f"- model: {count(model['params'])} parameters, {model['dtype']}{quant}, {weights},"
         f" {model['attention']} attention, {scaled(model['storage_bytes'], 'B')} in memory",
         f"- device: {device['name']}, {device['threads']} {'threads' if device['kind'] == 'cpu' else 'SMs'}",
         f"- roofs, measured here on {_when(document.ceilings['measured_at_unix_s'])}: {'; '.join(roofs_lines(run))}",

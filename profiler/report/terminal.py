@@ -7,7 +7,7 @@ from rich.text import Text
 
 from profiler.report.tables import roofs_lines, terminal_table
 from profiler.runstore import Run
-from profiler.units import scaled
+from profiler.units import count
 
 _WIDTH = 100
 
@@ -24,8 +24,7 @@ def print_run(run: Run, console: Console | None = None) -> None:
     random = ", random weights" if model["weights"] == "random" else ""
     console.print(
         Text(
-            f"{model['id']}: {scaled(model['params'], '')} parameters, {model['dtype']}{quant}{random},"
-            f" on {device['name']}"
+            f"{model['id']}: {count(model['params'])} parameters, {model['dtype']}{quant}{random}, on {device['name']}"
         )
     )
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))

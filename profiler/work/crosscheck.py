@@ -14,6 +14,8 @@ from profiler.work.attention import AttentionCore
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork, collapse_numbers, walk
 
+_CACHES = ("past_key_values", "cache_params", "state")
+
 COUNTER = "torch.utils.flop_counter.FlopCounterMode"
 
 
@@ -82,10 +84,11 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     with torch.no_grad():
         if context:
             filled = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)
-            cache = getattr(filled, "past_key_values", None)
-            key = "past_key_values" if cache is not None else "cache_params"
-            options[key] = cache if cache is not None else filled.cache_params
-        counter = FlopCounterMode(display=False)
+            key = next((name for name in _CACHES if getattr(filled, name, None) is not None), None)
+            if key is None:
+                raise ValueError(f"{type(model).__name__} keeps no cache, so that it has no decode step")
+            options[key] = getattr(filled, key)
+        counter = FlopCounterMode(display=False, custom_mapping=_grouped_products())
         with counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
     return _self_flops(
@@ -93,12 +96,26 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     )
 
 
+def _grouped_products() -> dict[Any, Any]:
+    """The counter has no formula for a grouped product, [rows, in] x [experts, in, out]: each row meets one expert."""
+
+    def flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
+        return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])
+
+    operators = [getattr(torch.ops.aten, "_grouped_mm", None)]
+    operators.append(getattr(torch.ops.transformers, "grouped_mm_fallback", None))
+    return {operator: flops for operator in operators if operator is not None}
+
+
 def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
     """From inclusive to own FLOPs; names collapsed over layers, the root's own name taken off."""
     own = {name: flops for name, flops in totals.items() if name != "Global"}
     for name, flops in totals.items():
         parent = name.rpartition(".")[0]
-        if parent in own:
+        # A list of layers is no module that runs, so it has no entry of its own.
+        while parent and parent not in own:
+            parent = parent.rpartition(".")[0]
+        if parent:
             own[parent] -= flops
     result: dict[str, int] = {}
     for name, flops in own.items():

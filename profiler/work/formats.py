@@ -23,6 +23,8 @@ _BNB_BLOCK = 64
 _BNB_NESTED_BLOCK = 256
 _FLOAT32_BYTES = 4
 _CODE_ENTRIES_4BIT = 16
+# Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
+_PACKED = ("qweight", "weight_packed")
 _CODE_ENTRIES_8BIT = 256
 
 
@@ -55,11 +57,11 @@ class StoredWeight:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether `module` multiplies its input by one weight matrix: nn.Linear, its quantised kin, GPT-2's Conv1D."""
-    return type(module).__name__ == "Conv1D" or (
-        isinstance(getattr(module, "in_features", None), int)
-        and isinstance(getattr(module, "out_features", None), int)
-        and getattr(module, "weight", None) is not None
+    sized = isinstance(getattr(module, "in_features", None), int) and isinstance(
+        getattr(module, "out_features", None), int
     )
+    held = any(getattr(module, name, None) is not None for name in ("weight", *_PACKED))
+    return type(module).__name__ == "Conv1D" or (sized and held)
 
 
 def stored(module: nn.Module) -> StoredWeight:
@@ -179,18 +181,84 @@ def _int8_data(module: Any) -> torch.Tensor:
     return module.weight.data if held is None else held
 
 
+def _packed(module: Any) -> StoredWeight:
+    """GPTQ, AWQ, compressed-tensors: packed integers beside their scales, zero points and group indices."""
+    tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+    tensors.pop("bias", None)
+    floats = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.itemsize > 1]
+    return StoredWeight(
+        format=_method_name(module),
+        in_features=module.in_features,
+        out_features=module.out_features,
+        weight_bytes=storage_bytes(tensors.values()),
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=floats[0] if floats else torch.float16,
+    )
+
+
+def _scaled_float8(module: Any) -> StoredWeight:
+    """FP8 with a scale a tensor, a row or a block (DeepSeek-V3 stores `weight_scale_inv` for blocks of 128 x 128)."""
+    scales = [getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale")]
+    outs, ins = module.weight.shape
+    return StoredWeight(
+        format="float8",
+        in_features=ins,
+        out_features=outs,
+        weight_bytes=storage_bytes([module.weight, *scales]),
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=module.weight.dtype,
+    )
+
+
+def _tensor_subclass(module: Any) -> StoredWeight:
+    """torchao: a tensor subclass that names its inner tensors (packed data, scales, zero points)."""
+    weight = module.weight
+    names, _ = weight.__tensor_flatten__()
+    return StoredWeight(
+        format=type(weight).__name__,
+        in_features=module.in_features,
+        out_features=module.out_features,
+        weight_bytes=storage_bytes(_inner_tensors(weight)),
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=weight.dtype if names else torch.bfloat16,
+    )
+
+
+def _inner_tensors(tensor: Any) -> list[torch.Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [inner for name in names for inner in _inner_tensors(getattr(tensor, name))]
+
+
+def _method_name(module: Any) -> str:
+    name = type(module).__name__.lower()
+    return next((method for method in ("gptq", "awq", "marlin", "exllama") if method in name), "packed")
+
+
 def _bias_bytes(module: Any) -> int:
     bias = getattr(module, "bias", None)
     return 0 if bias is None else bias.numel() * bias.element_size()
 
 
+def _has_packed(module: Any) -> bool:
+    return any(getattr(module, name, None) is not None for name in _PACKED)
+
+
+def _is_float8(module: Any) -> bool:
+    return str(module.weight.dtype).startswith("torch.float8")
+
+
 def _weight_class(name: str) -> Callable[[Any], bool]:
-    return lambda module: type(module.weight).__name__ == name
+    return lambda module: type(getattr(module, "weight", None)).__name__ == name
 
 
 # Looked up from the top; a new format is a test and a function here.
 _FORMATS: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...] = (
     (_weight_class("Params4bit"), _bnb_4bit),
     (_weight_class("Int8Params"), _bnb_int8),
+    (_has_packed, _packed),
+    (lambda module: hasattr(module.weight, "__tensor_flatten__"), _tensor_subclass),
+    (_is_float8, _scaled_float8),
     (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
 )

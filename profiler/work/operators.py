@@ -108,15 +108,22 @@ class Experts(Operator):
     """(in_features, out_features) of one expert's products."""
     expert_bytes: int
     activation_itemsize: int
+    runs_all: bool = False
+    """Whether the library multiplies every token by every expert and discards what the router did not choose."""
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         tokens = step.tokens
         weights = sum(ins * outs for ins, outs in self.matrices)
         operands = sum(ins + outs for ins, outs in self.matrices)
+        idle = self.num_experts - self.per_token if self.runs_all else 0
         return Work(
             model_flops=2 * tokens * self.per_token * weights,
             weight_bytes=self.touched(tokens) * self.expert_bytes,
             activation_bytes=tokens * self.per_token * operands * self.activation_itemsize,
+            avoidable_flops={"experts nobody chose": 2 * tokens * idle * weights},
+            avoidable_bytes={
+                "experts nobody chose": (self.num_experts - self.touched(tokens)) * self.expert_bytes if idle else 0
+            },
         )
 
     def touched(self, tokens: Count) -> Count:
@@ -165,36 +172,42 @@ class Elementwise(Operator):
 
 @dataclass(frozen=True)
 class Convolution(Operator):
-    """A causal depthwise convolution over time, as state-space and linear-attention layers use."""
+    """A causal convolution over time, as state-space and linear-attention layers use; it keeps its last inputs."""
 
     channels: int
+    inputs_per_channel: int
+    """1 for a depthwise convolution."""
     kernel_size: int
     weight_bytes: int
     itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        state = step.batch * self.channels * self.kernel_size * self.itemsize
+        kept = step.batch * self.channels * (self.kernel_size - 1) * self.itemsize
         return Work(
-            model_flops=2 * step.tokens * self.channels * self.kernel_size,
+            model_flops=2 * step.tokens * self.channels * self.inputs_per_channel * self.kernel_size,
             weight_bytes=self.weight_bytes,
-            kv_read_bytes=np.where(np.asarray(step.context) > 0, state, 0),
-            kv_write_bytes=state,
+            kv_read_bytes=np.where(np.asarray(step.context) > 0, kept, 0),
+            kv_write_bytes=kept,
             activation_bytes=2 * step.tokens * self.channels * self.itemsize,
         )
 
 
 @dataclass(frozen=True)
 class RecurrentState(Operator):
-    """The recurrent state of a linear-attention or state-space layer: read and written once a step a sequence."""
+    """The recurrent state of a linear-attention or state-space layer: read and written once a step a sequence.
+
+    A token updates each element with what it adds, corrects it, and reads it out: three multiply-adds (the recurrence
+    of Mamba-2, arXiv:2405.21060, and of gated delta networks, arXiv:2412.06464). A library that computes a prefill in
+    chunks executes more than that.
+    """
 
     state_elements: int
     itemsize: int
-    flops_per_token: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         state = step.batch * self.state_elements * self.itemsize
         return Work(
-            model_flops=step.tokens * self.flops_per_token,
+            model_flops=6 * step.tokens * self.state_elements,
             kv_read_bytes=np.where(np.asarray(step.context) > 0, state, 0),
             kv_write_bytes=state,
         )

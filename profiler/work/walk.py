@@ -12,13 +12,32 @@ from torch import nn
 
 from profiler.work import formats
 from profiler.work.attention import AttentionCore
-from profiler.work.operators import Elementwise, Embedding, Experts, GemmShape, Group, Linear, Operator, Rows
+from profiler.work.operators import (
+    Convolution,
+    Elementwise,
+    Embedding,
+    Experts,
+    GemmShape,
+    Group,
+    Linear,
+    Operator,
+    RecurrentState,
+    Rows,
+)
 from profiler.work.step import ExecutionPath, Step, Work
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
-_ATTENTION = re.compile(r"(attention|attn)(sdpa|eager)?$", re.IGNORECASE)
+_ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
+_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
 _ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
+
+_OTHER_MODALITY = re.compile(
+    r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend", re.IGNORECASE
+)
+_CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", re.IGNORECASE)
+# Mixtures whose module multiplies every token by every expert, whatever the router says.
+_DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
@@ -35,6 +54,8 @@ class ModelWork:
     understood_params: int
     unknown: tuple[str, ...]
     """Names of modules whose parameters are not in any operator."""
+    not_run: tuple[str, ...] = ()
+    """Parts that a text-only step leaves alone: towers of other modalities, cross-attention without an encoder."""
 
     @property
     def coverage(self) -> float:
@@ -73,6 +94,7 @@ def walk(model: Any) -> ModelWork:
         params=visitor.total_params,
         understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
+        not_run=tuple(dict.fromkeys(visitor.not_run)),
     )
 
 
@@ -113,7 +135,9 @@ class _Visitor:
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
         self.itemsize = _activation_itemsize(model)
+        self.base_prefix = _base_prefix(model)
         self.unknown: list[str] = []
+        self.not_run: list[str] = []
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
@@ -124,6 +148,11 @@ class _Visitor:
             if any(name.startswith(parent + ".") for parent in done):
                 continue
             short = collapse_numbers(name)
+            if _not_run(name, module):
+                done.add(name)
+                self._count(module, recurse=True)
+                self.not_run.append(short)
+                continue
             if _is_experts(module):
                 yield self._experts(short, module)
                 done.add(name)
@@ -137,25 +166,80 @@ class _Visitor:
             self._count(module)
             yield self._embedding(short, module)
         elif formats.is_linear(module):
-            self._count(module)
-            yield self._linear(short, name, module)
+            fresh = self._count(module)
+            try:
+                yield self._linear(short, name, module)
+            except ValueError as error:  # a format without a rule
+                self.unknown.append(f"{short} ({error})")
+                self.unknown_params += fresh
         elif _is_router(module):
             self._count(module)
             yield self._router(short, module)
         elif _is_norm(module):
             self._count(module)
-            yield self._norm(short, module)
+            yield self._norm(short, name, module)
+        elif isinstance(module, nn.Conv1d):
+            self._count(module)
+            yield self._convolution(short, module)
         else:
-            if (core := self._attention(short, name, module)) is not None:
+            if (core := self._attention(short, module)) is not None:
                 yield core
                 yield self._rotary(short, core)
-            own = [key for key, _ in module.named_parameters(recurse=False)]
-            if own:
-                fresh = self._count(module)
-                if fresh:
-                    self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(own)})")
-                    self.unknown_params += fresh
-        yield from self._residuals(short, name, module)
+            if (state := self._state(short, module)) is not None:
+                yield state
+            yield from self._leftovers(short, module)
+        yield from self._residuals(short, module)
+
+    def _leftovers(self, short: str, module: nn.Module) -> Iterator[Operator]:
+        """Parameters that hang on a module beside its parts: vectors are streamed, matrices are not understood."""
+        vector_bytes = 0
+        unknown = []
+        recurrent = _is_recurrent(module)
+        for key, param in module.named_parameters(recurse=False):
+            if id(param) in self._counted:
+                continue
+            self._counted.add(id(param))
+            self.total_params += param.numel()
+            if recurrent or max(param.shape, default=1) == param.numel():
+                vector_bytes += param.numel() * param.element_size()
+            else:
+                unknown.append(key)
+                self.unknown_params += param.numel()
+        if vector_bytes:
+            yield Elementwise(f"{short}.vectors", "other", 1, self.model.dtype, 0, 0, weight_bytes=vector_bytes)
+        if unknown:
+            self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
+
+    def _convolution(self, short: str, module: nn.Conv1d) -> Convolution:
+        return Convolution(
+            name=short,
+            group="state",
+            count=1,
+            dtype=module.weight.dtype,
+            channels=module.out_channels,
+            inputs_per_channel=module.in_channels // module.groups,
+            kernel_size=module.kernel_size[0],
+            weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
+            itemsize=self.itemsize,
+        )
+
+    def _state(self, short: str, module: Any) -> RecurrentState | None:
+        """The state of a state-space or linear-attention mixer."""
+        if not _is_recurrent(module):
+            return None
+        heads = _first(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+        if heads and (value_dim := _first(module, "head_v_dim", "head_dim")):
+            elements = heads * value_dim * int(_first(module, "head_k_dim", "ssm_state_size", "head_dim"))
+        else:
+            elements = int(module.A_log.numel())  # Mamba-1 keeps [intermediate, state], the shape of A itself
+        return RecurrentState(
+            name=f"{short}.state",
+            group="state",
+            count=1,
+            dtype=self.model.dtype,
+            state_elements=elements,
+            itemsize=self.itemsize,
+        )
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
         """Add a module's parameters to the total, shared ones once; returns how many were new."""
@@ -189,7 +273,9 @@ class _Visitor:
         group = self._group(name)
         if module is self.head:
             rows, group = "last", "lm_head"
-        elif name.endswith("kv_b_proj") and _caches_latent(self.model):
+        elif self.base_prefix and not name.startswith(self.base_prefix):
+            rows = "last"  # what lies between the decoder and the head runs on the positions that the head runs on
+        elif _over_context(name, self.model):
             executed = "context"
         return Linear(
             name=short,
@@ -238,15 +324,16 @@ class _Visitor:
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_itemsize=self.itemsize,
+            runs_all=type(module).__name__ in _DENSE_EXPERTS,
         )
 
-    def _norm(self, short: str, module: Any) -> Elementwise:
+    def _norm(self, short: str, name: str, module: Any) -> Elementwise:
         width = module.weight.numel()
         # transformers' RMSNorm in Python: cast up, square, mean, scale, cast down, weight (8 kernels); nn.LayerNorm: 1.
         fused = isinstance(module, (nn.LayerNorm, nn.RMSNorm))
         casts = 0 if self.itemsize == 4 else 8 + 2 * self.itemsize
         per_element = 2 * self.itemsize if fused else 5 * 4 + casts + 2 * self.itemsize
-        heads = self._norm_heads(short, width)
+        heads = self._norm_heads(name, width)
         return Elementwise(
             name=short,
             group="norm",
@@ -257,13 +344,26 @@ class _Visitor:
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters(recurse=False)),
         )
 
-    def _norm_heads(self, short: str, width: int) -> int:
+    def _norm_heads(self, name: str, width: int) -> int:
         """A norm of one head's width runs once a head (query and key norms of Qwen3, Gemma-3, OLMo-2)."""
-        leaf = short.rsplit(".", 1)[-1]
-        if width != _head_dim(self.config) or not leaf.startswith(("q_", "k_", "query", "key")):
+        parent_name, _, leaf = name.rpartition(".")
+        parent = self.model.get_submodule(parent_name)
+        if not _is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
-        heads: int = _query_heads(self.config) if leaf.startswith("q") else _kv_heads(self.config)
-        return heads
+        query_heads, kv_heads, head_dim = self._heads(parent)
+        if width != head_dim:
+            return 1
+        return query_heads if leaf.startswith("q") else kv_heads
+
+    def _heads(self, module: Any) -> tuple[int, int, int]:
+        """(query heads, KV heads, head dim) of an attention module: its own word, else the config's."""
+        config = self.config
+        query_heads = int(_first(module, "num_heads", "num_attention_heads", "n_heads") or _query_heads(config))
+        groups = _first(module, "num_key_value_groups")
+        kv_heads = _first(module, "num_key_value_heads", "num_kv_heads")
+        kv_heads = int(kv_heads or (query_heads // groups if groups else _kv_heads(config)))
+        head_dim = int(_first(module, "head_dim", "head_size", "attention_head_size") or _head_dim(config))
+        return query_heads, kv_heads, head_dim
 
     def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
         """q * cos + rotate_half(q) * sin, and the same for k: negate half, concatenate, two products, one sum."""
@@ -278,7 +378,7 @@ class _Visitor:
             bytes_per_token=10 * elements * self.itemsize if rotary else 0,
         )
 
-    def _residuals(self, short: str, name: str, module: nn.Module) -> Iterator[Elementwise]:
+    def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
         """Residual additions of a decoder layer, and the activation between the matrices of an MLP."""
         children = dict(module.named_children())
         if any(_is_attention(child) for child in children.values()):
@@ -304,21 +404,21 @@ class _Visitor:
                 bytes_per_token=(5 if gated else 2) * width * self.itemsize,
             )
 
-    def _attention(self, short: str, name: str, module: Any) -> AttentionCore | None:
+    def _attention(self, short: str, module: Any) -> AttentionCore | None:
         if not _is_attention(module):
             return None
         config = self.config
-        query_heads = int(_first(module, "num_heads", "num_attention_heads", "n_heads") or _query_heads(config))
-        groups = _first(module, "num_key_value_groups")
-        kv_heads = _first(module, "num_key_value_heads", "num_kv_heads")
-        kv_heads = int(kv_heads or (query_heads // groups if groups else _kv_heads(config)))
+        query_heads, kv_heads, head_dim = self._heads(module)
         latent = expanded = None
-        qk_dim = v_dim = int(_first(module, "head_dim", "head_size", "attention_head_size") or _head_dim(config))
+        qk_dim = v_dim = head_dim
         if hasattr(module, "kv_b_proj"):
-            nope, rope = int(config.qk_nope_head_dim), int(config.qk_rope_head_dim)
-            qk_dim, v_dim = nope + rope, int(config.v_head_dim)
+            nope, rope, v_dim, rank = (
+                int(_first(module, name) or _first(config, name))
+                for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+            )
+            qk_dim = nope + rope
             if _caches_latent(self.model):
-                latent, expanded = int(config.kv_lora_rank) + rope, nope + v_dim
+                latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
         return AttentionCore(
             name=f"{short}.core",
@@ -330,7 +430,7 @@ class _Visitor:
             qk_dim=qk_dim,
             v_dim=v_dim,
             itemsize=self.itemsize,
-            window=_window(config, module, name),
+            window=_window(config, module),
             latent_dim=latent,
             expanded_dim=expanded,
         )
@@ -346,8 +446,18 @@ class _Visitor:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    has_linear = any(formats.is_linear(child) for child in module.children())
-    return bool(_ATTENTION.search(type(module).__name__)) and has_linear
+    """A softmax attention: by its class's name, with projections inside, and no further attention inside."""
+    if not _ATTENTION.search(type(module).__name__) or _is_recurrent(module):
+        return False
+    inner = [part for part in module.modules() if part is not module]
+    has_linear = any(formats.is_linear(part) for part in inner)
+    return has_linear and not any(_ATTENTION.search(type(part).__name__) for part in inner)
+
+
+def _is_recurrent(module: nn.Module) -> bool:
+    """A mixer that keeps a state of fixed size: known by its decay `A_log`, or by its class's name."""
+    has_decay = isinstance(getattr(module, "A_log", None), torch.Tensor)
+    return has_decay or bool(_LINEAR_ATTENTION.search(type(module).__name__))
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -378,19 +488,47 @@ def _caches_latent(model: nn.Module) -> bool:
     return any(hasattr(module, "expand_kv") for module in model.modules())
 
 
-def _window(config: Any, module: Any, name: str) -> int | None:
-    """Keys that a query of this layer may see, or None: the layer's own word, else the config's for all layers."""
-    if hasattr(module, "sliding_window"):
-        own = module.sliding_window
-        return int(own) if own else None
-    window = getattr(config, "sliding_window", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
+def _over_context(name: str, model: nn.Module) -> bool:
+    """Projections that transformers runs again over all that is cached: MLA's latent, Doge's dynamic mask."""
+    if name.endswith("kv_b_proj"):
+        return _caches_latent(model)
+    return name.endswith("self_attn.dt_proj")
+
+
+def _base_prefix(model: Any) -> str:
+    """The name under which the decoder hangs in the causal LM (`model.`), or nothing if it is the model itself."""
+    prefix = getattr(model, "base_model_prefix", "")
+    return f"{prefix}." if prefix and hasattr(model, prefix) else ""
+
+
+def _not_run(name: str, module: nn.Module) -> bool:
+    leaf = name.rpartition(".")[2]
+    return bool(
+        _OTHER_MODALITY.search(leaf) or _CROSS_ATTENTION.search(leaf) or "CrossAttention" in type(module).__name__
+    )
+
+
+def _window(config: Any, module: Any) -> int | None:
+    """Keys that a query of this layer may see, or None: by the layer's type, its own word, or the config's."""
+    if getattr(module, "is_sliding", None) is False:
         return None
     layer_types = getattr(config, "layer_types", None)
     index = getattr(module, "layer_idx", None)
-    if layer_types and index is not None:
-        return int(window) if layer_types[index] == "sliding_attention" else None
-    return int(window)
+    if layer_types and isinstance(index, int) and index < len(layer_types):
+        kind = layer_types[index]
+        if kind == "full_attention":
+            return None
+        if kind == "chunked_attention":
+            return _positive(getattr(config, "attention_chunk_size", None))
+    if hasattr(module, "sliding_window"):
+        return _positive(module.sliding_window)
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return _positive(getattr(config, "sliding_window", None))
+
+
+def _positive(value: Any) -> int | None:
+    return int(value) if value else None
 
 
 def _query_heads(config: Any) -> int:
@@ -407,7 +545,15 @@ def _head_dim(config: Any) -> int:
 
 def _first(owner: Any, *names: str) -> Any:
     """The first attribute of `owner` that is set and not None."""
-    return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
+    return next((value for name in names if (value := _attribute(owner, name)) is not None), None)
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """An attribute or None; a config whose layers differ raises for what only a single layer can answer."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:
+        return None
 
 
 def _activation_itemsize(model: Any) -> int:

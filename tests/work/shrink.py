@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
+HEADS = 4
+HEAD_DIM = 16
 SIZES = {
-    "hidden_size": 64,
+    "hidden_size": HEADS * HEAD_DIM,
     "intermediate_size": 96,
     "ffn_dim": 96,
-    "num_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96,
+    "num_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_attention_heads": HEADS,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": HEAD_DIM,
+    "rotary_dim": 8,
     "vocab_size": 128,
     "max_position_embeddings": 256,
     "moe_intermediate_size": 32,
@@ -30,8 +38,10 @@ SIZES = {
     "sliding_window": 6,
     "n_group": 1,
     "topk_group": 1,
+    "first_k_dense_replace": 1,
 }
 MOST_LAYERS = 4
+TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def shrink(config: Any) -> Any:
@@ -44,23 +54,53 @@ def shrink(config: Any) -> Any:
 
 
 def _shrink(config: Any) -> None:
-    mapping = config.attribute_map
     for name, value in SIZES.items():
-        key = mapping.get(name, name)
-        old = getattr(config, key, None)
+        old = _get(config, name)
         if isinstance(old, int) and not isinstance(old, bool):
-            setattr(config, key, min(old, value) if old > 0 else old)
-    if getattr(config, "num_key_value_heads", None) and config.num_key_value_heads > config.num_attention_heads:
-        config.num_key_value_heads = config.num_attention_heads
-    layers = getattr(config, "num_hidden_layers", None)
-    types = getattr(config, "layer_types", None)
-    if types:
+            _set(config, name, min(old, value) if old > 0 else old)
+    if _get(config, "n_routed_experts") and _get(config, "num_experts_per_tok") is None:
+        _set(config, "num_experts_per_tok", SIZES["num_experts_per_tok"])
+    for name, value in (("head_dim", HEAD_DIM), ("num_key_value_heads", HEADS)):
+        if name in vars(config) and _get(config, name) is None and _get(config, "num_attention_heads"):
+            _set(config, name, value)
+    if _get(config, "kv_lora_rank"):  # a latent serves every head, and rotates only a part of each
+        _set(config, "num_key_value_heads", HEADS)
+        _set(config, "head_dim", SIZES["qk_rope_head_dim"])
+    if "is_decoder" in vars(config):
+        config.is_decoder = True
+    _fewer_layers(config)
+    for name in TOKEN_IDS:
+        value = _get(config, name)
+        if isinstance(value, int) and value >= SIZES["vocab_size"]:
+            _set(config, name, 0)
+
+
+def _fewer_layers(config: Any) -> None:
+    """The first layers, and at least one of each kind."""
+    types = _get(config, "layer_types")
+    layers = _get(config, "num_hidden_layers")
+    if types and "layer_types" in vars(config):
         kinds = list(dict.fromkeys(types))
         config.layer_types = (kinds + types)[: max(2, len(kinds))]
-        setattr(config, mapping.get("num_hidden_layers", "num_hidden_layers"), len(config.layer_types))
+        layers = len(config.layer_types)
     elif layers:
-        setattr(config, mapping.get("num_hidden_layers", "num_hidden_layers"), min(layers, MOST_LAYERS))
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value >= SIZES["vocab_size"]:
-            setattr(config, name, 0)
+        layers = min(layers, MOST_LAYERS)
+    if layers:
+        _set(config, "num_hidden_layers", layers)
+    for name in ("decoder_layers", "encoder_layers"):
+        if _get(config, name):
+            _set(config, name, layers)
+
+
+def _get(config: Any, name: str) -> Any:
+    """The value, or None where there is none or every layer has its own."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    """Set what can be set; some configs derive an attribute and refuse it."""
+    with contextlib.suppress(Exception):
+        setattr(config, config.attribute_map.get(name, name), value)

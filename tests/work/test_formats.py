@@ -90,3 +90,55 @@ def test_norms_are_streamed_as_well() -> None:
         op.count * op.weight_bytes for op in work.operators if isinstance(op, Elementwise) and op.group == "norm"
     )
     assert norms == (2 * 32 + 1) * 4096 * 2
+
+
+class Packed(torch.nn.Module):
+    """GPTQ's layout, 4 bits in groups of 128: int32 words of 8 weights, packed zero points, half scales, row groups."""
+
+    def __init__(self, ins: int, outs: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = ins, outs
+        self.register_buffer("qweight", torch.zeros(ins // 8, outs, dtype=torch.int32))
+        self.register_buffer("qzeros", torch.zeros(ins // 128, outs // 8, dtype=torch.int32))
+        self.register_buffer("scales", torch.zeros(ins // 128, outs, dtype=torch.float16))
+        self.register_buffer("g_idx", torch.zeros(ins, dtype=torch.int32))
+
+
+def test_gptq_groups_of_128() -> None:
+    """4 + 16/128 (scales) + 4/128 (zero points) bits a weight, and a 32-bit group index an input row."""
+    weight = stored(Packed(4096, 1024))
+    assert weight.bits_per_weight == 4 + 16 / 128 + 4 / 128 + 32 / 1024
+    assert weight.compute_dtype == torch.float16
+
+
+def test_float8_in_blocks_of_128() -> None:
+    """8 bits a weight and a float32 scale a block of 128 x 128: 8.002 bits."""
+    linear = torch.nn.Linear(1024, 512, bias=False)
+    linear.weight = torch.nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    linear.weight_scale_inv = torch.nn.Parameter(torch.ones(4, 8))
+    assert stored(linear).bits_per_weight == pytest.approx(8.002, abs=1e-3)
+
+
+def test_double_quantisation_is_4_127_bits() -> None:
+    """4 + 8/64 + 32/(64 x 256) bits, and about a kilobyte of code book a matrix."""
+    from bitsandbytes.nn import Params4bit
+
+    weights = torch.randn(1024, 2048)
+    real = Params4bit(weights, requires_grad=False, quant_type="nf4", compress_statistics=True).to("cpu")
+    linear = torch.nn.Linear(2048, 1024, bias=False)
+    linear.weight, linear.compute_dtype = real, torch.bfloat16
+    planned = torch.nn.Linear(2048, 1024, bias=False, device="meta")
+    planned.weight = Params4bit(torch.empty(1024, 2048, device="meta"), requires_grad=False, quant_type="nf4")
+    planned.compute_dtype = torch.bfloat16
+    assert stored(linear).weight_bytes == stored(planned).weight_bytes
+    code_books = (16 + 256 + 1) * 4
+    assert (stored(linear).weight_bytes - code_books) * 8 / weights.numel() == pytest.approx(4.126953, abs=1e-6)
+
+
+def test_a_format_without_a_rule_lowers_coverage(tiny_folder: Path) -> None:
+    model = build_on_meta(load_config(resolve(str(tiny_folder))), torch.float32)
+    odd = model.model.layers[0].mlp.up_proj
+    odd.weight = torch.nn.Parameter(torch.zeros(96, 64, dtype=torch.int32), requires_grad=False)
+    counted = walk(model)
+    assert counted.coverage == pytest.approx(1 - 96 * 64 / counted.params)
+    assert "up_proj" in counted.unknown[0]

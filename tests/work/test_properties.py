@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from profiler.catalog import resolve
 from profiler.loading import build_on_meta, load_config
-from profiler.work.attention import causal_pairs
+from profiler.work.attention import attention_steps, causal_pairs
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork, walk
 
@@ -81,3 +81,18 @@ def test_distinct_experts() -> None:
     [experts] = [op for op in mixtral.operators if hasattr(op, "num_experts")]
     touched = [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)]
     assert touched == [2.0, 3.5, 5.47, 7.2]
+
+
+def test_one_head_written_out() -> None:
+    """d = 128, N = 4096, fp16: QK^T is 4,294,967,296 FLOPs over 35,651,584 bytes; all three steps 62.7 FLOP/byte."""
+    scores, softmax, output = attention_steps(4096, 4096, 128, 2)
+    assert (scores.flops, scores.bytes) == (4_294_967_296, 35_651_584)
+    steps = (scores, softmax, output)
+    assert sum(s.flops for s in steps) / sum(s.bytes for s in steps) == pytest.approx(62.7, abs=0.05)
+
+
+def test_latent_attention_is_expanded_again_at_every_step() -> None:
+    """DeepSeek-V2-Lite caches 576 elements a token; transformers runs kv_b_proj (512 -> 16 x 256) over all of them."""
+    work = work_of("deepseek-v2-lite").work(Step(1, 1, 1000))
+    assert work.kv_read_bytes == 1000 * 576 * 27 * 2
+    assert work.avoidable_flops["latent expanded again"] == 27 * 2 * 512 * 16 * 256 * 1000

@@ -1,0 +1,105 @@
+"""`roofscope count`: its contract, and a second opinion on models of full size."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+
+def document(roofscope, *arguments: str) -> dict:  # type: ignore[no-untyped-def,type-arg]
+    done = roofscope("count", *arguments, "--format", "json")
+    assert done.code == 0, done.err
+    parsed: dict = json.loads(done.out)  # type: ignore[type-arg]
+    return parsed
+
+
+def test_decode_of_mistral(roofscope) -> None:  # type: ignore[no-untyped-def]
+    counted = document(
+        roofscope, "mistral-7b-v0.1", "--phase", "decode", "--batch", "1", "--prompt", "512", "--crosscheck"
+    )
+    assert counted["params"] == 7_241_732_096
+    assert counted["model_flops"] == 14_489_747_456
+    assert (counted["batch"], counted["query_tokens"], counted["context_tokens"]) == (1, 1, 512)
+    moved = counted["bytes"]
+    assert moved["total"] == 14_288_632_320 == sum(value for name, value in moved.items() if name != "total")
+    assert moved["kv_read"] == 67_108_864
+    assert counted["intensity"] == pytest.approx(1.014, abs=1e-3)
+    assert counted["coverage"] == 1.0
+    assert sum(operator["model_flops"] for operator in counted["operators"]) == counted["model_flops"]
+    assert counted["crosscheck"] == {
+        "counter": "torch.utils.flop_counter.FlopCounterMode",
+        "flops": 14_489_747_456,
+        "walk_flops": 14_489_747_456,
+        "equal": True,
+        "differences": [],
+    }
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "gemma-2-9b", "phi-3-mini", "qwen3-30b-a3b", "gpt-oss-20b"])
+def test_second_opinion_at_full_size(roofscope, name: str) -> None:  # type: ignore[no-untyped-def]
+    counted = document(roofscope, name, "--phase", "prefill", "--prompt", "64", "--batch", "2", "--crosscheck")
+    assert counted["crosscheck"]["equal"], counted["crosscheck"]["differences"]
+
+
+def test_prefill_executes_the_full_square_in_eager_attention(roofscope) -> None:  # type: ignore[no-untyped-def]
+    counted = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--attn", "eager")
+    assert counted["model_flops"] == 7_215_941_419_008
+    assert counted["executed_flops"] == 7_284_526_678_016
+
+
+def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no-untyped-def]
+    counted = document(roofscope, "llama-2-7b", "--phase", "prefill", "--prompt", "128", "--gemm-census")
+    products = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
+    linears = sum(item["model_flops"] for item in counted["operators"] if item["group"] != "attention")
+    assert products == linears
+    # 7 linears a layer, of 3 shapes: 4096 x 4096, 4096 x 11008 and back; and the head on one row.
+    shapes = {(g["m"], g["k"], g["n"]): g["count"] for g in counted["gemms"]}
+    assert shapes == {
+        (128, 4096, 4096): 4 * 32,
+        (128, 4096, 11008): 2 * 32,
+        (128, 11008, 4096): 32,
+        (1, 4096, 32000): 1,
+    }
+
+
+def test_gpus_beside_it(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """Mistral-7B on an H100: 14,288,632,320 bytes over 3.35 TB/s is 4.27 ms; 512 tokens of prefill 7.29 ms."""
+    decode = document(roofscope, "mistral-7b-v0.1", "--gpu", "H100 SXM,T4", "--dtype", "float16")
+    assert decode["gpus"][0]["floor_s"] == pytest.approx(4.27e-3, rel=0.005)
+    assert decode["gpus"][1]["floor_s"] == pytest.approx(44.7e-3, rel=0.005)
+    prefill = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--gpu", "h100 sxm")
+    assert prefill["gpus"][0]["floor_s"] == pytest.approx(7.29e-3, rel=0.02)
+    assert prefill["gpus"][0]["bound"] == "compute"
+
+
+def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]
+    rows = list(csv.DictReader(io.StringIO(roofscope("count", "gpt2", "--format", "csv").out)))
+    assert {"name", "group", "count", "model_flops", "executed_flops"} <= set(rows[0])
+    assert any(row["name"] == "transformer.h.*.attn.c_attn" and row["count"] == "12" for row in rows)
+
+
+def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-def]
+    out = roofscope("count", "deepseek-v2-lite", "--gemm-census", "--gpu", "T4").out
+    assert max(map(len, out.splitlines())) <= 100
+    assert "attention" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--context", "-1"), "context"),
+        (("--batch", "0"), "batch"),
+        (("--phase", "middle"), "prefill"),
+        (("--gpu", "H100"), "H100 SXM"),
+        (("--gpu", "H900"), "H900"),
+        (("--quant", "nf4", "--crosscheck"), "--quant none"),
+        (("--attn", "magic"), "eager"),
+    ],
+)
+def test_mistakes(roofscope, arguments, says: str) -> None:  # type: ignore[no-untyped-def]
+    done = roofscope("count", "smollm2-135m", *arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert says in done.err

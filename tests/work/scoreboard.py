@@ -1,0 +1,93 @@
+"""The walk against torch's counter, for every causal-LM type of the installed transformers.
+
+`python tests/work/scoreboard.py` measures all of them and writes the committed table anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from shrink import shrink
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from profiler.loading import build_on_meta
+from profiler.loading.skeleton import from_config, quiet_libraries
+from profiler.work.crosscheck import crosscheck
+from profiler.work.step import Step
+
+TABLE = Path(__file__).with_name("scoreboard.csv")
+STEPS = (Step(2, 8, 0), Step(1, 12, 0), Step(3, 1, 10), Step(1, 1, 5))
+RANK = {"equal": 0, "differs": 1, "not run": 2}
+_SECONDS_A_TYPE = 30
+
+
+def types() -> list[str]:
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def score(model_type: str) -> tuple[str, str]:
+    """(`equal` | `differs` | `not run`, which parts or why), at two prefills and two decode steps."""
+    try:
+        with quiet_libraries(), warnings.catch_warnings(), _time_limit():
+            warnings.simplefilter("ignore")
+            config = shrink(AutoConfig.for_model(model_type))
+            checks = [crosscheck(model, step) for model in [_model(config)] for step in STEPS]
+    except Exception as error:
+        return "not run", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+    differing = sorted({item.module for check in checks for item in check.differences})
+    return ("differs", "; ".join(differing)[:160]) if differing else ("equal", "")
+
+
+def _model(config: object) -> torch.nn.Module:
+    """On meta where the model allows it; those that ask tensors for their values get tiny real weights on the CPU."""
+    model = build_on_meta(config, torch.bfloat16, attn="eager")
+    try:
+        crosscheck(model, STEPS[0])
+        crosscheck(model, STEPS[2])
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+        torch.manual_seed(0)
+        model = from_config(config, torch.bfloat16, "eager").eval()
+    return model
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {_SECONDS_A_TYPE} s")
+
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_SECONDS_A_TYPE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def read_table() -> dict[str, tuple[str, str]]:
+    with TABLE.open(newline="") as file:
+        return {row["type"]: (row["result"], row["detail"]) for row in csv.DictReader(file)}
+
+
+def main() -> None:
+    with TABLE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["type", "result", "detail"])
+        results = [(name, *score(name)) for name in types()]
+        writer.writerows(results)
+    counts = {result: sum(row[1] == result for row in results) for result in RANK}
+    print(f"transformers {transformers.__version__}: {counts}")
+
+
+if __name__ == "__main__":
+    main()
