@@ -128,7 +128,8 @@ def _split(
         # A replayed kernel has paid for its own operands; what is avoidable around it has not been paid for.
         operands = 0 if total_s is not None else work.activation_bytes
         avoidable_bytes += float(operands + sum(_outside_kernel(work.avoidable_bytes)))
-    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase))
+    working_set = float(context.work.work(step, path).model_bytes)
+    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase, working_set))
 
 
 def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
@@ -136,10 +137,10 @@ def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
     return [float(value) for cause, value in avoidable.items() if cause != "dequantisation round trip"]
 
 
-def _roofs(context: Context, phase: Phase) -> Roofs:
+def _roofs(context: Context, phase: Phase, working_set_bytes: float) -> Roofs:
     link = context.ceilings.host_link
     return Roofs(
-        memory_bytes_per_s=context.ceilings.memory_bytes_per_s,
+        memory_bytes_per_s=context.ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=context.dispatch[phase],
         overlaps=context.info.overlaps_dispatch,
         host_link_bytes_per_s=link.per_s if link else None,
@@ -239,12 +240,12 @@ def _measured_row(
             model_flops=float(work.model_flops),
             model_bytes=float(work.model_bytes),
             compute_flops_per_s=context.ceilings.compute_flops_per_s(context.dtype),
-            roofs=_roofs(context, phase),
+            roofs=_roofs(context, phase, float(work.model_bytes)),
             latency_low_s=time_s.low_s,
             latency_high_s=time_s.high_s,
             noise=noise,
             offloaded=context.loaded.offloaded,
-            cache_resident=float(work.model_bytes) <= context.info.last_level_cache_bytes / 2,
+            cache_resident=context.ceilings.cache_resident(float(work.model_bytes)),
         )
     )
     tokens = float(step.tokens)

@@ -15,6 +15,7 @@ from profiler.errors import RequestError, RoofscopeError, near_misses
 if TYPE_CHECKING:
     from profiler.runstore import Run
 
+EXIT_WRONG = 1
 EXIT_REQUEST = 2
 EXIT_INCOMPLETE = 3
 EXIT_INTERRUPTED = 130
@@ -157,6 +158,119 @@ def count(
         from rich.console import Console
 
         print_count(document, Console(width=100))
+
+
+@app.command()
+def ceilings(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    output_format: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
+    _one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.hardware.ceilings import measurable_dtypes, measure
+    from profiler.hardware.device import describe
+    from profiler.loading import resolve_device
+
+    where = resolve_device(device)
+    info = describe(where)
+    dtypes = measurable_dtypes(where)
+    measured = measure(where, info, dtypes, model_dtype="float32" if where.type == "cpu" else "bfloat16")
+    sheet = info.datasheet
+    peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
+    document = {
+        "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
+        **asdict(measured),
+        "memory_bytes_per_s": measured.memory_bytes_per_s,
+        "datasheet_per_s": {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})},
+    }
+    if output_format == "json":
+        print(json.dumps(document, indent=2))
+        return
+    from rich.console import Console
+
+    from profiler.report.device_tables import ceilings_table
+    from profiler.units import scaled
+
+    console = Console(width=100)
+    console.print(f"{info.name}, {info.threads} {'threads' if info.kind == 'cpu' else 'SMs'}", highlight=False)
+    console.print(ceilings_table(document))
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
+    console.print(f"read again and again: {curve}", highlight=False)
+
+
+@app.command()
+def gpus(output_format: Format = "table", debug: Debug = False) -> None:
+    """List the datasheets: dense peaks, bandwidth, ridge points."""
+    _one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.hardware import datasheet
+
+    if output_format == "json":
+        dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
+        print(
+            json.dumps(
+                [
+                    {
+                        **asdict(gpu),
+                        "ridge_flops_per_byte": {name: gpu.ridge_flops_per_byte(name) for name in dtypes},
+                    }
+                    for gpu in datasheet.gpus()
+                ],
+                indent=2,
+            )
+        )
+        return
+    from rich.console import Console
+
+    from profiler.report.device_tables import gpus_table
+
+    Console(width=100).print(gpus_table(datasheet.gpus()))
+
+
+@app.command()
+def selftest(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    output_format: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Check the verdicts on known kernels on this device; a wrong label is exit code 1."""
+    _one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.hardware.ceilings import measure
+    from profiler.hardware.device import describe
+    from profiler.loading import resolve_device
+    from profiler.selftest import run_selftest
+
+    where = resolve_device(device)
+    info = describe(where)
+    results = run_selftest(where, info, measure(where, info, ["float32"], model_dtype="float32"))
+    documents = [
+        {
+            "name": result.name,
+            "expected": result.expected,
+            "regime": result.verdict.regime,
+            "confidence": result.verdict.confidence,
+            "right": result.right,
+            "latency_s": result.latency_s,
+            "signals": [asdict(item) for item in result.verdict.evidence],
+        }
+        for result in results
+    ]
+    if output_format == "json":
+        print(json.dumps(documents, indent=2))
+    else:
+        from rich.console import Console
+
+        from profiler.report.device_tables import selftest_table
+
+        Console(width=100).print(selftest_table(documents))
+    if not all(result.right for result in results):
+        raise typer.Exit(EXIT_WRONG)
 
 
 @app.command()

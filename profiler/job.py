@@ -20,6 +20,7 @@ from profiler.grid import Cell, Grid, Phase, make_grid
 from profiler.hardware.ceilings import Ceilings, measure
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
+from profiler.hardware.telemetry import Watch, complaints, governor, source_for, summary
 from profiler.isolation import measure_dispatch, replay_kernels
 from profiler.loading import (
     QUANTS,
@@ -237,22 +238,28 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     smallest = grid.cells[0]
     vocab_size = loaded.config.get_text_config().vocab_size
     interrupted: KeyboardInterrupt | None = None
+    telemetry = source_for(request.device)
+    watch = Watch(telemetry)
     try:
-        warm_up(engine, smallest, device=request.device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S)
-        for outcome in sweep(
-            engine,
-            Plan(grid, prepared.budget_s, expected_s=expected_visit_s(context, grid)),
-            device=request.device,
-            clock=clock,
-            vocab_size=vocab_size,
-            fits=lambda cell: no_room(cell, context, grid),
-            on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
-        ):
-            store.append(_record(outcome))
-            if isinstance(outcome, Gap):
-                gaps[outcome.cell] = outcome
-            else:
-                visits.setdefault(outcome.cell, []).append(outcome)
+        with watch:
+            warm_up(
+                engine, smallest, device=request.device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S
+            )
+            for outcome in sweep(
+                engine,
+                Plan(grid, prepared.budget_s, expected_s=expected_visit_s(context, grid)),
+                device=request.device,
+                clock=clock,
+                vocab_size=vocab_size,
+                fits=lambda cell: no_room(cell, context, grid),
+                on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
+                energy_j=telemetry.energy_j,
+            ):
+                store.append(_record(outcome))
+                if isinstance(outcome, Gap):
+                    gaps[outcome.cell] = outcome
+                else:
+                    visits.setdefault(outcome.cell, []).append(outcome)
         if not loaded.offloaded:
             listener.stage("replaying each cell's kernels alone")
             replayed = replay_kernels(
@@ -261,9 +268,10 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     cells, evidence, judged = diagnose(context, grid, visits, gaps, replayed)
-    warnings += cell_warnings(judged, gaps)
+    warnings += [*complaints(watch.readings), *cell_warnings(judged, gaps)]
     document = document.model_copy(
         update={
+            "health": {**summary(watch.readings, telemetry.missing), "governor": governor()},
             "evidence": evidence,
             "answer": advice.answer(judged, setting_of(context)),
             "warnings": warnings,

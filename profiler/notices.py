@@ -34,6 +34,7 @@ def model_warnings(context: Context) -> list[str]:
                 f"{dtype} is emulated on this CPU: its products reach {percent(own / full)} of float32's"
                 f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
             )
+    warnings += _unhealthy(context)
     if context.info.kind == "cuda" and dtype == "bfloat16" and float(context.info.compute_capability) < 8.0:
         warnings.append(f"{context.info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
     if not ceilings.beyond_cache:
@@ -49,6 +50,22 @@ def model_warnings(context: Context) -> list[str]:
             f" ({scaled(ceilings.host_link.per_s, 'B/s')} measured); its cells get no regime."
         )
     return warnings
+
+
+def _unhealthy(context: Context) -> list[str]:
+    """A card that stays clearly below a healthy one of its kind."""
+    sheet, ceilings = context.info.datasheet, context.ceilings
+    if sheet is None:
+        return []
+    checks = (
+        ("bf16 products", ceilings.compute.get("bfloat16"), sheet.healthy_gemm_flops_per_s, "FLOP/s"),
+        ("copies", ceilings.memory.get("copy"), sheet.healthy_copy_bytes_per_s, "B/s"),
+    )
+    return [
+        f"this {sheet.gpu} reaches {scaled(roof.per_s, unit)} in {what}; a healthy one reaches {scaled(healthy, unit)}."
+        for what, roof, healthy, unit in checks
+        if roof is not None and healthy is not None and roof.per_s < _HEALTHY_SHARE * healthy
+    ]
 
 
 def cell_warnings(judged: Sequence[advice.JudgedCell], gaps: Mapping[Cell, Gap]) -> list[str]:
@@ -73,4 +90,5 @@ def cell_warnings(judged: Sequence[advice.JudgedCell], gaps: Mapping[Cell, Gap])
 _SLOW_DTYPE_SHARE = 0.9
 
 
+_HEALTHY_SHARE = 0.9
 _BUSY_LOAD_PER_CORE = 0.75

@@ -76,6 +76,7 @@ class RunDocument(BaseModel):
     grid: dict[str, Any]
     engine: dict[str, Any]
     counting: dict[str, Any] = {}
+    health: dict[str, Any] = {}
     evidence: list[dict[str, Any]] = []
     answer: list[str] = []
     warnings: list[str] = []

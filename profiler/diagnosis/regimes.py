@@ -112,16 +112,12 @@ def _label(m: Measurement) -> Regime:
     memory, compute, overhead = _shares(m)
     if overhead >= (OVERHEAD_SHARE_HIDDEN if m.roofs.overlaps else OVERHEAD_SHARE_ADDED):
         return "overhead-bound"
-    reached: dict[Regime, float] = {}
-    if memory >= MEMORY_SHARE:
-        reached["memory-bound"] = memory
-    if compute >= COMPUTE_SHARE:
-        reached["compute-bound"] = compute
-    if len(reached) == 2:
-        larger, smaller = max(memory, compute), min(memory, compute)
-        return max(reached, key=lambda name: reached[name]) if larger >= DOMINANCE * smaller else "mixed"
-    if reached:
-        return next(iter(reached))
+    larger, smaller = max(memory, compute), min(memory, compute)
+    reaches = memory >= MEMORY_SHARE if memory > compute else compute >= COMPUTE_SHARE
+    if reaches:
+        if larger < DOMINANCE * smaller:
+            return "mixed"
+        return "memory-bound" if memory > compute else "compute-bound"
     s = m.split
     moved = (s.weights_s + s.kv_s + s.avoidable_s) / s.latency_s
     if moved >= MEMORY_SHARE and s.compute_s < s.weights_s + s.kv_s + s.avoidable_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,13 @@ _GEMM_SMALLEST = 256
 _GEMM_LARGEST = 8192
 # A call this long keeps every unit busy and makes its start and end negligible.
 _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
+TFLOAT32 = "tfloat32"
 _GEMV_SHAPE = (4096, 4096)
+
+_CURVE_SMALLEST = 1 << 20
+_RESIDENT_GAIN = 1.25
+# CUDA's launch queue holds about a thousand; past that the device would be timed instead of the host.
+_LAUNCHES = 500
 
 _STAGE_BUDGET_S = 1.5
 _LEAST_SAMPLES = 5
@@ -47,6 +53,14 @@ class Roof:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """The bandwidth of reading one buffer of this size again and again."""
+
+    nbytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class Ceilings:
     """What this device does at best, as measured in this run."""
 
@@ -58,6 +72,10 @@ class Ceilings:
     """Size of the buffers that were streamed."""
     beyond_cache: bool
     """Whether the buffers were at least four times the last-level cache."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Read bandwidth over buffer sizes: caches show as steps."""
+    launch: dict[str, float] = field(default_factory=dict)
+    """Seconds that the host needs to submit one tiny kernel, and that the device needs to run it (by graph replay)."""
     host_link: Roof | None = None
     """Bytes/s from host to device; measured only when weights are offloaded."""
     measured_s: float = 0.0
@@ -66,8 +84,20 @@ class Ceilings:
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """The memory roof: the fastest stream that was seen."""
+        """The memory roof: the fastest stream that was seen, past every cache."""
         return max(roof.per_s for roof in self.memory.values())
+
+    def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
+        """The roof of a working set: what its size reaches when it is read again and again, or the memory roof.
+
+        A model that a cache holds whole is not bound by memory; the nearest larger size of the curve decides.
+        """
+        larger = [point.bytes_per_s for point in self.curve if point.nbytes >= working_set_bytes]
+        return max(self.memory_bytes_per_s, larger[0] if larger else 0.0)
+
+    def cache_resident(self, working_set_bytes: float) -> bool:
+        """Whether a working set is served by a cache: its size is read clearly faster than memory is."""
+        return self.memory_bytes_per_s_for(working_set_bytes) > _RESIDENT_GAIN * self.memory_bytes_per_s
 
     def compute_flops_per_s(self, dtype: str) -> float:
         """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
@@ -95,6 +125,7 @@ def measure(
     wanted = max(_STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     stream_bytes = min(wanted, _STREAM_MOST_BYTES, int(available_bytes(device) * _STREAM_MEMORY_SHARE))
     memory = _streams(device, stream_bytes, clock, stage_budget_s)
+    curve = _curve(device, stream_bytes, clock, stage_budget_s)
     if model_dtype != "int8":
         memory["gemv"] = _gemv(device, model_dtype, stream_bytes, clock, stage_budget_s)
     compute = {dtype: _gemm(device, dtype, clock, stage_budget_s) for dtype in dtypes}
@@ -104,6 +135,8 @@ def measure(
         memory=memory,
         stream_bytes=stream_bytes,
         beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
+        curve=curve,
+        launch=_launch(device, clock),
         host_link=link,
         measured_s=time.perf_counter() - start,
         measured_at_unix_s=time.time(),
@@ -148,6 +181,37 @@ def _streams(device: torch.device, nbytes: int, clock: Clock, budget_s: float) -
     return roofs
 
 
+def _curve(device: torch.device, largest: int, clock: Clock, budget_s: float) -> tuple[CurvePoint, ...]:
+    """Read bandwidth of buffers from 1 MiB on, each twice the last."""
+    sizes = [_CURVE_SMALLEST << power for power in range(64) if _CURVE_SMALLEST << power <= largest]
+    data = torch.rand(largest // 4, device=device)
+    points = []
+    for size in sizes:
+        part = data[: size // 4]
+        roof = _roof(size, sample(part.sum, clock, budget_s / max(1, len(sizes))), "read")
+        points.append(CurvePoint(size, roof.per_s))
+    return tuple(points)
+
+
+def _launch(device: torch.device, clock: Clock) -> dict[str, float]:
+    """Seconds a tiny kernel costs: to submit one, and, on CUDA, to run one when a graph replays them back to back."""
+    x = torch.zeros(1, device=device)
+    x.add_(1)
+    clock.synchronize()
+    start = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        x.add_(1)
+    costs = {"submit_s": (time.perf_counter() - start) / _LAUNCHES}
+    clock.synchronize()
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(_LAUNCHES):
+                x.add_(1)
+        costs["device_s"] = statistics.median(sample(graph.replay, clock, 0.1)) / _LAUNCHES
+    return costs
+
+
 def _gemv(device: torch.device, dtype: str, nbytes: int, clock: Clock, budget_s: float) -> Roof:
     """Bytes of weights a second that a linear layer of one row reads, over weights that rotate past the cache."""
     outs, ins = _GEMV_SHAPE
@@ -189,7 +253,29 @@ def _gemm(device: torch.device, dtype: str, clock: Clock, budget_s: float) -> Ro
         size *= 2
 
 
+def measurable_dtypes(device: torch.device) -> list[str]:
+    """The dtypes whose matrix products this device has; those it emulates are measured all the same, and tell."""
+    dtypes = ["float32", "bfloat16", "float16", "int8"]
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= (8, 0):
+            dtypes.append(TFLOAT32)
+        if capability >= (8, 9):
+            dtypes.append("float8_e4m3fn")
+        if capability < (7, 5):
+            dtypes.remove("int8")
+    return dtypes
+
+
 def _square_product(device: torch.device, dtype: str, size: int) -> Callable[[], object]:
+    if dtype == TFLOAT32:
+        full = _square_product(device, "float32", size)
+        return lambda: _with_tf32(full)
+    if dtype == "float8_e4m3fn":
+        one = torch.ones((), device=device)
+        left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
+        right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     if dtype == "int8":
         a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
         b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
@@ -198,6 +284,16 @@ def _square_product(device: torch.device, dtype: str, size: int) -> Callable[[],
     x = torch.randn(size, size, device=device, dtype=kind)
     weight = torch.randn(size, size, device=device, dtype=kind)
     return lambda: F.linear(x, weight)
+
+
+def _with_tf32(call: Callable[[], object]) -> object:
+    """Run one product in TensorFloat-32; the setting is put back, since the model keeps its own."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return call()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _host_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:

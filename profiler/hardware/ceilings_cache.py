@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from profiler.hardware.ceilings import Ceilings, Roof
+from profiler.hardware.ceilings import Ceilings, CurvePoint, Roof
 from profiler.hardware.device import Device
 
 _KEPT_S = 24 * 3600.0
@@ -53,6 +53,7 @@ def _read(path: Path) -> Ceilings | None:
             return None
         values["compute"] = {name: Roof(**roof) for name, roof in values["compute"].items()}
         values["memory"] = {name: Roof(**roof) for name, roof in values["memory"].items()}
+        values["curve"] = tuple(CurvePoint(**point) for point in values["curve"])
         values["host_link"] = Roof(**values["host_link"]) if values["host_link"] else None
         return Ceilings(**{item.name: values[item.name] for item in fields(Ceilings)})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

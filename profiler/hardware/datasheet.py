@@ -40,6 +40,9 @@ class Datasheet:
     peak_fp4_flops_per_s: float | None
     link_bytes_per_s: float | None
     link: str
+    healthy_gemm_flops_per_s: float | None
+    healthy_copy_bytes_per_s: float | None
+    """What a healthy card of this kind was measured to reach (bf16 product of 8192, device copy; tokenwatt-check)."""
     nvml_name: str
     """Names that the driver gives the card, separated by |."""
     source: str
@@ -61,6 +64,7 @@ class Datasheet:
 _PEAK_COLUMN = {
     "float64": "peak_fp64_flops_per_s",
     "float32": "peak_fp32_flops_per_s",
+    "tfloat32": "peak_tf32_flops_per_s",
     "float16": "peak_fp16_flops_per_s",
     "bfloat16": "peak_bf16_flops_per_s",
     "float8_e4m3fn": "peak_fp8_flops_per_s",

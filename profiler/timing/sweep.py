@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -42,6 +42,8 @@ class Visit:
     warm_up_s: tuple[float, ...]
     peak_memory_bytes: int | None
     at_unix_s: float
+    energy_j: float | None = None
+    """Joules that the device took for prefill and loop together, where it counts them."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,13 @@ def sweep(
     vocab_size: int,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    energy_j: Callable[[], float | None] = lambda: None,
 ) -> Iterator[Visit | Gap]:
     """Visit the cells and yield each visit, and each cell that has no number, as it ends.
 
     The first round goes from small to large, so that a cell that does not fit is met before larger ones, and is
     always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and stop at
-    the budget. `fits` gives the reason why a cell cannot fit, or None.
+    the budget. `fits` gives the reason why a cell cannot fit, or None; `energy_j` reads a counter of joules.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
     shuffle = random.Random(_SEED)
@@ -141,7 +144,9 @@ def sweep(
                 yield state.gap
                 continue
             before_s = time.perf_counter()
+            energy_before_j = energy_j()
             outcome = _visit_safely(engine, cell, round_number, plan.grid, device, clock, vocab_size)
+            outcome = _with_energy(outcome, energy_before_j, energy_j())
             durations[cell] = time.perf_counter() - before_s
             visits += 1
             if isinstance(outcome, Gap):
@@ -179,6 +184,12 @@ def _visit_safely(
         if "not enough memory" in str(error) or "out of memory" in str(error).lower():
             return _out_of_memory(cell, device, error)
         return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+
+
+def _with_energy(outcome: Visit | Gap, before_j: float | None, after_j: float | None) -> Visit | Gap:
+    if isinstance(outcome, Gap) or before_j is None or after_j is None:
+        return outcome
+    return replace(outcome, energy_j=after_j - before_j)
 
 
 def _visit(

@@ -1,0 +1,244 @@
+"""What the device reports while it works: clocks, power, throttling, other users. What it hides is named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import psutil
+import torch
+
+_INTERVAL_S = 0.5
+_RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+
+# nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
+_THROTTLE_BITS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+_CLOCK_DROP = 0.05
+_BUSY_NEIGHBOUR_CORES = 0.3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a device; None where it does not say."""
+
+    clock_hz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    throttle: tuple[str, ...] = ()
+    other_processes: int | None = None
+    """Other processes that compute on the card."""
+    busy_cores_elsewhere: float | None = None
+    """Cores that other processes of this machine keep busy."""
+
+
+class Source(Protocol):
+    """Where readings come from."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of what this source cannot see."""
+
+    def read(self) -> Reading:
+        """Look once; never raises."""
+
+    def energy_j(self) -> float | None:
+        """A counter of joules since some fixed moment, or None."""
+
+
+class NvmlSource:
+    """NVML through nvidia-ml-py. A field that fails is left out and named; nothing is ever set."""
+
+    def __init__(self, uuid: str, nvml: Any) -> None:
+        self._nvml = nvml
+        self._missing: dict[str, None] = {}
+        nvml.nvmlInit()
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(self._missing)
+
+    def read(self) -> Reading:
+        nvml, handle = self._nvml, self._handle
+        reasons = self._ask("throttle reasons", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        processes = self._ask("other processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        clock_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        limit_mw = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        return Reading(
+            clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
+            power_w=None if power_mw is None else power_mw / 1e3,
+            power_limit_w=None if limit_mw is None else limit_mw / 1e3,
+            temperature_c=self._ask(
+                "temperature", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+            ),
+            memory_used_bytes=self._ask("memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
+            throttle=tuple(name for bit, name in _THROTTLE_BITS.items() if (reasons or 0) & bit),
+            other_processes=None
+            if processes is None
+            else sum(process.pid != psutil.Process().pid for process in processes),
+        )
+
+    def energy_j(self) -> float | None:
+        energy_mj = self._ask("energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return None if energy_mj is None else energy_mj / 1e3
+
+    def _ask(self, name: str, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except Exception:
+            self._missing[name] = None
+            return None
+
+
+class HostSource:
+    """The machine itself: clock, what other processes take, and RAPL where it can be read."""
+
+    def __init__(self) -> None:
+        self._own = psutil.Process()
+        self._last = self._times()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return () if self.energy_j() is not None else ("energy",)
+
+    def read(self) -> Reading:
+        before, self._last = self._last, self._times()
+        elapsed_s = self._last[0] - before[0]
+        all_s, own_s = self._last[1] - before[1], self._last[2] - before[2]
+        frequency = psutil.cpu_freq()
+        return Reading(
+            clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
+            memory_used_bytes=int(psutil.virtual_memory().used),
+            busy_cores_elsewhere=max(0.0, (all_s - own_s) / elapsed_s) if elapsed_s > 0 else None,
+        )
+
+    def energy_j(self) -> float | None:
+        try:
+            return int(_RAPL.read_text()) / 1e6
+        except (OSError, ValueError):
+            return None
+
+    def _times(self) -> tuple[float, float, float]:
+        """(now, busy CPU seconds of the machine, of this process)."""
+        machine = psutil.cpu_times()
+        busy = machine.user + machine.system + getattr(machine, "nice", 0.0)
+        own = self._own.cpu_times()
+        return time.monotonic(), busy, own.user + own.system
+
+
+class NoSource:
+    """A device that says nothing."""
+
+    missing = ("clock", "power", "temperature", "throttle reasons", "other processes", "energy")
+
+    def read(self) -> Reading:
+        return Reading()
+
+    def energy_j(self) -> float | None:
+        return None
+
+
+def source_for(device: torch.device) -> Source:
+    """What reports on a device; a card whose NVML does not answer is simply not seen."""
+    if device.type == "cpu":
+        return HostSource()
+    try:
+        import pynvml
+
+        return NvmlSource(f"GPU-{torch.cuda.get_device_properties(device).uuid}", pynvml)
+    except Exception:
+        return NoSource()
+
+
+@dataclass
+class Watch:
+    """Reads a source now and then in a thread, for as long as the block lasts."""
+
+    source: Source
+    interval_s: float = _INTERVAL_S
+    readings: list[Reading] = field(default_factory=list)
+    cost_s: float = 0.0
+    """Seconds that the readings took in all."""
+
+    def __enter__(self) -> Self:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="roofscope-telemetry", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2 * self.interval_s)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            start = time.perf_counter()
+            try:
+                self.readings.append(self.source.read())
+            except Exception:
+                return  # a source that dies takes no run with it; the readings so far stand
+            self.cost_s += time.perf_counter() - start
+
+
+def summary(readings: Sequence[Reading], missing: Sequence[str]) -> dict[str, Any]:
+    """The readings in figures: medians and extremes, what throttled, and what could not be seen."""
+    return {
+        "readings": len(readings),
+        "clock_hz": _spread([r.clock_hz for r in readings]),
+        "power_w": _spread([r.power_w for r in readings]),
+        "temperature_c": _spread([r.temperature_c for r in readings]),
+        "busy_cores_elsewhere": _spread([r.busy_cores_elsewhere for r in readings]),
+        "other_processes": max((r.other_processes or 0 for r in readings), default=0),
+        "throttle": sorted({reason for r in readings for reason in r.throttle}),
+        "not_seen": list(missing),
+    }
+
+
+def complaints(readings: Sequence[Reading]) -> list[str]:
+    """What makes a run on this device less trustworthy, each with its figure."""
+    found = []
+    if shared := max((r.other_processes or 0 for r in readings), default=0):
+        found.append(f"{shared} other processes computed on this card: times may be too long.")
+    elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
+    if elsewhere and elsewhere["median"] > _BUSY_NEIGHBOUR_CORES:
+        found.append(f"other processes kept {elsewhere['median']:.1f} cores busy: times may be too long.")
+    for reason in _THROTTLE_BITS.values():
+        share = sum(reason in r.throttle for r in readings) / len(readings) if readings else 0.0
+        if share > 0:
+            found.append(f"the card was held back ({reason}) in {100 * share:.0f} % of the readings.")
+    clocks = [r.clock_hz for r in readings if r.clock_hz]
+    if len(clocks) >= 4 and clocks[-1] < (1 - _CLOCK_DROP) * clocks[0]:
+        found.append(f"the clock fell from {clocks[0] / 1e6:.0f} to {clocks[-1] / 1e6:.0f} MHz during the run.")
+    return found
+
+
+def governor() -> str | None:
+    """The CPU's frequency governor, where the system tells."""
+    try:
+        return _GOVERNOR.read_text().strip()
+    except OSError:
+        return None
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return None
+    return {"low": known[0], "median": known[len(known) // 2], "high": known[-1]}
