@@ -42,7 +42,8 @@ class Context:
     paths: Mapping[Phase, ExecutionPath]
     info: Device
     ceilings: Ceilings
-    dispatch: Mapping[Phase, Dispatch | None]
+    dispatch: Mapping[tuple[Phase, int], Dispatch]
+    """By phase and batch size; empty where it was not measured."""
     dtype: str
 
 
@@ -129,7 +130,7 @@ def _split(
         operands = 0 if total_s is not None else work.activation_bytes
         avoidable_bytes += float(operands + sum(_outside_kernel(work.avoidable_bytes)))
     working_set = float(context.work.work(step, path).model_bytes)
-    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase, working_set))
+    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase, cell, working_set))
 
 
 def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
@@ -137,11 +138,11 @@ def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
     return [float(value) for cause, value in avoidable.items() if cause != "dequantisation round trip"]
 
 
-def _roofs(context: Context, phase: Phase, working_set_bytes: float) -> Roofs:
+def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float) -> Roofs:
     link = context.ceilings.host_link
     return Roofs(
         memory_bytes_per_s=context.ceilings.memory_bytes_per_s_for(working_set_bytes),
-        dispatch=context.dispatch[phase],
+        dispatch=context.dispatch.get((phase, cell.batch_size)),
         overlaps=context.info.overlaps_dispatch,
         host_link_bytes_per_s=link.per_s if link else None,
     )
@@ -240,7 +241,7 @@ def _measured_row(
             model_flops=float(work.model_flops),
             model_bytes=float(work.model_bytes),
             compute_flops_per_s=context.ceilings.compute_flops_per_s(context.dtype),
-            roofs=_roofs(context, phase, float(work.model_bytes)),
+            roofs=_roofs(context, phase, cell, float(work.model_bytes)),
             latency_low_s=time_s.low_s,
             latency_high_s=time_s.high_s,
             noise=noise,

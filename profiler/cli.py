@@ -62,7 +62,7 @@ def run(
     attn: Annotated[str | None, typer.Option(help="Attention implementation, such as sdpa or eager.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 100.0,
+    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 90.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure the roofs again, though kept for a day.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     allow_pickle: Annotated[

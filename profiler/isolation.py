@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,60 +20,159 @@ from profiler.hardware.replay import replay_attention, replay_linears
 from profiler.loading import LoadedModel, ModelRequest, load
 from profiler.timing.engines import ENGINES
 from profiler.work.attention import AttentionCore
+from profiler.work.formats import is_linear, stored
 from profiler.work.operators import Linear, Operator
 from profiler.work.step import Step
 from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules, walk
 
-_TWIN_STEPS = 24
+_TWIN_STEPS = 12
+_TWIN_BUDGET_S = 1.5
 _TWIN_PROMPT = 8
-_TWIN_REPLAY_S = 0.3
+_TWIN_REPLAY_S = 0.1
 _CORES_SHARE = 0.25
 _REPLAYED_LAYERS = 8
 
 
-def measure_dispatch(request: ModelRequest, config: Any, clock: Clock) -> dict[Phase, Dispatch | None]:
-    """What it costs to dispatch a prefill and a decode step, on the hollow twin; None where it cannot be built.
+DispatchTable = dict[tuple[Phase, int], Dispatch]
+"""Dispatch by phase and batch size; empty where the twin could not be built."""
 
-    A low quantile of many steps: what slows one down is the machine's noise, not more dispatch.
+
+def measure_dispatch(loaded: LoadedModel, config: Any, clock: Clock, batch_sizes: Sequence[int]) -> DispatchTable:
+    """What it costs to dispatch a prefill and a decode step, on the hollow twin.
+
+    On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
+    cold: a twin that steps alone is too fast (6.2 instead of 9.8 ms for SmolLM2-135M on two cores). There the twin
+    therefore calls the model's own linears beside its hollow ones, and their time, measured in turn with it, is taken
+    off again. On CUDA the host's caches do not see the weights, and the twin steps alone.
     """
+    request = loaded.request
     try:
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
-        engine = ENGINES["eager"](twin.module)
-        ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=request.device)
-        prefills: list[float] = []
-        decodes: list[float] = []
-        with torch.inference_mode():
-            for _ in range(4):
-                marks = [clock.mark()]
-                state = engine.prefill(ids)
-                marks.append(clock.mark())
-                for _ in range(_TWIN_STEPS // 2):
-                    state = engine.decode(state)
-                    marks.append(clock.mark())
-                clock.synchronize()
-                prefill_s, *decode_s = clock.seconds(marks)
-                prefills.append(prefill_s)
-                decodes += decode_s[1:]
-        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
-        on_host = request.device.type == "cpu"
-        decode_calls_s = _calls_alone_s(twin, clock, query=1, context=_TWIN_PROMPT) if on_host else 0.0
-        prefill_calls_s = _calls_alone_s(twin, clock, query=_TWIN_PROMPT, context=0) if on_host else 0.0
+        if request.device.type == "cpu" and not loaded.offloaded:
+            return _dispatch_among_weights(loaded, twin, clock, batch_sizes)
+        prefill_s, decode_s = _twin_alone_s(twin, clock)
     except Exception:
-        return {"prefill": None, "decode": None}
-    return {
-        "prefill": Dispatch(min(prefills), prefill_calls_s),
-        "decode": Dispatch(sorted(decodes)[len(decodes) // 4], decode_calls_s),
-    }
+        return {}
+    # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
+    alone: dict[Phase, Dispatch] = {"prefill": Dispatch(prefill_s, 0.0), "decode": Dispatch(decode_s, 0.0)}
+    return {(phase, batch): alone[phase] for phase in alone for batch in batch_sizes}
 
 
-def _calls_alone_s(twin: LoadedModel, clock: Clock, *, query: int, context: int) -> float:
+def _twin_alone_s(twin: LoadedModel, clock: Clock) -> tuple[float, float]:
+    """(prefill, decode step) of the twin. A low quantile: what slows a step down is noise, not more dispatch."""
+    engine = ENGINES["eager"](twin.module)
+    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=twin.request.device)
+    prefills: list[float] = []
+    decodes: list[float] = []
+    with torch.inference_mode():
+        for _ in range(4):
+            marks = [clock.mark()]
+            state = engine.prefill(ids)
+            marks.append(clock.mark())
+            for _ in range(_TWIN_STEPS):
+                state = engine.decode(state)
+                marks.append(clock.mark())
+            clock.synchronize()
+            prefill_s, *decode_s = clock.seconds(marks)
+            prefills.append(prefill_s)
+            decodes += decode_s[1:]
+    return min(prefills), sorted(decodes)[len(decodes) // 4]
+
+
+def _dispatch_among_weights(
+    loaded: LoadedModel, twin: LoadedModel, clock: Clock, batch_sizes: Sequence[int]
+) -> DispatchTable:
+    pairs = _paired_linears(loaded.module, twin.module)
+    warm_prefill_s, warm_decode_s = _twin_alone_s(twin, clock)
+    hooks_s = _hooks_s(twin, pairs, clock, warm_decode_s)
+
+    def dispatch(warm_s: float, batch: int, query: int, context: int) -> Dispatch:
+        step_s = _among_weights_s(twin, pairs, clock, batch=batch, query=query, request=loaded.request) - hooks_s
+        calls_s = _calls_alone_s(twin, clock, batch=batch, query=query, context=context)
+        # The bare calls were timed with warm caches; within a step they are as cold as all the rest.
+        return Dispatch(step_s, calls_s * max(1.0, step_s / warm_s))
+
+    prefill = dispatch(warm_prefill_s, 1, _TWIN_PROMPT, 0)
+    table: DispatchTable = {}
+    for batch in batch_sizes:
+        table["prefill", batch] = prefill
+        table["decode", batch] = dispatch(warm_decode_s, batch, 1, _TWIN_PROMPT)
+    return table
+
+
+def _hooks_s(
+    twin: LoadedModel, pairs: Sequence[tuple[nn.Module, nn.Module]], clock: Clock, warm_decode_s: float
+) -> float:
+    """What the hooks themselves cost a step: the twin's step with hooks that do nothing, less one without."""
+    hooks = [hollow.register_forward_hook(lambda *_: None) for hollow, _ in pairs]
+    try:
+        _prefill_s, hooked_s = _twin_alone_s(twin, clock)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(0.0, hooked_s - warm_decode_s)
+
+
+def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """(hollow, real) linears of the same name, in the order in which they stand."""
+    real = dict(model.named_modules())
+    return [(hollow, real[name]) for name, hollow in twin.named_modules() if is_linear(hollow)]
+
+
+def _among_weights_s(
+    twin: LoadedModel,
+    pairs: Sequence[tuple[nn.Module, nn.Module]],
+    clock: Clock,
+    *,
+    batch: int,
+    query: int,
+    request: ModelRequest,
+) -> float:
+    """Seconds that a twin's step takes beside the model's linears, which run after each of its own."""
+    device, dtype = request.device, request.dtype
+    widths = {stored(real).in_features for _, real in pairs}
+    inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
+    calls = [(real, inputs[stored(real).in_features]) for _, real in pairs]
+
+    def after(real: nn.Module, x: torch.Tensor) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+            real(x)
+
+        return hook
+
+    engine = ENGINES["eager"](twin.module)
+    ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
+    with_linears: list[float] = []
+    linears: list[float] = []
+    with torch.inference_mode():
+        state = engine.prefill(ids)
+        deadline = time.perf_counter() + _TWIN_BUDGET_S
+        while len(linears) < 3 or (len(linears) < _TWIN_STEPS and time.perf_counter() < deadline):
+            hooks = [hollow.register_forward_hook(after(*call)) for (hollow, _), call in zip(pairs, calls, strict=True)]
+            try:
+                marks = [clock.mark()]
+                state = engine.decode(state) if query == 1 else engine.prefill(ids)
+                marks.append(clock.mark())
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            with_linears += clock.seconds(marks)
+            marks = [clock.mark()]
+            for real, x in calls:
+                real(x)
+            marks.append(clock.mark())
+            linears += clock.seconds(marks)
+    return max(0.0, statistics.median(with_linears[1:]) - statistics.median(linears[1:]))
+
+
+def _calls_alone_s(twin: LoadedModel, clock: Clock, *, batch: int, query: int, context: int) -> float:
     """Seconds of the twin's own linears and attention cores, replayed as the model's are: next to nothing but calls."""
     work = walk(twin.module)
     request = twin.request
     linears = _replayable(work, linear_modules(twin.module))
     times = replay_linears(
         linears.modules,
-        dict.fromkeys(linears.operators, query),
+        dict.fromkeys(linears.operators, batch * query),
         device=request.device,
         dtype=request.dtype,
         budget_s=_TWIN_REPLAY_S,
@@ -79,7 +180,7 @@ def _calls_alone_s(twin: LoadedModel, clock: Clock, *, query: int, context: int)
     )
     total_s = sum(each_s * linears.operators[key].count for key, each_s in times.items())
     for core in _replayable_cores(work):
-        step = Step(1, query, context)
+        step = Step(batch, query, context)
         total_s += core.count * _core_alone_s(core, step, request, _TWIN_REPLAY_S, clock)
     return total_s
 

@@ -45,7 +45,7 @@ from profiler.work.operators import Operator
 from profiler.work.step import Attention
 from profiler.work.walk import ModelWork, walk
 
-DEFAULT_BUDGET_S = 100.0
+DEFAULT_BUDGET_S = 90.0
 DEFAULT_PROMPT_LENS = "64,128,256,512"
 DEFAULT_BATCH_SIZES = "1,2,4,8"
 DEFAULT_NEW_TOKENS = 32
@@ -215,7 +215,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     listener.stage("measuring this device's roofs")
     ceilings = _ceilings(request, info, work, clock, offloaded=loaded.offloaded, fresh=prepared.fresh)
     listener.stage("measuring dispatch on the hollow twin")
-    dispatch = measure_dispatch(request, prepared.config, clock)
+    dispatch = measure_dispatch(loaded, prepared.config, clock, grid.batch_sizes)
     context = Context(
         loaded=loaded,
         work=work,
@@ -325,7 +325,10 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
         device["datasheet_bytes_per_s"] = info.datasheet.bandwidth_bytes_per_s
     ceilings = asdict(context.ceilings)
     ceilings["memory_bytes_per_s"] = context.ceilings.memory_bytes_per_s
-    ceilings["dispatch_s"] = {phase: host.step_s if host else None for phase, host in context.dispatch.items()}
+    ceilings["dispatch_s"] = {
+        phase: {str(batch): host.step_s for (key, batch), host in context.dispatch.items() if key == phase}
+        for phase in ("prefill", "decode")
+    }
     return RunDocument(
         schema_version=SCHEMA_VERSION,
         roofscope=__version__,

@@ -39,7 +39,7 @@ def model_warnings(context: Context) -> list[str]:
         warnings.append(f"{context.info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
     if not ceilings.beyond_cache:
         warnings.append("memory was too small to stream past the cache: the memory roof may be too high.")
-    if context.dispatch["decode"] is None:
+    if not context.dispatch:
         warnings.append("the hollow twin of this model could not be built: dispatch was not measured.")
     if context.work.coverage < 1:
         names = "; ".join(context.work.unknown[:3])

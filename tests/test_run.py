@@ -87,6 +87,20 @@ def test_decode_at_batch_1_is_near_its_roof(gguf_run: profiler.Run) -> None:
     assert decode["latency_s"] < row(gguf_run, "prefill", 1, 64)["latency_s"]
 
 
+def test_the_split_explains_the_step(gguf_run: profiler.Run) -> None:
+    """What is left unexplained stays below 20 % in at least 4 of 5 quiet cells."""
+    quiet = gguf_run.cells[gguf_run.cells["noise"] == "quiet"]
+    left = (quiet["unexplained_s"] / quiet["latency_s"]).abs()
+    assert len(quiet) == 0 or (left < 0.20).mean() >= 0.8
+
+
+def test_weights_and_dispatch_explain_decode_at_batch_1(gguf_run: profiler.Run) -> None:
+    """In float32 on a CPU: bytes at the measured bandwidth plus dispatch, within 15 % (25 % where it is noisy)."""
+    decode = row(gguf_run, "decode", 1, 64)
+    explained = decode["weights_s"] + decode["kv_s"] + decode["dispatch_s"]
+    assert explained == pytest.approx(decode["latency_s"], rel=0.15 if decode["noise"] == "quiet" else 0.25)
+
+
 def test_samples_are_the_raw_ones(gguf_run: profiler.Run) -> None:
     records = read_samples(gguf_run.folder)
     visits = [record for record in records if (record["batch_size"], record["prompt_len"]) == (1, 64)]

@@ -40,16 +40,17 @@ def tokens_table(run: Run) -> pd.DataFrame:
 def terminal_table(run: Run) -> Table:
     """The same as a rich table that fits 100 columns."""
     has_datasheet = bool(run.cells["mfu"].notna().any() or run.cells["mbu"].notna().any())
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("phase")
-    for name in ("batch", "tokens", "time", "±95%", "tok/s", "TFLOP/s", "GB/s"):
-        table.add_column(name, justify="right")
+    # With a datasheet there are two more columns, and 100 characters still have to do.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0 if has_datasheet else 1, 0, 0))
+    table.add_column("phase", no_wrap=True)
+    for name in ("batch", "tokens", "time", "±", "tok/s", "TFLOP/s", "GB/s"):
+        table.add_column(name, justify="right", no_wrap=True)
     if has_datasheet:
-        table.add_column("MFU", justify="right")
-        table.add_column("MBU", justify="right")
-    table.add_column("attained", justify="right")
-    table.add_column("regime")
-    table.add_column("sure")
+        table.add_column("MFU", justify="right", no_wrap=True)
+        table.add_column("MBU", justify="right", no_wrap=True)
+    table.add_column("roof", justify="right", no_wrap=True)
+    table.add_column("regime", no_wrap=True)
+    table.add_column("sure", no_wrap=True)
     flags = _flags(run)
     last_phase = None
     for row in run.cells.to_dict("records"):
@@ -61,7 +62,10 @@ def terminal_table(run: Run) -> Table:
     return table
 
 
+_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
 # What a flag is called in the table; the evidence in run.json has their full names.
+# These say why a roof is far away, which needs no word where one binds.
+_CAUSES = ("inefficient-kernels", "wasteful-path")
 _SHORT_FLAGS = {
     "inefficient-kernels": "kernels",
     "wasteful-path": "copies",
@@ -74,7 +78,12 @@ def _flags(run: Run) -> dict[tuple[str, int, int], str]:
     """Each cell's weightiest flag in a word: what stands beside its regime."""
     return {
         (item["phase"], item["batch_size"], item["prompt_len"]): next(
-            (word for flag, word in _SHORT_FLAGS.items() if flag in item["flags"]), ""
+            (
+                word
+                for flag, word in _SHORT_FLAGS.items()
+                if flag in item["flags"] and not (flag in _CAUSES and item["regime"] == "compute-bound")
+            ),
+            "",
         )
         for item in run.document.evidence
     }
@@ -98,7 +107,7 @@ def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool) -> li
         *([_share(row["mfu"]), _share(row["mbu"])] if has_datasheet else []),
         percent(row["attained"]),
         f"{row['regime']} ({flags})" if flags else row["regime"],
-        row["confidence"],
+        _SHORT_CONFIDENCE.get(row["confidence"], ""),
     ]
 
 
@@ -116,8 +125,9 @@ def roofs_lines(run: Run) -> list[str]:
     ]
     if compute:
         lines.append(f"compute {scaled(compute['per_s'], 'FLOP/s')} in {dtype}{_of(compute['per_s'], device, 'flops')}")
-    decode_s = ceilings["dispatch_s"]["decode"]
-    lines.append(f"dispatch {duration(decode_s)} a step" if decode_s else "dispatch not measured")
+    dispatch_s = ceilings["dispatch_s"]["decode"]
+    smallest = min(dispatch_s, key=int, default=None)
+    lines.append(f"dispatch {duration(dispatch_s[smallest])} a decode step" if smallest else "dispatch not measured")
     return lines
 
 
