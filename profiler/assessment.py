@@ -23,8 +23,9 @@ from profiler.loading import (
 from profiler.memory import available_bytes
 from profiler.runstore import CELL_COLUMNS
 from profiler.timing.engines import Engine
+from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import Estimate, Noise, estimate, noise_grade
-from profiler.timing.sweep import Gap, Visit, steady
+from profiler.timing.sweep import steady
 from profiler.work.attention import AttentionCore
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.kernels import sdpa_kernel
@@ -46,6 +47,11 @@ class Context:
     """By phase and batch size; empty where it was not measured."""
     dtype: str
 
+
+Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, float]]
+"""Seconds of the operators that were run alone, all instances of each together, by phase and cell."""
+
+_PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 _SPLIT_COLUMNS = (
     "floor_s",
@@ -165,35 +171,61 @@ def _predicted_peak(context: Context, cell: Cell, grid: Grid) -> int:
     )
 
 
-def diagnose(
-    context: Context,
-    grid: Grid,
-    visits: Mapping[Cell, Sequence[Visit]],
-    gaps: Mapping[Cell, Gap],
-    replayed: Mapping[tuple[Phase, Cell], Mapping[Operator, float]],
-) -> tuple[pd.DataFrame, list[dict[str, Any]], list[advice.JudgedCell]]:
-    rows: list[dict[str, Any]] = []
-    evidence: list[dict[str, Any]] = []
-    judged: list[advice.JudgedCell] = []
-    phases: tuple[Phase, ...] = ("prefill", "decode")
-    for phase in phases:
-        for batch_size in grid.batch_sizes:
-            for prompt_len in grid.prompt_lens:
-                cell = Cell(batch_size, prompt_len)
-                row = _counted_row(context, phase, cell, grid)
-                if cell in visits:
-                    measured, verdict, judged_cell = _measured_row(
-                        context, phase, cell, grid, visits[cell], replayed.get((phase, cell), {})
-                    )
-                    row |= measured
-                    judged.append(judged_cell)
-                    record = _evidence_record(phase, cell, verdict)
-                    record["predicted_peak_memory_bytes"] = _predicted_peak(context, cell, grid)
-                    evidence.append(record)
-                else:
-                    row["status"] = gaps[cell].status if cell in gaps else "skipped"
-                rows.append(row)
-    return pd.DataFrame(rows, columns=list(CELL_COLUMNS)), evidence, judged
+class Assessment:
+    """The rows of a run as they come: a cell is judged again only when something new was measured of it."""
+
+    def __init__(self, context: Context, grid: Grid) -> None:
+        self._context = context
+        self._grid = grid
+        self._rows = {key: {**_counted_row(context, *key, grid), "status": "skipped"} for key in _keys(grid)}
+        self._evidence: dict[tuple[Phase, Cell], dict[str, Any]] = {}
+        self._judged: dict[tuple[Phase, Cell], advice.JudgedCell] = {}
+
+    def measured(self, cell: Cell, visits: Sequence[Visit], replayed: Replayed | None = None) -> None:
+        """Take in a cell's visits so far, and its kernels' own times where they were replayed."""
+        context, grid = self._context, self._grid
+        for phase in _PHASES:
+            kernels = (replayed or {}).get((phase, cell), {})
+            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels)
+            self._rows[phase, cell] |= row
+            self._judged[phase, cell] = judged
+            self._evidence[phase, cell] = {
+                **_evidence_record(phase, cell, verdict),
+                "predicted_peak_memory_bytes": _predicted_peak(context, cell, grid),
+            }
+
+    def has(self, cell: Cell) -> bool:
+        """Whether every phase of a cell is judged; an interruption may come between two."""
+        return all((phase, cell) in self._judged for phase in _PHASES)
+
+    def missed(self, gap: Gap) -> None:
+        """Take in why a cell has no number."""
+        for phase in _PHASES:
+            self._rows[phase, gap.cell]["status"] = gap.status
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """cells.csv as it stands."""
+        return pd.DataFrame(list(self._rows.values()), columns=list(CELL_COLUMNS))
+
+    @property
+    def evidence(self) -> list[dict[str, Any]]:
+        """What each verdict stands on, in the order of the rows."""
+        return [self._evidence[key] for key in self._rows if key in self._evidence]
+
+    @property
+    def judged(self) -> list[advice.JudgedCell]:
+        """The cells with a verdict, in the order of the rows."""
+        return [self._judged[key] for key in self._rows if key in self._judged]
+
+
+def _keys(grid: Grid) -> list[tuple[Phase, Cell]]:
+    return [
+        (phase, Cell(batch_size, prompt_len))
+        for phase in _PHASES
+        for batch_size in grid.batch_sizes
+        for prompt_len in grid.prompt_lens
+    ]
 
 
 def _counted_row(context: Context, phase: Phase, cell: Cell, grid: Grid) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def _root(
 
 @app.command()
 def run(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")] = "smollm2-135m",
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.", show_default="smollm2-135m")
+    ] = None,
     prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64,256, or 64..2048*2.")] = "64,128,256,512",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, in the same grammar.")] = "1,2,4,8",
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
@@ -62,6 +64,7 @@ def run(
     attn: Annotated[str | None, typer.Option(help="Attention implementation, such as sdpa or eager.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Finish an interrupted run.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 90.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure the roofs again, though kept for a day.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
@@ -78,24 +81,29 @@ def run(
 
     listener = make_listener(quiet=quiet)
     with listener:
-        from profiler.job import execute, prepare
+        from profiler.catalog import DEFAULT_MODEL
+        from profiler.job import execute, prepare, prepare_resume
 
-        prepared = prepare(
-            model,
-            prompt_lens=prompt_lens,
-            batch_sizes=batch_sizes,
-            new_tokens=new_tokens,
-            dtype=dtype,
-            quant=quant,
-            weights=weights,
-            engine=engine,
-            attn=attn,
-            device=device,
-            out=out,
-            budget_s=budget,
-            fresh=fresh,
-            trust_remote_code=trust_remote_code,
-            allow_pickle=allow_pickle,
+        trust = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
+        prepared = (
+            prepare_resume(resume, model, device=device, budget_s=budget, **trust)
+            if resume is not None
+            else prepare(
+                model or DEFAULT_MODEL,
+                prompt_lens=prompt_lens,
+                batch_sizes=batch_sizes,
+                new_tokens=new_tokens,
+                dtype=dtype,
+                quant=quant,
+                weights=weights,
+                engine=engine,
+                attn=attn,
+                device=device,
+                out=out,
+                budget_s=budget,
+                fresh=fresh,
+                **trust,
+            )
         )
         try:
             result = execute(prepared, listener)

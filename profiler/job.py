@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from profiler._version import __version__
-from profiler.assessment import Context, diagnose, execution_paths, expected_visit_s, no_room, setting_of
+from profiler.assessment import Assessment, Context, execution_paths, expected_visit_s, no_room, setting_of
 from profiler.catalog import DEFAULT_MODEL, resolve
 from profiler.clock import Clock, clock_for
 from profiler.diagnosis import advice
-from profiler.errors import RequestError, near_misses
-from profiler.grid import Cell, Grid, Phase, make_grid
+from profiler.errors import RequestError, RunError, near_misses
+from profiler.grid import Grid, make_grid
 from profiler.hardware.ceilings import Ceilings, measure
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
@@ -37,11 +37,11 @@ from profiler.loading import (
 )
 from profiler.notices import cell_warnings, device_warnings, model_warnings
 from profiler.report.page import write_reports
-from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore
+from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore, read_document, refuse_another
 from profiler.timing.engines import ENGINES, Engine
-from profiler.timing.sweep import Gap, Plan, Progress, Visit, sweep, warm_up
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan, Progress, sweep, warm_up
 from profiler.work.footprint import model_storage_bytes
-from profiler.work.operators import Operator
 from profiler.work.step import Attention
 from profiler.work.walk import ModelWork, walk
 
@@ -92,6 +92,8 @@ class Prepared:
     budget_s: float
     fresh: bool
     out: Path
+    resumed: bool
+    """Whether `out` holds an interrupted run that is to be finished."""
     command: str
 
 
@@ -193,13 +195,50 @@ def prepare(
         budget_s=budget_s,
         fresh=fresh,
         out=Path(out) if out is not None else _default_folder(request),
+        resumed=False,
         command=_command(request, grid, engine),
     )
 
 
+def prepare_resume(folder: Path, model: str | None, *, device: str, budget_s: float, **trust: bool) -> Prepared:
+    """The request of an interrupted run, to finish it; `model` is needed again where it was a local path.
+
+    Raises RunError when the run is finished or cannot be read, and whatever `prepare` raises.
+    """
+    document = read_document(folder)
+    if document.finished:
+        raise RunError(f"{folder} is finished; there is nothing to resume.")
+    known, grid = document.model, document.grid
+    if model is None:
+        if known["kind"] in ("folder", "gguf"):
+            raise RunError(
+                f"{folder} profiled a local {known['kind']}; give its path again: roofscope run PATH --resume."
+            )
+        model = known["id"]
+    elif (name := resolve(model).name) != known["id"]:
+        raise RunError(f"this run cannot be resumed with {name}: it is one of {known['id']}.")
+    prepared = prepare(
+        model,
+        prompt_lens=grid["prompt_lens"],
+        batch_sizes=grid["batch_sizes"],
+        new_tokens=grid["new_tokens"],
+        dtype=known["dtype"],
+        quant=known["quant"],
+        weights=known["weights"],
+        engine=document.engine["name"],
+        attn=None,
+        device=device,
+        out=folder,
+        budget_s=budget_s,
+        fresh=False,
+        **trust,
+    )
+    return replace(prepared, resumed=True)
+
+
 def execute(prepared: Prepared, listener: Listener) -> Run:
     """Run a checked request: load, measure the roofs, sweep, diagnose, write."""
-    with RunStore(prepared.out) as store, quiet_libraries():
+    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
         return _execute(prepared, store, listener)
 
 
@@ -229,11 +268,15 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     for warning in warnings:
         listener.warn(warning)
     document = _document(prepared, context, warnings)
+    if prepared.resumed:
+        refuse_another(read_document(prepared.out), document)
     store.write_document(document)
 
-    visits: dict[Cell, list[Visit]] = {}
-    gaps: dict[Cell, Gap] = {}
-    replayed: dict[tuple[Phase, Cell], dict[Operator, float]] = {}
+    assessment = Assessment(context, grid)
+    visits, gaps = store.restored() if prepared.resumed else ({}, {})
+    for cell, earlier in visits.items():
+        assessment.measured(cell, earlier)
+    store.write_cells(assessment.cells)
     listener.stage("timing")
     smallest = grid.cells[0]
     vocab_size = loaded.config.get_text_config().vocab_size
@@ -254,20 +297,31 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
                 fits=lambda cell: no_room(cell, context, grid),
                 on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
                 energy_j=telemetry.energy_j,
+                earlier=[*gaps.values(), *(visit for known in visits.values() for visit in known)],
             ):
                 store.append(_record(outcome))
                 if isinstance(outcome, Gap):
                     gaps[outcome.cell] = outcome
+                    assessment.missed(outcome)
                 else:
                     visits.setdefault(outcome.cell, []).append(outcome)
+                    assessment.measured(outcome.cell, visits[outcome.cell])
+                store.write_cells(assessment.cells)
         if not loaded.offloaded:
             listener.stage("replaying each cell's kernels alone")
             replayed = replay_kernels(
                 context, [cell for cell in grid.cells if cell in visits], grid, clock, _REPLAY_SHARE * prepared.budget_s
             )
+            for cell, known in visits.items():
+                assessment.measured(cell, known, replayed)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
-    cells, evidence, judged = diagnose(context, grid, visits, gaps, replayed)
+    for cell, known in visits.items():
+        if not assessment.has(cell):
+            assessment.measured(cell, known)
+    for gap in gaps.values():
+        assessment.missed(gap)
+    cells, evidence, judged = assessment.cells, assessment.evidence, assessment.judged
     warnings += [*complaints(watch.readings), *cell_warnings(judged, gaps)]
     document = document.model_copy(
         update={

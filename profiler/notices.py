@@ -8,7 +8,7 @@ from profiler.assessment import Context
 from profiler.diagnosis import advice
 from profiler.grid import Cell
 from profiler.hardware.device import Device, load_average_per_core
-from profiler.timing.sweep import Gap
+from profiler.timing.outcomes import Gap
 from profiler.units import percent, scaled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from profiler.errors import RunError
+from profiler.grid import Cell
+from profiler.timing.outcomes import Gap, Visit
 
 SCHEMA_VERSION = 1
 
@@ -99,24 +102,50 @@ class Run:
 
 
 class RunStore:
-    """Writes one run folder; as a context, leaves no empty folder behind when the run never began."""
+    """Writes one run folder, alone; as a context, leaves no empty folder behind when the run never began."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, resume: bool = False) -> None:
         self.folder = folder
         self._made_folder = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if (folder / _RUN).exists() or (folder / _SAMPLES).exists():
-                raise RunError(f"{folder} already holds a run; give another --out.")
-            self._samples = (folder / _SAMPLES).open("a", encoding="utf-8")
+            if not resume and ((folder / _RUN).exists() or (folder / _SAMPLES).exists()):
+                raise RunError(f"{folder} already holds a run; give another --out, or --resume {folder} to finish it.")
+            self._samples = (folder / _SAMPLES).open("a+", encoding="utf-8")
         except OSError as error:
             raise RunError(f"the run folder {folder} cannot be written: {error.strerror or error}.") from None
+        try:
+            fcntl.flock(self._samples, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._samples.close()
+            raise RunError(f"another roofscope is writing {folder}; wait for it to end.") from None
+        if resume:
+            _drop_torn_line(self.folder / _SAMPLES)
+
+    def restored(self) -> tuple[dict[Cell, list[Visit]], dict[Cell, Gap]]:
+        """The visits and gaps that an interrupted run has left, by cell."""
+        visits: dict[Cell, list[Visit]] = {}
+        gaps: dict[Cell, Gap] = {}
+        for record in read_samples(self.folder):
+            kind = record.pop("kind")
+            cell = Cell(record.pop("batch_size"), record.pop("prompt_len"))
+            if kind == "gap":
+                gaps[cell] = Gap(cell=cell, **record)
+            else:
+                times: dict[str, Any] = {name: tuple(record.pop(name)) for name in ("decode_s", "warm_up_s")}
+                visits.setdefault(cell, []).append(Visit(cell=cell, **times, **record))
+        return visits, gaps
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append one raw record and push it to the disk."""
-        self._samples.write(json.dumps(record, allow_nan=False) + "\n")
-        self._samples.flush()
-        os.fsync(self._samples.fileno())
+        """Append one raw record and push it to the disk. Raises RunError when the disk does not take it."""
+        try:
+            self._samples.write(json.dumps(record, allow_nan=False) + "\n")
+            self._samples.flush()
+            os.fsync(self._samples.fileno())
+        except OSError as error:
+            raise RunError(
+                f"{self.folder} takes no more samples: {error.strerror or error}; what was written before is kept."
+            ) from None
 
     def write_document(self, document: RunDocument) -> None:
         """Write run.json whole; a reader sees the old one or the new one, never a part."""
@@ -139,22 +168,36 @@ class RunStore:
                 self.folder.rmdir()
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run folder. Raises RunError with the file that is missing or damaged."""
-    document_path, cells_path = folder / _RUN, folder / _CELLS
+def read_document(folder: Path) -> RunDocument:
+    """Read run.json. Raises RunError when it is missing, damaged, or from a newer version."""
+    document_path = folder / _RUN
     if not folder.is_dir():
         raise RunError(f"there is no run folder at {folder}.")
     if not document_path.is_file():
         raise RunError(f"{folder} is no run folder: it has no {_RUN}.")
     try:
-        document = RunDocument.model_validate_json(document_path.read_text(encoding="utf-8"))
+        text = document_path.read_text(encoding="utf-8")
+        _refuse_newer(folder, text)
+        document = RunDocument.model_validate_json(text)
     except (ValidationError, UnicodeDecodeError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
-    if document.schema_version > SCHEMA_VERSION:
-        raise RunError(
-            f"{folder} was written by a newer roofscope (schema {document.schema_version}); upgrade to read it."
-        )
+    return document
+
+
+def _refuse_newer(folder: Path, text: str) -> None:
+    """A newer run.json may hold what this version does not know, so its version is looked at first."""
+    try:
+        version = json.loads(text).get("schema_version", 0)
+    except (ValueError, AttributeError):
+        return
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder. Raises RunError with the file that is missing or damaged."""
+    document, cells_path = read_document(folder), folder / _CELLS
     try:
         cells = pd.read_csv(cells_path)
     except FileNotFoundError:
@@ -177,6 +220,24 @@ def read_samples(folder: Path) -> list[dict[str, Any]]:
             except ValueError:
                 raise RunError(f"{folder / _SAMPLES}, line {number} is damaged.") from None
     return records
+
+
+def refuse_another(old: RunDocument, new: RunDocument) -> None:
+    """Raises RunError when a run cannot be finished here: it was on another device, model or software."""
+    facts = [("device", key, old.device.get(key), new.device.get(key)) for key in ("name", "threads", "memory_bytes")]
+    facts += [("model", key, old.model.get(key), new.model.get(key)) for key in ("id", "params", "dtype", "quant")]
+    facts += [("software", key, old.software.get(key), new.software.get(key)) for key in ("torch", "transformers")]
+    for part, key, before, now in facts:
+        if before != now:
+            raise RunError(f"this run cannot be resumed here: its {part}'s {key} was {before}, and now is {now}.")
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off a last line that was being written when the run was killed."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(path, len(whole))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -36,6 +36,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
     [
         (("run", "smolm2-135m"), "smollm2-135m"),
         (("run", "nobody/no-model"), "nobody/no-model"),
+        (("run", "gpt2", "--weights", "checkpoint", "--quiet"), "--weights random"),
         (("run", "--dtype", "float17"), "float17"),
         (("run", "--quant", "nf4", "--dtype", "float32"), "--dtype bfloat16"),
         (("run", "--quant", "nf5"), "nf4"),

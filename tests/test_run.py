@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +17,8 @@ import pandas as pd
 import pytest
 
 import profiler
-from profiler.runstore import CELL_COLUMNS, read_run, read_samples
+from profiler.errors import RunError
+from profiler.runstore import CELL_COLUMNS, RunStore, read_run, read_samples
 
 SPLIT = ["weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s"]
 
@@ -115,7 +119,7 @@ def test_samples_are_the_raw_ones(gguf_run: profiler.Run) -> None:
 
 def test_the_run_reads_back(gguf_run: profiler.Run) -> None:
     again = read_run(gguf_run.folder)
-    assert again.document == gguf_run.document
+    assert again.document.model_dump_json() == gguf_run.document.model_dump_json()
     pd.testing.assert_frame_equal(again.cells, gguf_run.cells, check_dtype=False, rtol=1e-12)
 
 
@@ -220,3 +224,94 @@ def test_a_second_run_does_not_touch_the_first(gguf_run: profiler.Run, roofscope
     done = roofscope("run", "--out", str(gguf_run.folder))
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert (gguf_run.folder / "run.json").read_text() == before
+
+
+def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """SIGKILL in the middle of a sweep, a torn last line, then --resume: nothing lost, nothing twice."""
+    folder = tmp_path / "killed"
+    options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
+    process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--quiet")
+    samples = folder / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (samples.exists() and samples.stat().st_size > 0):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)
+    before = samples.read_text().splitlines()
+    assert len(read_run(folder).cells) == 12, "the table was kept as it grew"
+    assert roofscope("export", str(folder)).code == 0
+    with samples.open("a") as file:
+        file.write('{"kind": "visit", "batch_')
+
+    refused = roofscope("run", "--resume", str(folder))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "path again" in refused.err
+    other = roofscope("run", "gpt2", "--resume", str(folder), "--quiet")
+    assert other.code == 2
+    assert "one of tiny-llama" in other.err
+
+    done = roofscope("run", str(tiny_folder), "--resume", str(folder), "--budget", "5", "--quiet")
+    assert done.code == 0, done.err
+    run = read_run(folder)
+    assert run.document.finished
+    assert (run.cells["status"] == "ok").all()
+    after = samples.read_text().splitlines()
+    assert after[: len(before)] == before
+    first_round = [record for record in read_samples(folder) if record["round"] == 0]
+    cells = [(record["batch_size"], record["prompt_len"]) for record in first_round]
+    assert sorted(cells) == sorted(set(cells)), "a cell that was done is not done again"
+    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run stays as it is"
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run"), pytest.raises(RunError, match="another roofscope"):
+        RunStore(tmp_path / "run", resume=True)
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_there() -> None:
+    """/dev/full takes nothing, as a disk without room."""
+    with RunStore(Path(tempfile.mkdtemp()) / "run") as store:
+        store.append({"kind": "gap"})
+        kept = (store.folder / "samples.jsonl").read_text()
+        with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # closing it fails as well
+            store._samples, real = full, store._samples
+            with pytest.raises(RunError, match="No space left"):
+                store.append({"kind": "gap"})
+            store._samples = real
+        assert (store.folder / "samples.jsonl").read_text() == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.json", "{", "run.json"),
+        ("run.json", '{"schema_version": 1}', "run.json"),
+        ("cells.csv", "phase\nprefill\n", "batch_size"),
+        ("cells.csv", None, "cells.csv"),
+        ("run.json", None, "run.json"),
+    ],
+)
+def test_a_damaged_folder_says_which_file(
+    gguf_run: profiler.Run, tmp_path: Path, name: str, content: str | None, says: str
+) -> None:
+    copy = Path(shutil.copytree(gguf_run.folder, tmp_path / "copy"))
+    (copy / name).unlink() if content is None else (copy / name).write_text(content)
+    with pytest.raises(RunError, match=says):
+        read_run(copy)
+
+
+def test_a_damaged_sample_is_named_by_its_line(gguf_run: profiler.Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(gguf_run.folder, tmp_path / "copy"))
+    lines = (copy / "samples.jsonl").read_text().splitlines()
+    (copy / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    with pytest.raises(RunError, match="line 2"):
+        read_samples(copy)
+    assert len(read_run(copy).cells) == len(gguf_run.cells), "the table still reads"
+
+
+def test_a_run_of_a_newer_version_is_refused(gguf_run: profiler.Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(gguf_run.folder, tmp_path / "copy"))
+    document = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**document, "schema_version": 99, "something_new": 1}))
+    with pytest.raises(RunError, match="newer"):
+        read_run(copy)

@@ -32,6 +32,8 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
                 module, device_map = _load_checkpoint(request, config)
         except (RequestError, torch.OutOfMemoryError):
             raise
+        except OSError as error:
+            raise _no_checkpoint(request, error) from error
         except Exception as error:
             raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
     module.eval()
@@ -43,6 +45,16 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         load_s=time.perf_counter() - start,
         revision=getattr(module.config, "_commit_hash", None),
         device_map=device_map,
+    )
+
+
+def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
+    source = request.source
+    if source.path is not None:
+        return ModelError(f"{source.name} does not load: {first_line(error)}.")
+    return ModelError(
+        f"no checkpoint of {source.hub_id} is in the local cache, and none can be had from the hub (offline, gated, or"
+        " without safetensors); --weights random builds the model without one."
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 
@@ -16,9 +15,8 @@ from profiler.clock import Clock
 from profiler.grid import Cell, Grid
 from profiler.memory import peak_bytes, reset_peak
 from profiler.timing.engines import Engine
+from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import estimate
-
-Status = Literal["ok", "oom", "skipped", "failed"]
 
 _SEED = 0
 _LEAST_ROUNDS = 2
@@ -26,33 +24,6 @@ _MOST_ROUNDS = 30
 _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_S = 1.0
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One visit of one cell: a prefill and the decode loop behind it, as they were measured."""
-
-    cell: Cell
-    round: int
-    prefill_s: float
-    decode_s: tuple[float, ...]
-    """Seconds of each decode step; the first one is kept apart by readers, since it pays for the first growth."""
-    wall_s: float
-    """The host's clock around prefill and loop together, with a synchronisation at both ends."""
-    warm_up_s: tuple[float, ...]
-    peak_memory_bytes: int | None
-    at_unix_s: float
-    energy_j: float | None = None
-    """Joules that the device took for prefill and loop together, where it counts them."""
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A cell without a number, and why."""
-
-    cell: Cell
-    status: Status
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -109,23 +80,32 @@ def sweep(
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     energy_j: Callable[[], float | None] = lambda: None,
+    earlier: Iterable[Visit | Gap] = (),
 ) -> Iterator[Visit | Gap]:
     """Visit the cells and yield each visit, and each cell that has no number, as it ends.
 
     The first round goes from small to large, so that a cell that does not fit is met before larger ones, and is
     always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and stop at
     the budget. `fits` gives the reason why a cell cannot fit, or None; `energy_j` reads a counter of joules.
+    `earlier` are the outcomes of an interrupted sweep: its cells are known, and the first round visits only the others.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
+    for outcome in earlier:
+        if isinstance(outcome, Gap):
+            seen[outcome.cell].gap = outcome
+        else:
+            seen[outcome.cell].visits.append(outcome)
     shuffle = random.Random(_SEED)
     start = time.perf_counter()
     durations: dict[Cell, float] = {}
     visits = 0
     for round_number in range(_MOST_ROUNDS):
         open_cells = [cell for cell, state in seen.items() if state.gap is None and not state.narrow(plan.half_width)]
-        if not open_cells:
+        if round_number == 0:
+            open_cells = [cell for cell in open_cells if not seen[cell].visits]
+        elif not open_cells:
             return
-        if round_number > 0:
+        else:
             shuffle.shuffle(open_cells)
         visits_before = visits
         for position, cell in enumerate(open_cells):
@@ -154,7 +134,7 @@ def sweep(
             else:
                 state.visits.append(outcome)
             yield outcome
-        if visits == visits_before:
+        if visits == visits_before and round_number > 0:
             return
 
 

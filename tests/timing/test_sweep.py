@@ -14,7 +14,8 @@ from profiler.clock import HostClock
 from profiler.grid import Cell, make_grid
 from profiler.loading import ModelRequest, load, load_config
 from profiler.timing.engines import DecodeState, EagerEngine
-from profiler.timing.sweep import Gap, Plan, Visit, steady, sweep, warm_up
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan, steady, sweep, warm_up
 
 CPU = torch.device("cpu")
 
