@@ -151,6 +151,7 @@ def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float)
         dispatch=context.dispatch.get((phase, cell.batch_size)),
         overlaps=context.info.overlaps_dispatch,
         host_link_bytes_per_s=link.per_s if link else None,
+        host_bytes=context.loaded.host_bytes,
     )
 
 

@@ -16,7 +16,7 @@ from profiler.catalog import DEFAULT_MODEL, resolve
 from profiler.clock import Clock, clock_for
 from profiler.diagnosis import advice
 from profiler.errors import RequestError, RunError, near_misses
-from profiler.grid import Grid, make_grid
+from profiler.grid import Cell, Grid, make_grid
 from profiler.hardware.ceilings import Ceilings, measure
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
@@ -226,7 +226,7 @@ def prepare_resume(folder: Path, model: str | None, *, device: str, budget_s: fl
         quant=known["quant"],
         weights=known["weights"],
         engine=document.engine["name"],
-        attn=None,
+        attn=known["attention"],
         device=device,
         out=folder,
         budget_s=budget_s,
@@ -245,26 +245,8 @@ def execute(prepared: Prepared, listener: Listener) -> Run:
 def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     request, grid = prepared.request, prepared.grid
     clock = clock_for(request.device)
-    info = describe(request.device)
-    warnings = device_warnings(info)
-    listener.stage(f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
-    loaded = load(request, prepared.config)
-    work = walk(loaded.module)
-    engine: Engine = ENGINES[prepared.engine](loaded.module)
-    listener.stage("measuring this device's roofs")
-    ceilings = _ceilings(request, info, work, clock, offloaded=loaded.offloaded, fresh=prepared.fresh)
-    listener.stage("measuring dispatch on the hollow twin")
-    dispatch = measure_dispatch(loaded, prepared.config, clock, grid.batch_sizes)
-    context = Context(
-        loaded=loaded,
-        work=work,
-        paths=execution_paths(loaded, work, engine, grid),
-        info=info,
-        ceilings=ceilings,
-        dispatch=dispatch,
-        dtype=dtype_name(request.dtype),
-    )
-    warnings += model_warnings(context)
+    context, engine = _set_up(prepared, clock, listener)
+    warnings = [*device_warnings(context.info), *model_warnings(context)]
     for warning in warnings:
         listener.warn(warning)
     document = _document(prepared, context, warnings)
@@ -274,46 +256,10 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
 
     assessment = Assessment(context, grid)
     visits, gaps = store.restored() if prepared.resumed else ({}, {})
-    for cell, earlier in visits.items():
-        assessment.measured(cell, earlier)
-    store.write_cells(assessment.cells)
-    listener.stage("timing")
-    smallest = grid.cells[0]
-    vocab_size = loaded.config.get_text_config().vocab_size
+    watch = Watch(source_for(request.device))
     interrupted: KeyboardInterrupt | None = None
-    telemetry = source_for(request.device)
-    watch = Watch(telemetry)
     try:
-        with watch:
-            warm_up(
-                engine, smallest, device=request.device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S
-            )
-            for outcome in sweep(
-                engine,
-                Plan(grid, prepared.budget_s, expected_s=expected_visit_s(context, grid)),
-                device=request.device,
-                clock=clock,
-                vocab_size=vocab_size,
-                fits=lambda cell: no_room(cell, context, grid),
-                on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
-                energy_j=telemetry.energy_j,
-                earlier=[*gaps.values(), *(visit for known in visits.values() for visit in known)],
-            ):
-                store.append(_record(outcome))
-                if isinstance(outcome, Gap):
-                    gaps[outcome.cell] = outcome
-                    assessment.missed(outcome)
-                else:
-                    visits.setdefault(outcome.cell, []).append(outcome)
-                    assessment.measured(outcome.cell, visits[outcome.cell])
-                store.write_cells(assessment.cells)
-        if not loaded.offloaded:
-            listener.stage("replaying each cell's kernels alone")
-            replayed = replay_kernels(
-                context, [cell for cell in grid.cells if cell in visits], grid, clock, _REPLAY_SHARE * prepared.budget_s
-            )
-            for cell, known in visits.items():
-                assessment.measured(cell, known, replayed)
+        _measure(prepared, context, engine, store, assessment, visits, gaps, watch, listener, clock)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     for cell, known in visits.items():
@@ -321,24 +267,96 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
             assessment.measured(cell, known)
     for gap in gaps.values():
         assessment.missed(gap)
-    cells, evidence, judged = assessment.cells, assessment.evidence, assessment.judged
-    warnings += [*complaints(watch.readings), *cell_warnings(judged, gaps)]
+    warnings += [*complaints(watch.readings), *cell_warnings(assessment.judged, gaps)]
     document = document.model_copy(
         update={
-            "health": {**summary(watch.readings, telemetry.missing), "governor": governor()},
-            "evidence": evidence,
-            "answer": advice.answer(judged, setting_of(context)),
+            "health": {**summary(watch.readings, watch.source.missing), "governor": governor()},
+            "evidence": assessment.evidence,
+            "answer": advice.answer(assessment.judged, setting_of(context)),
             "warnings": warnings,
             "finished": interrupted is None,
         }
     )
-    store.write_cells(cells)
+    run = Run(store.folder, document, assessment.cells)
+    store.write_cells(run.cells)
     store.write_document(document)
-    run = Run(store.folder, document, cells)
     write_reports(run)
     if interrupted:
         raise interrupted
     return run
+
+
+def _set_up(prepared: Prepared, clock: Clock, listener: Listener) -> tuple[Context, Engine]:
+    """Load the model, measure the roofs and dispatch: all that a cell is held against."""
+    request, grid = prepared.request, prepared.grid
+    info = describe(request.device)
+    listener.stage(f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
+    loaded = load(request, prepared.config)
+    work = walk(loaded.module)
+    engine: Engine = ENGINES[prepared.engine](loaded.module)
+    listener.stage("measuring this device's roofs")
+    ceilings = _ceilings(request, info, work, clock, offloaded=loaded.offloaded, fresh=prepared.fresh)
+    listener.stage("measuring dispatch on the hollow twin")
+    context = Context(
+        loaded=loaded,
+        work=work,
+        paths=execution_paths(loaded, work, engine, grid),
+        info=info,
+        ceilings=ceilings,
+        dispatch=measure_dispatch(loaded, prepared.config, clock, grid.batch_sizes),
+        dtype=dtype_name(request.dtype),
+    )
+    return context, engine
+
+
+def _measure(
+    prepared: Prepared,
+    context: Context,
+    engine: Engine,
+    store: RunStore,
+    assessment: Assessment,
+    visits: dict[Cell, list[Visit]],
+    gaps: dict[Cell, Gap],
+    watch: Watch,
+    listener: Listener,
+    clock: Clock,
+) -> None:
+    """Sweep the cells, then replay their kernels; `visits`, `gaps` and the folder grow as it goes."""
+    device, grid = prepared.request.device, prepared.grid
+    vocab_size = context.loaded.config.get_text_config().vocab_size
+    earlier: list[Visit | Gap] = [*gaps.values(), *(visit for known in visits.values() for visit in known)]
+    for cell, known in visits.items():
+        assessment.measured(cell, known)
+    store.write_cells(assessment.cells)
+    listener.stage("timing")
+    with watch:
+        warm_up(engine, grid.cells[0], device=device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S)
+        for outcome in sweep(
+            engine,
+            Plan(grid, prepared.budget_s, expected_s=expected_visit_s(context, grid)),
+            device=device,
+            clock=clock,
+            vocab_size=vocab_size,
+            fits=lambda cell: no_room(cell, context, grid),
+            on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
+            energy_j=watch.source.energy_j,
+            earlier=earlier,
+        ):
+            store.append(_record(outcome))
+            if isinstance(outcome, Gap):
+                gaps[outcome.cell] = outcome
+                assessment.missed(outcome)
+            else:
+                visits.setdefault(outcome.cell, []).append(outcome)
+                assessment.measured(outcome.cell, visits[outcome.cell])
+            store.write_cells(assessment.cells)
+    if context.loaded.offloaded:
+        return
+    listener.stage("replaying each cell's kernels alone")
+    measured = [cell for cell in grid.cells if cell in visits]
+    replayed = replay_kernels(context, measured, grid, clock, _REPLAY_SHARE * prepared.budget_s)
+    for cell in measured:
+        assessment.measured(cell, visits[cell], replayed)
 
 
 def _record(outcome: Visit | Gap) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def model_warnings(context: Context) -> list[str]:
         warnings.append(f"{100 * (1 - context.work.coverage):.3g} % of the parameters are not counted: {names}.")
     if context.loaded.offloaded and ceilings.host_link is not None:
         warnings.append(
-            "the model does not fit on the device: some weights cross the host link at every step"
-            f" ({scaled(ceilings.host_link.per_s, 'B/s')} measured); its cells get no regime."
+            f"the model does not fit on the device: {scaled(context.loaded.host_bytes, 'B')} of weights cross the host"
+            f" link ({scaled(ceilings.host_link.per_s, 'B/s')} measured) at every step; its cells get no regime."
         )
     return warnings
 

@@ -45,6 +45,8 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         load_s=time.perf_counter() - start,
         revision=getattr(module.config, "_commit_hash", None),
         device_map=device_map,
+        # accelerate leaves a parameter that it keeps on the host as a meta tensor until its layer runs.
+        host_bytes=sum(p.numel() * p.element_size() for p in module.parameters() if p.device.type == "meta"),
     )
 
 

@@ -51,10 +51,13 @@ class LoadedModel:
     device_map: dict[str, str] | None = None
     """Where accelerate put each part, when the model did not fit on one device."""
 
+    host_bytes: int = 0
+    """Bytes of weights that stay on the host and are fetched at every step."""
+
     @property
     def offloaded(self) -> bool:
         """True when some weights stay on the host and cross the link to the device at every step."""
-        return self.device_map is not None and "cpu" in self.device_map.values()
+        return self.host_bytes > 0
 
     @property
     def config(self) -> Any:
