@@ -37,6 +37,7 @@ from profiler.loading import (
 )
 from profiler.notices import cell_warnings, device_warnings, model_warnings
 from profiler.report.page import write_reports
+from profiler.report.progress import QuietListener
 from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore, read_document, refuse_another
 from profiler.timing.engines import ENGINES, Engine
 from profiler.timing.outcomes import Gap, Visit
@@ -66,19 +67,6 @@ class Listener(Protocol):
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
-
-
-class SilentListener:
-    """Says nothing."""
-
-    def stage(self, text: str) -> None:
-        pass
-
-    def progress(self, progress: Progress, total_cells: int) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -141,7 +129,7 @@ def profile(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
-    return execute(prepared, listener or SilentListener())
+    return execute(prepared, listener or QuietListener())
 
 
 def prepare(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from profiler.work import formats
@@ -24,18 +23,27 @@ from profiler.work.operators import (
     RecurrentState,
     Rows,
 )
+from profiler.work.recognise import (
+    activation_itemsize,
+    base_prefix,
+    caches_latent,
+    config_head_dim,
+    config_kv_heads,
+    config_query_heads,
+    first_of,
+    is_attention,
+    is_experts,
+    is_norm,
+    is_recurrent,
+    is_router,
+    not_run_for_text,
+    over_context,
+    window_of,
+)
 from profiler.work.step import ExecutionPath, Step, Work
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
-_ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
-_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
-_ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
 
-_OTHER_MODALITY = re.compile(
-    r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend", re.IGNORECASE
-)
-_CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", re.IGNORECASE)
 # Mixtures whose module multiplies every token by every expert, whatever the router says.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
@@ -117,7 +125,7 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
     groups: dict[LinearKey, list[nn.Module]] = {}
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if _is_experts(module):
+        if is_experts(module):
             inside = (*inside, name + ".")
         elif formats.is_linear(module) and not name.startswith(inside or ("\0",)):
             weight = formats.stored(module)
@@ -134,8 +142,8 @@ class _Visitor:
         self.config = config
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
-        self.itemsize = _activation_itemsize(model)
-        self.base_prefix = _base_prefix(model)
+        self.itemsize = activation_itemsize(model)
+        self.base_prefix = base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
         self.unknown_params = 0
@@ -148,12 +156,12 @@ class _Visitor:
             if any(name.startswith(parent + ".") for parent in done):
                 continue
             short = collapse_numbers(name)
-            if _not_run(name, module):
+            if not_run_for_text(name, module):
                 done.add(name)
                 self._count(module, recurse=True)
                 self.not_run.append(short)
                 continue
-            if _is_experts(module):
+            if is_experts(module):
                 yield self._experts(short, module)
                 done.add(name)
                 self._count(module, recurse=True)
@@ -172,10 +180,10 @@ class _Visitor:
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
                 self.unknown_params += fresh
-        elif _is_router(module):
+        elif is_router(module):
             self._count(module)
             yield self._router(short, module)
-        elif _is_norm(module):
+        elif is_norm(module):
             self._count(module)
             yield self._norm(short, name, module)
         elif isinstance(module, nn.Conv1d):
@@ -194,7 +202,7 @@ class _Visitor:
         """Parameters that hang on a module beside its parts: vectors are streamed, matrices are not understood."""
         vector_bytes = 0
         unknown = []
-        recurrent = _is_recurrent(module)
+        recurrent = is_recurrent(module)
         for key, param in module.named_parameters(recurse=False):
             if id(param) in self._counted:
                 continue
@@ -225,11 +233,11 @@ class _Visitor:
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
         """The state of a state-space or linear-attention mixer."""
-        if not _is_recurrent(module):
+        if not is_recurrent(module):
             return None
-        heads = _first(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
-        if heads and (value_dim := _first(module, "head_v_dim", "head_dim")):
-            elements = heads * value_dim * int(_first(module, "head_k_dim", "ssm_state_size", "head_dim"))
+        heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+        if heads and (value_dim := first_of(module, "head_v_dim", "head_dim")):
+            elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
         else:
             elements = int(module.A_log.numel())  # Mamba-1 keeps [intermediate, state], the shape of A itself
         return RecurrentState(
@@ -275,7 +283,7 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # what lies between the decoder and the head runs on the positions that the head runs on
-        elif _over_context(name, self.model):
+        elif over_context(name, self.model):
             executed = "context"
         return Linear(
             name=short,
@@ -301,7 +309,7 @@ class _Visitor:
 
     def _experts(self, short: str, module: Any) -> Experts:
         """Experts as one bank of 3-D weights (transformers 5) or as a list of MLPs (transformers 4)."""
-        per_token = _first(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
+        per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
         banks = [param for _, param in module.named_parameters(recurse=False) if param.dim() == 3]
         if banks:
             num_experts = banks[0].shape[0]
@@ -348,7 +356,7 @@ class _Visitor:
         """A norm of one head's width runs once a head (query and key norms of Qwen3, Gemma-3, OLMo-2)."""
         parent_name, _, leaf = name.rpartition(".")
         parent = self.model.get_submodule(parent_name)
-        if not _is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
+        if not is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
         query_heads, kv_heads, head_dim = self._heads(parent)
         if width != head_dim:
@@ -358,11 +366,11 @@ class _Visitor:
     def _heads(self, module: Any) -> tuple[int, int, int]:
         """(query heads, KV heads, head dim) of an attention module: its own word, else the config's."""
         config = self.config
-        query_heads = int(_first(module, "num_heads", "num_attention_heads", "n_heads") or _query_heads(config))
-        groups = _first(module, "num_key_value_groups")
-        kv_heads = _first(module, "num_key_value_heads", "num_kv_heads")
-        kv_heads = int(kv_heads or (query_heads // groups if groups else _kv_heads(config)))
-        head_dim = int(_first(module, "head_dim", "head_size", "attention_head_size") or _head_dim(config))
+        query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads") or config_query_heads(config))
+        groups = first_of(module, "num_key_value_groups")
+        kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
+        kv_heads = int(kv_heads or (query_heads // groups if groups else config_kv_heads(config)))
+        head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
         return query_heads, kv_heads, head_dim
 
     def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
@@ -381,7 +389,7 @@ class _Visitor:
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
         """Residual additions of a decoder layer, and the activation between the matrices of an MLP."""
         children = dict(module.named_children())
-        if any(_is_attention(child) for child in children.values()):
+        if any(is_attention(child) for child in children.values()):
             width = int(self.config.hidden_size)
             yield Elementwise(
                 name=f"{short}.residual",
@@ -392,7 +400,7 @@ class _Visitor:
                 bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.itemsize,
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
-        if down is not None and not _is_attention(module) and formats.is_linear(down):
+        if down is not None and not is_attention(module) and formats.is_linear(down):
             width = formats.stored(down).in_features
             gated = "gate_proj" in children or "gate_up_proj" in children
             yield Elementwise(
@@ -405,7 +413,7 @@ class _Visitor:
             )
 
     def _attention(self, short: str, module: Any) -> AttentionCore | None:
-        if not _is_attention(module):
+        if not is_attention(module):
             return None
         config = self.config
         query_heads, kv_heads, head_dim = self._heads(module)
@@ -413,11 +421,11 @@ class _Visitor:
         qk_dim = v_dim = head_dim
         if hasattr(module, "kv_b_proj"):
             nope, rope, v_dim, rank = (
-                int(_first(module, name) or _first(config, name))
+                int(first_of(module, name) or first_of(config, name))
                 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
             )
             qk_dim = nope + rope
-            if _caches_latent(self.model):
+            if caches_latent(self.model):
                 latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
         return AttentionCore(
@@ -430,7 +438,7 @@ class _Visitor:
             qk_dim=qk_dim,
             v_dim=v_dim,
             itemsize=self.itemsize,
-            window=_window(config, module),
+            window=window_of(config, module),
             latent_dim=latent,
             expanded_dim=expanded,
         )
@@ -440,122 +448,6 @@ class _Visitor:
         owner: Any = self.model
         for part in parents:
             owner = getattr(owner, part)
-            if _is_attention(owner):
+            if is_attention(owner):
                 return "attention_proj"
         return "experts" if any("expert" in part for part in parents) else "mlp"
-
-
-def _is_attention(module: nn.Module) -> bool:
-    """A softmax attention: by its class's name, with projections inside, and no further attention inside."""
-    if not _ATTENTION.search(type(module).__name__) or _is_recurrent(module):
-        return False
-    inner = [part for part in module.modules() if part is not module]
-    has_linear = any(formats.is_linear(part) for part in inner)
-    return has_linear and not any(_ATTENTION.search(type(part).__name__) for part in inner)
-
-
-def _is_recurrent(module: nn.Module) -> bool:
-    """A mixer that keeps a state of fixed size: known by its decay `A_log`, or by its class's name."""
-    has_decay = isinstance(getattr(module, "A_log", None), torch.Tensor)
-    return has_decay or bool(_LINEAR_ATTENTION.search(type(module).__name__))
-
-
-def _is_norm(module: nn.Module) -> bool:
-    params = dict(module.named_parameters(recurse=False))
-    return "weight" in params and params["weight"].dim() == 1 and bool(_NORM.search(type(module).__name__))
-
-
-def _is_router(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
-    return is_matrix and bool(_ROUTER.search(type(module).__name__)) and not formats.is_linear(module)
-
-
-def _is_experts(module: nn.Module) -> bool:
-    if isinstance(module, nn.ModuleList):
-        first = next(iter(module), None)
-        return (
-            first is not None
-            and "expert" in type(first).__name__.lower()
-            and any(formats.is_linear(part) for part in first.modules())
-        )
-    own = [param for _, param in module.named_parameters(recurse=False)]
-    return "expert" in type(module).__name__.lower() and any(param.dim() == 3 for param in own)
-
-
-def _caches_latent(model: nn.Module) -> bool:
-    """transformers 5 caches the latent of MLA and expands it again at each step; older ones cache expanded heads."""
-    return any(hasattr(module, "expand_kv") for module in model.modules())
-
-
-def _over_context(name: str, model: nn.Module) -> bool:
-    """Projections that transformers runs again over all that is cached: MLA's latent, Doge's dynamic mask."""
-    if name.endswith("kv_b_proj"):
-        return _caches_latent(model)
-    return name.endswith("self_attn.dt_proj")
-
-
-def _base_prefix(model: Any) -> str:
-    """The name under which the decoder hangs in the causal LM (`model.`), or nothing if it is the model itself."""
-    prefix = getattr(model, "base_model_prefix", "")
-    return f"{prefix}." if prefix and hasattr(model, prefix) else ""
-
-
-def _not_run(name: str, module: nn.Module) -> bool:
-    leaf = name.rpartition(".")[2]
-    return bool(
-        _OTHER_MODALITY.search(leaf) or _CROSS_ATTENTION.search(leaf) or "CrossAttention" in type(module).__name__
-    )
-
-
-def _window(config: Any, module: Any) -> int | None:
-    """Keys that a query of this layer may see, or None: by the layer's type, its own word, or the config's."""
-    if getattr(module, "is_sliding", None) is False:
-        return None
-    layer_types = getattr(config, "layer_types", None)
-    index = getattr(module, "layer_idx", None)
-    if layer_types and isinstance(index, int) and index < len(layer_types):
-        kind = layer_types[index]
-        if kind == "full_attention":
-            return None
-        if kind == "chunked_attention":
-            return _positive(getattr(config, "attention_chunk_size", None))
-    if hasattr(module, "sliding_window"):
-        return _positive(module.sliding_window)
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    return _positive(getattr(config, "sliding_window", None))
-
-
-def _positive(value: Any) -> int | None:
-    return int(value) if value else None
-
-
-def _query_heads(config: Any) -> int:
-    return int(_first(config, "num_attention_heads", "n_head", "num_heads") or 1)
-
-
-def _kv_heads(config: Any) -> int:
-    return int(_first(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or _query_heads(config))
-
-
-def _head_dim(config: Any) -> int:
-    return int(_first(config, "head_dim", "kv_channels") or config.hidden_size // _query_heads(config))
-
-
-def _first(owner: Any, *names: str) -> Any:
-    """The first attribute of `owner` that is set and not None."""
-    return next((value for name in names if (value := _attribute(owner, name)) is not None), None)
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """An attribute or None; a config whose layers differ raises for what only a single layer can answer."""
-    try:
-        return getattr(owner, name, None)
-    except Exception:
-        return None
-
-
-def _activation_itemsize(model: Any) -> int:
-    dtype: torch.dtype = model.dtype
-    return int(dtype.itemsize) if dtype.is_floating_point else 2
