@@ -16,9 +16,16 @@ from profiler.loading.request import Quant
 
 
 def build_on_meta(config: Any, dtype: torch.dtype, quant: Quant = "none", attn: str | None = None) -> nn.Module:
-    """The model of `config` on the meta device: every module and shape, no bytes."""
+    """The model of `config` on the meta device: every module and shape, no bytes.
+
+    A checkpoint that comes quantised says so in its config; its layers are planned in that format. Raises ModelError
+    for a format that the installed transformers does not know.
+    """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
+        own_format = getattr(config, "quantization_config", None)
+        if quant == "none" and own_format:
+            return _plan_own_format(module, own_format)
         return quantise_modules(module, quant, dtype)
 
 
@@ -30,6 +37,21 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, **extra)
     except (ValueError, ImportError) as error:
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
+
+
+def _plan_own_format(module: nn.Module, own_format: Any) -> nn.Module:
+    from transformers.quantizers import AutoHfQuantizer
+
+    method = own_format.get("quant_method") if isinstance(own_format, dict) else own_format.quant_method
+    try:
+        quantizer = AutoHfQuantizer.from_config(own_format, pre_quantized=True)
+        quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    except Exception as error:
+        raise ModelError(
+            f"this checkpoint is stored as {getattr(method, 'value', method)!r}, which cannot be planned here:"
+            f" {first_line(error)}."
+        ) from error
+    return module
 
 
 def quantise_modules(module: nn.Module, quant: Quant, dtype: torch.dtype) -> nn.Module:

@@ -57,8 +57,26 @@ def is_experts(module: nn.Module) -> bool:
             and "expert" in type(first).__name__.lower()
             and any(formats.is_linear(part) for part in first.modules())
         )
-    own = [param for _, param in module.named_parameters(recurse=False)]
-    return "expert" in type(module).__name__.lower() and any(param.dim() == 3 for param in own)
+    return "expert" in type(module).__name__.lower() and bool(expert_banks(module))
+
+
+def expert_banks(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of all experts of a layer, by name: [experts, a, b], or MXFP4 blocks [experts, out, groups, 16]."""
+    own = dict(module.named_parameters(recurse=False))
+    blocks: dict[str, torch.Tensor] = {name: param for name, param in own.items() if name.endswith("_blocks")}
+    return blocks or {name: param for name, param in own.items() if param.dim() == 3}
+
+
+def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int, int]:
+    """(in_features, out_features) of one expert's matrix; models store either order, so the hidden size decides.
+
+    A block of MXFP4 is 16 bytes of two 4-bit weights each (OCP Microscaling Formats, v1.0).
+    """
+    if bank.dim() == 4:
+        return int(bank.shape[2] * bank.shape[3] * 2), int(bank.shape[1])
+    first, second = int(bank.shape[1]), int(bank.shape[2])
+    out_comes_first = first == hidden_size if "down" in name else second == hidden_size
+    return (second, first) if out_comes_first else (first, second)
 
 
 def not_run_for_text(name: str, module: nn.Module) -> bool:

@@ -25,11 +25,13 @@ from profiler.work.operators import (
 )
 from profiler.work.recognise import (
     activation_itemsize,
+    bank_features,
     base_prefix,
     caches_latent,
     config_head_dim,
     config_kv_heads,
     config_query_heads,
+    expert_banks,
     first_of,
     is_attention,
     is_experts,
@@ -310,12 +312,14 @@ class _Visitor:
     def _experts(self, short: str, module: Any) -> Experts:
         """Experts as one bank of 3-D weights (transformers 5) or as a list of MLPs (transformers 4)."""
         per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
-        banks = [param for _, param in module.named_parameters(recurse=False) if param.dim() == 3]
+        banks = expert_banks(module)
         if banks:
-            num_experts = banks[0].shape[0]
-            matrices = tuple((int(bank.shape[1]), int(bank.shape[2])) for bank in banks)
+            num_experts = next(iter(banks.values())).shape[0]
+            hidden = int(self.config.hidden_size)
+            matrices = tuple(bank_features(name, bank, hidden) for name, bank in banks.items())
             expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
-            dtype = banks[0].dtype
+            first = next(iter(banks.values()))
+            dtype = first.dtype if first.is_floating_point() else self.model.dtype
         else:
             num_experts = len(module)
             linears = [formats.stored(part) for part in module[0].modules() if formats.is_linear(part)]

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from profiler.catalog import resolve
+from profiler.errors import ModelError
 from profiler.loading import ModelRequest, Quant, build_on_meta, load, load_config
 from profiler.timing.engines import EagerEngine, greedy_tokens
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import is_linear, storage_bytes, stored
-from profiler.work.operators import Elementwise, Linear
-from profiler.work.step import Step
+from profiler.work.operators import Elementwise, Experts, Linear
+from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
@@ -142,3 +143,68 @@ def test_a_format_without_a_rule_lowers_coverage(tiny_folder: Path) -> None:
     counted = walk(model)
     assert counted.coverage == pytest.approx(1 - 96 * 64 / counted.params)
     assert "up_proj" in counted.unknown[0]
+
+
+def test_checkpoints_that_come_quantised_are_planned_in_their_format() -> None:
+    config = load_config(resolve("qwen3-8b"))
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = build_on_meta(config, torch.bfloat16)
+    weight = stored(model.model.layers[0].mlp.up_proj)
+    assert weight.bits_per_weight == pytest.approx(8.002, abs=1e-3)
+    assert walk(model).params == pytest.approx(8_190_735_360, rel=1e-3)  # and a scale a block
+    config = load_config(resolve("qwen3-8b"))
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    assert stored(build_on_meta(config, torch.bfloat16).model.layers[0].mlp.up_proj).format == "nf4"
+
+
+def test_an_unknown_quantisation_is_a_named_error() -> None:
+    config = load_config(resolve("smollm2-135m"))
+    config.quantization_config = {"quant_method": "wishful"}
+    with pytest.raises(ModelError, match="wishful"):
+        build_on_meta(config, torch.bfloat16)
+
+
+class Mxfp4Experts(torch.nn.Module):
+    """gpt-oss's layout: 4-bit pairs in blocks of 16 bytes, and a byte of scale a block of 32 weights."""
+
+    def __init__(self, experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+
+        def zeros(*shape: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.zeros(*shape, dtype=torch.uint8), requires_grad=False)
+
+        self.gate_up_proj_blocks = zeros(experts, 2 * inner, hidden // 32, 16)
+        self.gate_up_proj_scales = zeros(experts, 2 * inner, hidden // 32)
+        self.down_proj_blocks = zeros(experts, hidden, inner // 32, 16)
+        self.down_proj_scales = zeros(experts, hidden, inner // 32)
+
+
+def test_mxfp4_experts_are_4_25_bits() -> None:
+    model = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
+    for layer in model.model.layers:
+        layer.mlp.experts = Mxfp4Experts(32, 2880, 2880)
+    [experts] = [op for op in walk(model).operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2880, 5760), (2880, 2880))
+    weights = sum(ins * outs for ins, outs in experts.matrices)
+    assert experts.expert_bytes * 8 / weights == 4.25
+
+
+def test_cache_and_peak() -> None:
+    """Llama-2-7B: 524,288 bytes a token, 2 GiB at 4096; Mistral v0.1 holds no more than its window of 4096."""
+    llama = walk(build_on_meta(load_config(resolve("llama-2-7b")), torch.float16))
+    assert cache_bytes(llama, 1, 4096) == 2 * 2**30
+    mistral = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16))
+    assert cache_bytes(mistral, 2, 30_000) == 2 * 4096 * 131_072
+    weights = 13_476_831_232
+    peak = predicted_peak_bytes(llama, weights, 8, 2048, 32, ExecutionPath())
+    cache = 8 * 2080 * 524_288
+    # Beside weights and cache: one layer's new cache; in the MLP gate, up and their product, and three hidden states.
+    widest = 8 * 2048 * (3 * 11008 + 3 * 4096) * 2
+    assert peak == pytest.approx(weights + cache * 33 / 32 + widest, rel=0.01)
+    # Llama-3.1's logits for all of 8 x 2048 positions are 4.2 GB of bfloat16, more than its widest layer.
+    llama3 = walk(build_on_meta(load_config(resolve("llama-3.1-8b")), torch.bfloat16))
+    one = predicted_peak_bytes(llama3, 0, 8, 2048, 32, ExecutionPath())
+    every = predicted_peak_bytes(llama3, 0, 8, 2048, 32, ExecutionPath(all_logits=True))
+    cache = cache_bytes(llama3, 8, 2080) * 33 / 32
+    assert every == pytest.approx(cache + 8 * 2048 * 128_256 * 2, rel=0.001)
+    assert every > one
