@@ -21,6 +21,7 @@ from profiler.work.step import Count
 # blocks of 256 with a 256-entry float32 code book and one float32 offset.
 _BNB_BLOCK = 64
 _BNB_NESTED_BLOCK = 256
+_BNB_FUSED_FLOOR = 4
 _FLOAT32_BYTES = 4
 _CODE_ENTRIES_4BIT = 16
 # Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
@@ -129,7 +130,9 @@ def _bnb_4bit(module: Any) -> StoredWeight:
         weight_bytes=weight_bytes,
         bias_bytes=_bias_bytes(module),
         compute_dtype=compute_dtype,
-        dense_from_rows=None if fused_everywhere else _bnb_4bit_dense_from_rows(weight.device.type),
+        dense_from_rows=None
+        if fused_everywhere
+        else _bnb_4bit_dense_from_rows(weight.device, compute_dtype, module.in_features, module.out_features),
     )
 
 
@@ -144,18 +147,36 @@ def _planned_4bit_bytes(elements: int, *, nested: bool) -> int:
 
 
 @cache
-def _bnb_4bit_dense_from_rows(device_type: str) -> int:
+def _bnb_4bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int:
     """From how many rows on bitsandbytes dequantises first.
 
     CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
-    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`); from 0.50 on the fused kernel always serves up
-    to 4 rows (`_GEMM_4BIT_CUSTOM_FLOOR_M`), and beyond that a table by architecture decides, of which this is the
-    common lower end.
+    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`); from 0.50 on the library's own table by
+    architecture and shape decides (backends/cuda/ops.py), which is asked. Without a card, as on meta, only its floor
+    is known: up to 4 rows are always fused (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
     """
-    if device_type == "cpu":
+    if device.type == "cpu":
         return 1
-    version = tuple(int(part) for part in metadata.version("bitsandbytes").split(".")[:2])
-    return 5 if version >= (0, 50) else 2
+    if tuple(int(part) for part in metadata.version("bitsandbytes").split(".")[:2]) < (0, 50):
+        return 2
+    if ins % _BNB_BLOCK:
+        return 1
+    if device.type != "cuda":
+        return _BNB_FUSED_FLOOR + 1
+    try:
+        from bitsandbytes.backends.cuda import ops
+
+        index = device.index or 0
+        return first_dense_row(
+            lambda rows: ops._gemm_4bit_use_custom_fn(index, dtype, rows, outs, ins), ops._gemm_4bit_custom_max_m
+        )
+    except (ImportError, AttributeError):
+        return _BNB_FUSED_FLOOR + 1
+
+
+def first_dense_row(fused: Callable[[int], bool], most: int) -> int:
+    """The fewest rows for which a choice of kernel is not the fused one; beyond `most` none is."""
+    return next((rows for rows in range(1, most + 1) if not fused(rows)), most + 1)
 
 
 def _bnb_int8(module: Any) -> StoredWeight:

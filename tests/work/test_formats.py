@@ -12,7 +12,7 @@ from profiler.errors import ModelError
 from profiler.loading import ModelRequest, Quant, build_on_meta, load, load_config
 from profiler.timing.engines import EagerEngine, greedy_tokens
 from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import is_linear, storage_bytes, stored
+from profiler.work.formats import first_dense_row, is_linear, storage_bytes, stored
 from profiler.work.operators import Elementwise, Experts, Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk
@@ -208,3 +208,18 @@ def test_cache_and_peak() -> None:
     cache = cache_bytes(llama3, 8, 2080) * 33 / 32
     assert every == pytest.approx(cache + 8 * 2048 * 128_256 * 2, rel=0.001)
     assert every > one
+
+
+def test_from_which_row_on_a_kernel_is_no_longer_fused() -> None:
+    assert first_dense_row(lambda rows: rows <= 16, 1536) == 17
+    assert first_dense_row(lambda rows: True, 1536) == 1537
+    assert first_dense_row(lambda rows: False, 1536) == 1
+
+
+def test_the_round_trip_of_a_4_bit_matrix() -> None:
+    """A dense copy is written and read: 2 x 2 bytes a weight, from the row on where the fused kernel ends."""
+    model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
+    weight = stored(model.model.layers[0].mlp.up_proj)
+    if weight.dense_from_rows is not None:
+        assert weight.round_trip_bytes(weight.dense_from_rows - 1) == 0
+        assert weight.round_trip_bytes(weight.dense_from_rows) == 4 * 4096 * 14336
