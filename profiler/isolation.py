@@ -41,7 +41,7 @@ def measure_dispatch(loaded: LoadedModel, config: Any, clock: Clock, batch_sizes
     """What it costs to dispatch a prefill and a decode step, on the hollow twin.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
-    cold: a twin that steps alone is too fast (6.2 instead of 9.8 ms for SmolLM2-135M on two cores). There the twin
+    cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
     therefore calls the model's own linears beside its hollow ones, and their time, measured in turn with it, is taken
     off again. On CUDA the host's caches do not see the weights, and the twin steps alone.
     """

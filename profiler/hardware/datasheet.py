@@ -42,7 +42,8 @@ class Datasheet:
     link: str
     healthy_gemm_flops_per_s: float | None
     healthy_copy_bytes_per_s: float | None
-    """What a healthy card of this kind was measured to reach (bf16 product of 8192, device copy; tokenwatt-check)."""
+    """What a healthy card of this kind was measured to reach: bf16 product of 8192 and device copy, as tokenwatt-check
+    tells them; the H200's are those of one card."""
     nvml_name: str
     """Names that the driver gives the card, separated by |."""
     source: str

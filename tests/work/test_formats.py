@@ -220,6 +220,7 @@ def test_the_round_trip_of_a_4_bit_matrix() -> None:
     """A dense copy is written and read: 2 x 2 bytes a weight, from the row on where the fused kernel ends."""
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
     weight = stored(model.model.layers[0].mlp.up_proj)
-    if weight.dense_from_rows is not None:
-        assert weight.round_trip_bytes(weight.dense_from_rows - 1) == 0
-        assert weight.round_trip_bytes(weight.dense_from_rows) == 4 * 4096 * 14336
+    if weight.dense_from_rows is None:
+        pytest.skip("this CPU has AVX512-BF16, where bitsandbytes fuses every row count")
+    assert weight.round_trip_bytes(weight.dense_from_rows - 1) == 0
+    assert weight.round_trip_bytes(weight.dense_from_rows) == 4 * 4096 * 14336
