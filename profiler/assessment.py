@@ -145,13 +145,12 @@ def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
 
 
 def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float) -> Roofs:
-    link = context.ceilings.host_link
+    links = context.ceilings.links
     return Roofs(
         memory_bytes_per_s=context.ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=context.dispatch.get((phase, cell.batch_size)),
         overlaps=context.info.overlaps_dispatch,
-        host_link_bytes_per_s=link.per_s if link else None,
-        host_bytes=context.loaded.host_bytes,
+        fetch_s=sum(nbytes / links[where].per_s for where, nbytes in context.loaded.offloaded_bytes.items()),
     )
 
 

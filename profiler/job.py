@@ -283,7 +283,7 @@ def _set_up(prepared: Prepared, clock: Clock, listener: Listener) -> tuple[Conte
     work = walk(loaded.module)
     engine: Engine = ENGINES[prepared.engine](loaded.module)
     listener.stage("measuring this device's roofs")
-    ceilings = _ceilings(request, info, work, clock, offloaded=loaded.offloaded, fresh=prepared.fresh)
+    ceilings = _ceilings(request, info, work, clock, links=sorted(loaded.offloaded_bytes), fresh=prepared.fresh)
     listener.stage("measuring dispatch on the hollow twin")
     context = Context(
         loaded=loaded,
@@ -353,7 +353,7 @@ def _record(outcome: Visit | Gap) -> dict[str, Any]:
 
 
 def _ceilings(
-    request: ModelRequest, info: Device, work: ModelWork, clock: Clock, *, offloaded: bool, fresh: bool
+    request: ModelRequest, info: Device, work: ModelWork, clock: Clock, *, links: Sequence[str], fresh: bool
 ) -> Ceilings:
     dtypes = _roof_dtypes(work, request)
 
@@ -363,11 +363,11 @@ def _ceilings(
             info,
             dtypes,
             model_dtype=dtype_name(request.dtype),
-            offloaded=offloaded,
+            links=links,
             clock=clock,
         )
 
-    return cached(measure_now, info, software(), [dtype_name(request.dtype), *dtypes], fresh=fresh or offloaded)
+    return cached(measure_now, info, software(), [dtype_name(request.dtype), *dtypes], fresh=fresh or bool(links))
 
 
 def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
@@ -406,7 +406,8 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
             "storage_bytes": model_storage_bytes(loaded.module),
             "load_s": loaded.load_s,
             "attention": context.paths["prefill"].attention,
-            "offloaded": loaded.offloaded,
+            "offloaded_bytes": dict(loaded.offloaded_bytes),
+            "placement": loaded.placement.as_text() if loaded.placement else None,
         },
         device=device,
         software=software(),

@@ -44,10 +44,10 @@ def model_warnings(context: Context) -> list[str]:
     if context.work.coverage < 1:
         names = "; ".join(context.work.unknown[:3])
         warnings.append(f"{100 * (1 - context.work.coverage):.3g} % of the parameters are not counted: {names}.")
-    if context.loaded.offloaded and ceilings.host_link is not None:
+    for where, nbytes in context.loaded.offloaded_bytes.items():
         warnings.append(
-            f"the model does not fit on the device: {scaled(context.loaded.host_bytes, 'B')} of weights cross the host"
-            f" link ({scaled(ceilings.host_link.per_s, 'B/s')} measured) at every step; its cells get no regime."
+            f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights come from the {where}"
+            f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step; its cells get no regime."
         )
     return warnings
 

@@ -66,6 +66,8 @@ def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
 def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
     """Changes ranked by the seconds that they can save at most on this cell; none without a figure."""
     s = cell.split
+    if "above-roof" in cell.verdict.flags:
+        return []  # a step faster than its own terms allow proves one of them wrong
     found = []
     if setting.weight_bits > 16:
         found.append(
@@ -182,6 +184,8 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
             f"{best.change} can save at most {duration(best.saves_s)} of the {duration(first.split.latency_s)}"
             f" step ({best.because})"
         )
+    if not parts and "above-roof" in first.verdict.flags:
+        return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
     if not parts:
         return "Nothing to gain but a faster device: no change saves 5 % of a step."
     return f"What to change: {'; '.join(parts)}."

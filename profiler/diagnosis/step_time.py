@@ -48,10 +48,8 @@ class Roofs:
     """None where it was not measured."""
     overlaps: bool
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
-    host_link_bytes_per_s: float | None = None
-    """The link that offloaded weights cross."""
-    host_bytes: float = 0.0
-    """Bytes that cross it in a step."""
+    fetch_s: float = 0.0
+    """Seconds that offloaded weights need to cross their links in a step."""
 
     @property
     def dispatch_s(self) -> float | None:
@@ -99,9 +97,8 @@ def split(latency_s: float, demands: Sequence[Demand], avoidable_bytes: float, r
             kv_s += demand.kv_bytes / roofs.memory_bytes_per_s
         if demand.replayed_s is not None:
             kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s)
-    if roofs.host_link_bytes_per_s:
-        # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
-        weights_s += roofs.host_bytes / roofs.host_link_bytes_per_s
+    # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
+    weights_s += roofs.fetch_s
     if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
         # A replayed kernel was called from the host as well; that call is part of the step's dispatch.
         kernel_s -= roofs.dispatch.in_kernels_s

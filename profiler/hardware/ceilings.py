@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -76,8 +79,8 @@ class Ceilings:
     """Read bandwidth over buffer sizes: caches show as steps."""
     launch: dict[str, float] = field(default_factory=dict)
     """Seconds that the host needs to submit one tiny kernel, and that the device needs to run it (by graph replay)."""
-    host_link: Roof | None = None
-    """Bytes/s from host to device; measured only when weights are offloaded."""
+    links: dict[str, Roof] = field(default_factory=dict)
+    """Bytes/s from the `host` or the `disk` to the device; measured only for where weights of this model wait."""
     measured_s: float = 0.0
     """Seconds that measuring took."""
     measured_at_unix_s: float = 0.0
@@ -111,7 +114,7 @@ def measure(
     dtypes: Sequence[str],
     *,
     model_dtype: str,
-    offloaded: bool = False,
+    links: Sequence[str] = (),
     clock: Clock | None = None,
     stage_budget_s: float = _STAGE_BUDGET_S,
 ) -> Ceilings:
@@ -129,7 +132,6 @@ def measure(
     if model_dtype != "int8":
         memory["gemv"] = _gemv(device, model_dtype, stream_bytes, clock, stage_budget_s)
     compute = {dtype: _gemm(device, dtype, clock, stage_budget_s) for dtype in dtypes}
-    link = _host_link(device, clock, stage_budget_s) if offloaded else None
     return Ceilings(
         compute=compute,
         memory=memory,
@@ -137,7 +139,7 @@ def measure(
         beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
         curve=curve,
         launch=_launch(device, clock),
-        host_link=link,
+        links={link: _LINKS[link](device, clock, stage_budget_s) for link in links},
         measured_s=time.perf_counter() - start,
         measured_at_unix_s=time.time(),
     )
@@ -303,3 +305,27 @@ def _host_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
     target = torch.empty(nbytes // 4, device=device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), clock, budget_s)
     return _roof(nbytes, seconds, "256 MiB, pinned host memory to device")
+
+
+def _disk_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
+    """Bytes a second from a file to the device, the way accelerate reads offloaded weights: a copy of a memory map.
+
+    The file leaves the page cache before each read where the system allows it: a model that does not fit in memory
+    finds its weights gone from there as well.
+    """
+    nbytes = 256 << 20
+    with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
+        np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+        def read() -> torch.Tensor:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(device)
+
+        seconds = sample(read, clock, budget_s)
+    return _roof(nbytes, seconds, "256 MiB file, not in the page cache, mapped and copied")
+
+
+_LINKS = {"host": _host_link, "disk": _disk_link}

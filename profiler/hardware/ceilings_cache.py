@@ -54,7 +54,7 @@ def _read(path: Path) -> Ceilings | None:
         values["compute"] = {name: Roof(**roof) for name, roof in values["compute"].items()}
         values["memory"] = {name: Roof(**roof) for name, roof in values["memory"].items()}
         values["curve"] = tuple(CurvePoint(**point) for point in values["curve"])
-        values["host_link"] = Roof(**values["host_link"]) if values["host_link"] else None
+        values["links"] = {name: Roof(**roof) for name, roof in values["links"].items()}
         return Ceilings(**{item.name: values[item.name] for item in fields(Ceilings)})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
-from profiler.loading.placement import as_text, auto_device_map
+from profiler.loading.placement import Placement, offloaded_bytes, place
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.skeleton import build_on_meta, count_params, quantization_config, quiet_libraries
@@ -27,15 +28,17 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     with quiet_libraries():
         try:
             if request.weights == "random":
-                module, device_map = build_random(request, config)
+                module, placement = build_random(request, config)
             else:
-                module, device_map = _load_checkpoint(request, config)
+                module, placement = _load_checkpoint(request, config)
         except (RequestError, torch.OutOfMemoryError):
             raise
         except OSError as error:
             raise _no_checkpoint(request, error) from error
         except Exception as error:
             raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
+    if placement is not None and placement.folder is not None:
+        weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
     module.requires_grad_(False)
     return LoadedModel(
@@ -44,9 +47,8 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         params=count_params(module),
         load_s=time.perf_counter() - start,
         revision=getattr(module.config, "_commit_hash", None),
-        device_map=device_map,
-        # accelerate leaves a parameter that it keeps on the host as a meta tensor until its layer runs.
-        host_bytes=sum(p.numel() * p.element_size() for p in module.parameters() if p.device.type == "meta"),
+        placement=placement,
+        offloaded_bytes=offloaded_bytes(module, placement),
     )
 
 
@@ -60,7 +62,7 @@ def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
     )
 
 
-def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, dict[str, str] | None]:
+def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None]:
     from transformers import AutoModelForCausalLM
 
     where, extra = pretrained_location(request.source)
@@ -69,15 +71,17 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, dic
     if request.quant != "none":
         extra["quantization_config"] = quantization_config(request.quant, request.dtype)
     planned = build_on_meta(copy.deepcopy(config), request.dtype, request.quant, request.attn)
-    too_large = auto_device_map(planned, request.device) is not None
+    placement = place(planned, request.device, quantised=request.quant != "none")
     del planned
+    if placement is not None and placement.folder is not None:
+        extra["offload_folder"] = placement.folder.name
     module = AutoModelForCausalLM.from_pretrained(
         where,
         config=config,
         dtype=request.dtype,
-        device_map="auto" if too_large else {"": request.device},
+        device_map=placement.device_map if placement else {"": request.device},
         trust_remote_code=request.trust_remote_code,
         use_safetensors=None if request.allow_pickle else True,
         **extra,
     )
-    return module, as_text(getattr(module, "hf_device_map", None)) if too_large else None
+    return module, placement

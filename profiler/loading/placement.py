@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,28 +18,60 @@ from profiler.memory import available_bytes
 _FILL_LIMIT = 0.9
 
 
-def auto_device_map(module: nn.Module, device: torch.device) -> dict[str, Any] | None:
-    """accelerate's placement over this device and the host when the weights do not fit on the device, else None."""
-    room = int(available_bytes(device) * _FILL_LIMIT)
+@dataclass(frozen=True)
+class Placement:
+    """accelerate's placement of a model over devices, the host's memory and the disk."""
+
+    device_map: dict[str, Any]
+    """Module name -> CUDA index, `cpu` or `disk`."""
+    folder: tempfile.TemporaryDirectory[str] | None
+    """Holds what went to the disk; None when nothing did."""
+
+    def device_of(self, module_name: str) -> torch.device | None:
+        """Where this module's own tensors live; None for the disk."""
+        parts = module_name.split(".")
+        for end in range(len(parts), -1, -1):
+            placed = self.device_map.get(".".join(parts[:end]))
+            if placed is not None:
+                return None if placed == "disk" else torch.device(placed)
+        return torch.device("cpu")
+
+    def as_text(self) -> dict[str, str]:
+        return {name: str(device) for name, device in self.device_map.items()}
+
+
+def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placement | None:
+    """accelerate's automatic placement when the weights of `module` (on meta) do not fit on `device`, else None.
+
+    A CUDA device spills to the host's memory and then to the disk, a CPU to the disk. Raises ModelError when that does
+    not work either: no room on the disk, or weights of bitsandbytes, which cannot live there.
+    """
     need = planned_weight_bytes(module)
+    room = int(available_bytes(device) * _FILL_LIMIT)
     if need <= room:
         return None
-    if device.type == "cpu":
-        raise ModelError(
-            f"the weights need {need / 1e9:.1f} GB, but {available_bytes(device) / 1e9:.1f} GB of memory is free;"
-            " use a 16-bit --dtype, --quant nf4, or a smaller model."
-        )
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_max_memory
 
+    budget: dict[Any, Any] = {"cpu": room} if device.type == "cpu" else get_max_memory()
     no_split = list(getattr(module, "_no_split_modules", None) or [])
-    device_map: dict[str, Any] = infer_auto_device_map(module, get_max_memory(), no_split)
-    if "disk" in device_map.values():
+    device_map: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
+    if "disk" not in device_map.values():
+        return Placement(device_map, None)
+    folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
+    on_disk = shutil.disk_usage(folder.name).free
+    if quantised or need > on_disk + room:
+        folder.cleanup()
+        why = (
+            "weights of bitsandbytes cannot be kept on the disk"
+            if quantised
+            else f"the disk has room for {on_disk / 1e9:.1f} GB"
+        )
         raise ModelError(
-            f"the weights need {need / 1e9:.1f} GB, more than this device and the host have together;"
+            f"the weights need {need / 1e9:.1f} GB, but {room / 1e9:.1f} GB of memory is free, and {why};"
             " use a 16-bit --dtype, --quant nf4, or a smaller model."
         )
-    return device_map
+    return Placement(device_map, folder)
 
 
 def planned_weight_bytes(module: nn.Module) -> int:
@@ -56,14 +92,51 @@ def planned_weight_bytes(module: nn.Module) -> int:
     return total
 
 
-def mapped_device(name: str, device_map: dict[str, Any]) -> torch.device:
-    parts = name.split(".")
-    for end in range(len(parts), -1, -1):
-        placed = device_map.get(".".join(parts[:end]))
-        if placed is not None:
-            return torch.device("cuda", placed) if isinstance(placed, int) else torch.device(placed)
-    return torch.device("cpu")
+def dispatch(module: nn.Module, placement: Placement, device: torch.device, index: dict[str, Any]) -> None:
+    """Let accelerate fetch what does not live on `device` whenever its layer runs.
+
+    `index` describes the tensors that were already written to the placement's folder (accelerate's own format).
+    """
+    from accelerate import dispatch_model
+    from accelerate.utils import save_offload_index
+
+    folder = placement.folder.name if placement.folder else None
+    if folder is not None:
+        save_offload_index(index, folder)
+    # accelerate compares the main device with the string "cpu" to decide what counts as offloaded.
+    main = "cpu" if device.type == "cpu" else device.index
+    dispatch_model(module, dict(placement.device_map), main_device=main, offload_dir=folder, force_hooks=True)
 
 
-def as_text(device_map: dict[str, Any] | None) -> dict[str, str] | None:
-    return None if device_map is None else {name: str(device) for name, device in device_map.items()}
+def offloaded_bytes(module: nn.Module, placement: Placement | None) -> dict[str, int]:
+    """Bytes of weights that cross a link at every step, by where they wait: `host` or `disk`.
+
+    accelerate leaves a parameter that does not live on its device as a meta tensor until its layer runs.
+    """
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+    for name, owner in module.named_modules():
+        for param in owner.parameters(recurse=False):
+            if placement is None or param.device.type != "meta" or id(param) in seen:
+                continue
+            seen.add(id(param))
+            where = "disk" if placement.device_of(name) is None else "host"
+            found[where] = found.get(where, 0) + param.numel() * param.element_size()
+    return found
+
+
+def written(tensor: torch.Tensor, name: str, placement: Placement, index: dict[str, Any]) -> None:
+    """Write one tensor to the placement's folder and note it in `index`."""
+    from accelerate.utils import offload_weight
+
+    assert placement.folder is not None
+    offload_weight(tensor, name, placement.folder.name, index)
+
+
+def read_back(name: str, placement: Placement, index: dict[str, Any]) -> torch.Tensor:
+    """A tensor that `written` put on the disk."""
+    from accelerate.utils import load_offloaded_weight
+
+    assert placement.folder is not None
+    tensor: torch.Tensor = load_offloaded_weight(str(Path(placement.folder.name) / f"{name}.dat"), index[name])
+    return tensor

@@ -9,48 +9,61 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.loading.placement import as_text, auto_device_map, mapped_device
+from profiler.loading.placement import Placement, dispatch, place, read_back, written
 from profiler.loading.request import ModelRequest
 from profiler.loading.skeleton import from_config, quantise_modules
 
 
-def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, dict[str, str] | None]:
+def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None]:
+    """The model of `request` with random weights on its device, and accelerate's placement if it does not fit there."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False), _skip_init():
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype)
     module.tie_weights()
-    device_map = auto_device_map(module, request.device)
+    placement = place(module, request.device, quantised=request.quant != "none")
     torch.manual_seed(0)
-    _materialise(module, request.device, device_map)
+    on_disk = _materialise(module, request.device, placement)
     module.tie_weights()
-    if device_map is not None:
-        from accelerate import dispatch_model
-
-        dispatch_model(module, device_map, main_device=request.device, force_hooks=True)
-    return module, as_text(device_map)
+    if placement is not None:
+        dispatch(module, placement, request.device, on_disk)
+    return module, placement
 
 
-def _materialise(module: nn.Module, device: torch.device, device_map: dict[str, Any] | None) -> None:
-    """Give every meta parameter its random values on its own device, a tied one once, a quantised one quantised."""
+def _materialise(module: nn.Module, device: torch.device, placement: Placement | None) -> dict[str, Any]:
+    """Give every meta parameter its random values on its own device, a tied one once, a quantised one quantised.
+
+    What belongs on the disk is written there at once and stays on meta; the index of those tensors is returned.
+    """
     made: dict[int, nn.Parameter] = {}
+    names: dict[int, str] = {}
+    on_disk: dict[str, Any] = {}
     for name, owner in module.named_modules():
-        target = device if device_map is None else mapped_device(name, device_map)
+        target = device if placement is None else placement.device_of(name)
+        template = dict(owner.named_parameters(recurse=False))
         fresh = False
-        for key, param in list(owner.named_parameters(recurse=False)):
+        for key, param in template.items():
             if id(param) not in made:
                 values = torch.empty(_dense_shape(owner, key, param), dtype=_dense_dtype(owner, param), device=target)
                 made[id(param)] = nn.Parameter(values, requires_grad=False)
+                names[id(param)] = f"{name}.{key}"
                 fresh = True
+            elif made[id(param)].device.type == "meta" and placement is not None:
+                made[id(param)] = nn.Parameter(read_back(names[id(param)], placement, on_disk), requires_grad=False)
             owner._parameters[key] = made[id(param)]
             if fresh and key == "weight" and param.__class__.__name__ in _QUANTISERS:
                 nn.init.normal_(owner._parameters[key], std=0.02)
                 owner._parameters[key] = _QUANTISERS[param.__class__.__name__](owner, param, target)
         if fresh:
             _init_values(module, owner)
+        if target is None and placement is not None:
+            for key, param in template.items():
+                written(owner._parameters[key], f"{name}.{key}", placement, on_disk)
+                owner._parameters[key] = made[id(param)] = param
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(target)
+    return on_disk
 
 
 def _init_values(module: Any, owner: nn.Module) -> None:

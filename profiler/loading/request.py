@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from profiler.catalog import Source
 from profiler.errors import DeviceError, RequestError
 from profiler.loading.checkpoint import weight_files
+from profiler.loading.placement import Placement
 
 Weights = Literal["auto", "checkpoint", "random"]
 Quant = Literal["none", "int8", "nf4", "fp4"]
@@ -48,16 +50,15 @@ class LoadedModel:
     """Parameters of the architecture (a packed 4-bit tensor counts its weights, a tied one counts once)."""
     load_s: float
     revision: str | None = None
-    device_map: dict[str, str] | None = None
+    placement: Placement | None = None
     """Where accelerate put each part, when the model did not fit on one device."""
-
-    host_bytes: int = 0
-    """Bytes of weights that stay on the host and are fetched at every step."""
+    offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of weights that are fetched at every step, by where they wait: `host` memory or `disk`."""
 
     @property
     def offloaded(self) -> bool:
-        """True when some weights stay on the host and cross the link to the device at every step."""
-        return self.host_bytes > 0
+        """True when some weights wait elsewhere and cross a link to the device at every step."""
+        return bool(self.offloaded_bytes)
 
     @property
     def config(self) -> Any:

@@ -26,6 +26,7 @@ _PHASE_STYLE = {
 }
 _ROOF_COLOR = "#222222"
 _SHEET_COLOR = "#888888"
+_LINK_COLOR = "#CC79A7"
 _MARGIN = 3.0
 
 
@@ -76,6 +77,17 @@ def roofline(run: Run) -> Figure:
         sheet_bandwidth, sheet_peak = device["datasheet_bytes_per_s"], device["datasheet_flops_per_s"]
         label = f"datasheet (dense): {scaled(sheet_bandwidth, 'B/s')}, {scaled(sheet_peak, 'FLOP/s')}"
         _roof(axes, sheet_bandwidth, sheet_peak, x_low, x_high, _SHEET_COLOR, "--", label)
+    for where, link in ceilings["links"].items():
+        _roof(
+            axes,
+            link["per_s"],
+            peak,
+            x_low,
+            x_high,
+            _LINK_COLOR,
+            "-.",
+            f"from the {where}: {scaled(link['per_s'], 'B/s')}",
+        )
     ridge = peak / bandwidth
     axes.axvline(ridge, color=_ROOF_COLOR, lw=0.8, ls=":", ymax=0.97)
     axes.annotate(

@@ -77,7 +77,7 @@ def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
 
 def test_offloaded_weights_pay_for_the_link() -> None:
     """8 GB over a link of 16 GB/s is half a second, whatever the device's memory does."""
-    roofs = Roofs(W, None, overlaps=True, host_link_bytes_per_s=16e9, host_bytes=8e9)
+    roofs = Roofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)
     found = split(0.6, [demand(0, 8e9)], 0.0, roofs)
     assert found.weights_s == pytest.approx(0.5 + 8e-3)
     assert terms(found) == pytest.approx(0.6)
