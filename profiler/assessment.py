@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pandas as pd
+import torch
 
 from profiler.diagnosis import advice
 from profiler.diagnosis.regimes import Measurement, Verdict, judge
@@ -25,12 +26,13 @@ from profiler.runstore import CELL_COLUMNS
 from profiler.timing.engines import Engine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import Estimate, Noise, estimate, noise_grade
-from profiler.timing.sweep import steady
+from profiler.timing.sweep import seeded_prompts, steady
 from profiler.work.attention import AttentionCore
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
-from profiler.work.kernels import sdpa_kernel
+from profiler.work.formats import CONVERSIONS
+from profiler.work.kernels import attention_path, outlier_columns
 from profiler.work.operators import Linear, Operator
-from profiler.work.step import Attention, ExecutionPath, Step
+from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork
 
 
@@ -66,26 +68,25 @@ _SPLIT_COLUMNS = (
 
 
 def execution_paths(loaded: LoadedModel, work: ModelWork, engine: Engine, grid: Grid) -> dict[Phase, ExecutionPath]:
-    """How this model is executed on this device: its attention interface, and the kernel that torch picks."""
+    """How this model is executed on this device: its attention interface, the kernels that torch picks, outliers."""
     request = loaded.request
     attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     prompt = max(grid.prompt_lens)
 
-    def path(query: int, context: int) -> ExecutionPath:
-        skips = attention != "eager"
-        if attention == "sdpa" and cores:
-            skips = all(
-                sdpa_kernel(core, request.device, request.dtype, query=query, context=context) != "math"
-                for core in cores
-            )
-        return ExecutionPath(
-            attention=cast("Attention", attention) if attention in get_args(Attention) else "sdpa",
-            kernel_skips_masked=skips,
-            all_logits=not engine.keeps_last_logits,
-        )
+    def path(query: int, keys: int) -> ExecutionPath:
+        found = attention_path(attention, cores, request.device, request.dtype, query=query, keys=keys)
+        return replace(found, all_logits=not engine.keeps_last_logits)
 
-    return {"prefill": path(prompt, 0), "decode": path(1, prompt)}
+    paths: dict[Phase, ExecutionPath] = {"prefill": path(prompt, prompt), "decode": path(1, prompt + 1)}
+    if request.quant == "int8":
+        vocab_size = loaded.config.get_text_config().vocab_size
+        with torch.inference_mode():
+            state = engine.prefill(seeded_prompts(Cell(1, min(grid.prompt_lens)), vocab_size, request.device))
+            paths["prefill"] = replace(paths["prefill"], outlier_columns=outlier_columns(loaded.module))
+            engine.decode(state)
+            paths["decode"] = replace(paths["decode"], outlier_columns=outlier_columns(loaded.module))
+    return paths
 
 
 def step_of(phase: Phase, cell: Cell, grid: Grid) -> Step:
@@ -140,8 +141,8 @@ def _split(
 
 
 def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
-    """Avoidable bytes that no replayed kernel moves itself; dequantisation happens inside the replayed module."""
-    return [float(value) for cause, value in avoidable.items() if cause != "dequantisation round trip"]
+    """Avoidable bytes that no replayed kernel moves itself; conversions happen inside the replayed module."""
+    return [float(value) for cause, value in avoidable.items() if cause not in CONVERSIONS]
 
 
 def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float) -> Roofs:

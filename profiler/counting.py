@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from profiler.catalog import resolve
 from profiler.errors import ModelError, RequestError, first_line, near_misses
 from profiler.hardware.datasheet import Datasheet, gpus
-from profiler.loading import DTYPES, QUANTS, Quant, build_on_meta, dtype_name, load_config
+from profiler.loading import DTYPES, QUANTS, Quant, build_on_meta, dtype_name, load_config, resolve_device
+from profiler.work.attention import AttentionCore
 from profiler.work.crosscheck import Crosscheck, crosscheck
+from profiler.work.kernels import attention_path
 from profiler.work.operators import GemmShape, Operator
-from profiler.work.step import Attention, ExecutionPath, Step, Work
+from profiler.work.step import ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, walk
 
 Phase = Literal["prefill", "decode"]
@@ -112,7 +115,8 @@ def count(
     """Count one step of `model` on the meta device: no weights, no bytes, no device.
 
     A prefill runs `prompt` new tokens after `context` cached ones (0); a decode step runs one after `context`
-    (`prompt`). `attn` decides what is executed: `sdpa` stands for a fused kernel that skips what the mask hides.
+    (`prompt`). Executed work is that of transformers' `generate` with `attn`; for `sdpa` torch is asked which kernel it
+    picks on the device of this machine.
     Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context)
@@ -125,8 +129,11 @@ def count(
     config = load_config(source, trust_remote_code)
     kind = _dtype(dtype, config)
     work = walk(build_on_meta(config, kind, quant))
-    attention: Attention = "eager" if attn == "eager" else "sdpa"
-    path = ExecutionPath(attention=attention, kernel_skips_masked=attn != "eager")
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    here = resolve_device("auto")
+    keys = int(np.max(step.query)) + int(np.max(step.context))
+    path = attention_path(attn, cores, here, kind, query=int(np.max(step.query)), keys=keys)
+    path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     return StepCount(
         model=source.name,

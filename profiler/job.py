@@ -17,7 +17,7 @@ from profiler.clock import Clock, clock_for
 from profiler.diagnosis import advice
 from profiler.errors import RequestError, RunError, near_misses
 from profiler.grid import Cell, Grid, make_grid
-from profiler.hardware.ceilings import Ceilings, measure
+from profiler.hardware.ceilings import Ceilings, measure, measure_links
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
 from profiler.hardware.telemetry import Watch, complaints, governor, source_for, summary
@@ -358,16 +358,10 @@ def _ceilings(
     dtypes = _roof_dtypes(work, request)
 
     def measure_now() -> Ceilings:
-        return measure(
-            request.device,
-            info,
-            dtypes,
-            model_dtype=dtype_name(request.dtype),
-            links=links,
-            clock=clock,
-        )
+        return measure(request.device, info, dtypes, model_dtype=dtype_name(request.dtype), clock=clock)
 
-    return cached(measure_now, info, software(), [dtype_name(request.dtype), *dtypes], fresh=fresh or bool(links))
+    roofs = cached(measure_now, info, software(), [dtype_name(request.dtype), *dtypes], fresh=fresh)
+    return replace(roofs, links=measure_links(links, request.device, clock))
 
 
 def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
@@ -405,6 +399,7 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
             "weights": request.weights,
             "storage_bytes": model_storage_bytes(loaded.module),
             "load_s": loaded.load_s,
+            "first_call_s": loaded.first_call_s,
             "attention": context.paths["prefill"].attention,
             "offloaded_bytes": dict(loaded.offloaded_bytes),
             "placement": loaded.placement.as_text() if loaded.placement else None,

@@ -114,7 +114,6 @@ def measure(
     dtypes: Sequence[str],
     *,
     model_dtype: str,
-    links: Sequence[str] = (),
     clock: Clock | None = None,
     stage_budget_s: float = _STAGE_BUDGET_S,
 ) -> Ceilings:
@@ -139,10 +138,17 @@ def measure(
         beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
         curve=curve,
         launch=_launch(device, clock),
-        links={link: _LINKS[link](device, clock, stage_budget_s) for link in links},
         measured_s=time.perf_counter() - start,
         measured_at_unix_s=time.time(),
     )
+
+
+def measure_links(
+    names: Sequence[str], device: torch.device, clock: Clock | None = None, budget_s: float = _STAGE_BUDGET_S
+) -> dict[str, Roof]:
+    """Bytes/s from the `host`'s memory or the `disk` to the device."""
+    clock = clock or clock_for(device)
+    return {name: _LINKS[name](device, clock, budget_s) for name in names}
 
 
 def sample(call: Callable[[], object], clock: Clock, budget_s: float) -> list[float]:

@@ -41,15 +41,37 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
     module.requires_grad_(False)
+    loaded_s = time.perf_counter() - start
+    first_call_s = _first_call(module, request)
     return LoadedModel(
         module=module,
         request=request,
         params=count_params(module),
-        load_s=time.perf_counter() - start,
+        load_s=loaded_s,
+        first_call_s=first_call_s,
         revision=getattr(module.config, "_commit_hash", None),
         placement=placement,
         offloaded_bytes=offloaded_bytes(module, placement),
     )
+
+
+def _first_call(module: nn.Module, request: ModelRequest) -> float:
+    """Seconds of the very first forward pass, of one token.
+
+    Some formats take their final shape only in it (LLM.int8() moves its scales, compressed-tensors unpacks its
+    weights), so that nothing may be counted before. Raises ModelError when the model does not run.
+    """
+    start = time.perf_counter()
+    try:
+        with torch.inference_mode(), quiet_libraries():
+            module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=request.device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{request.source.name} loads, but does not run: {first_line(error)}.") from error
+    if request.device.type == "cuda":
+        torch.cuda.synchronize(request.device)
+    return time.perf_counter() - start
 
 
 def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:

@@ -49,6 +49,8 @@ class LoadedModel:
     params: int
     """Parameters of the architecture (a packed 4-bit tensor counts its weights, a tied one counts once)."""
     load_s: float
+    first_call_s: float = 0.0
+    """Seconds of the very first forward pass, of one token: lazy initialisation of libraries, unpacking of weights."""
     revision: str | None = None
     placement: Placement | None = None
     """Where accelerate put each part, when the model did not fit on one device."""

@@ -43,13 +43,18 @@ def _plan_own_format(module: nn.Module, own_format: Any) -> nn.Module:
     from transformers.quantizers import AutoHfQuantizer
 
     method = own_format.get("quant_method") if isinstance(own_format, dict) else own_format.quant_method
+    method = getattr(method, "value", method)
     try:
         quantizer = AutoHfQuantizer.from_config(own_format, pre_quantized=True)
+        with contextlib.suppress(RuntimeError, ImportError):
+            # Sets what some formats decide by device; a format that only a GPU can run can still be planned without.
+            quantizer.validate_environment(device_map=None)
+        if method == "compressed-tensors" and not getattr(quantizer, "use_fp8_kernel", False):
+            return module  # transformers (5.23) unpacks these weights in the first forward pass and keeps them dense
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
     except Exception as error:
         raise ModelError(
-            f"this checkpoint is stored as {getattr(method, 'value', method)!r}, which cannot be planned here:"
-            f" {first_line(error)}."
+            f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
         ) from error
     return module
 
@@ -96,7 +101,9 @@ def quiet_libraries() -> Iterator[None]:
 
     level = transformers.logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
-    loggers = [logging.getLogger(name) for name in ("accelerate", "bitsandbytes", "torch", "huggingface_hub")]
+    loggers = [
+        logging.getLogger(name) for name in ("accelerate", "bitsandbytes", "torch", "torchao", "huggingface_hub")
+    ]
     levels = [logger.level for logger in loggers]
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()

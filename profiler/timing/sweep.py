@@ -146,7 +146,7 @@ def warm_up(
     recent: list[float] = []
     with torch.inference_mode(), _no_gc():
         while time.perf_counter() < deadline:
-            _prefill_s, decode_s, _state = _run(engine, _prompts(cell, vocab_size, device), 8, clock)
+            _prefill_s, decode_s, _state = _run(engine, seeded_prompts(cell, vocab_size, device), 8, clock)
             recent = [*recent[-2:], sorted(decode_s)[len(decode_s) // 2]]
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
@@ -175,7 +175,7 @@ def _with_energy(outcome: Visit | Gap, before_j: float | None, after_j: float | 
 def _visit(
     engine: Engine, cell: Cell, round_number: int, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
 ) -> Visit:
-    prompts = _prompts(cell, vocab_size, device)
+    prompts = seeded_prompts(cell, vocab_size, device)
     warm_ups: list[float] = []
     if round_number == 0:
         warm_ups = _warm_prefill(engine, prompts, clock)
@@ -226,7 +226,7 @@ def _warm_prefill(engine: Engine, prompts: torch.Tensor, clock: Clock) -> list[f
     return times
 
 
-def _prompts(cell: Cell, vocab_size: int, device: torch.device) -> torch.Tensor:
+def seeded_prompts(cell: Cell, vocab_size: int, device: torch.device) -> torch.Tensor:
     """Random token ids [batch, prompt], the same for the same cell: as long as asked, with no tokenizer involved."""
     generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
     ids = torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)

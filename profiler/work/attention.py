@@ -14,6 +14,7 @@ SOFTMAX_FLOPS_PER_SCORE = 5
 """Maximum, subtraction, exponential, sum, division."""
 
 _FLOAT32_BYTES = 4
+_GROUPED_HEAD_LIMIT = 256
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class AttentionCore(Operator):
     """Elements a head that the latent is expanded to over the whole context at every step (MLA in transformers)."""
     sliding_cache: bool = True
     """Whether the library's cache drops what a window no longer needs."""
+
+    @property
+    def groups_in_kernel(self) -> bool:
+        """Whether transformers leaves grouped heads to `sdpa`'s kernel when there is no mask (`use_gqa_in_sdpa`)."""
+        return self.qk_dim == self.v_dim <= _GROUPED_HEAD_LIMIT
 
     @property
     def cached_elements(self) -> int:
@@ -65,17 +71,45 @@ class AttentionCore(Operator):
             past = np.minimum(past, self.window - 1)
         return past + step.query
 
+    def masked(self, step: Step, path: ExecutionPath) -> Any:
+        """Whether transformers hands the kernel of `sdpa` a mask instead of its causal flag.
+
+        It does once a window hides held keys, for new tokens after a cache, and for every decode step on a static
+        cache (masking_utils.py, `_ignore_causal_mask_sdpa` and `create_causal_mask`, 5.23).
+        """
+        held = self._held(step, path)
+        window = np.inf if self.window is None else self.window
+        several = np.asarray(step.query) > 1
+        past = (several & (np.asarray(step.context) > 0)) | (~several & (path.cache == "static"))
+        return (np.asarray(held) >= window) | past
+
     def _executed_pairs(self, step: Step, path: ExecutionPath) -> Any:
-        if path.attention != "eager" and path.kernel_skips_masked and path.cache == "dynamic":
-            return causal_pairs(step.query, step.context, self.window)
-        return step.query * self._held(step, path)
+        full = step.query * self._held(step, path)
+        if path.attention == "eager" or not path.fused:
+            return full
+        return np.where(self.masked(step, path), full, causal_pairs(step.query, step.context, self.window))
+
+    def _repeats_heads(self, step: Step, path: ExecutionPath) -> Any:
+        """Whether K and V are written out once a query head, which grouped heads need only for lack of a kernel.
+
+        Eager attention always does. `sdpa` groups them in the kernel when there is no mask and the head is at most
+        256 wide (integrations/sdpa_attention.py, `use_gqa_in_sdpa`), and a single query is packed (`pack_gqa`).
+        """
+        if path.attention == "eager":
+            return True
+        return (np.asarray(step.query) > 1) & (self.masked(step, path) | (not self.groups_in_kernel))
+
+    def _writes_scores(self, step: Step, path: ExecutionPath) -> Any:
+        if path.attention == "eager":
+            return True
+        return np.where(self.masked(step, path), not path.fused_masked, not path.fused)
 
     def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[str, Count]:
         """Traffic beyond reading the live cache once and writing the new tokens once.
 
         Read in transformers 5.23. A dynamic cache (`DynamicLayer.update`) concatenates: it reads old and new tokens
-        and writes both again, before the kernel reads them. A static one is read to its last slot. Eager attention
-        writes K and V out once a query head (`repeat_kv`), reads those, and writes its scores out.
+        and writes both again, before the kernel reads them. A static one is read to its last slot. `repeat_kv` writes
+        K and V out once a query head and reads those; an unfused kernel writes its scores out.
         """
         token_bytes = step.batch * self.cached_elements * self.itemsize
         held = self._held(step, path)
@@ -89,12 +123,11 @@ class AttentionCore(Operator):
         if self.expanded_dim is not None:
             expanded = step.batch * held * self.query_heads * self.expanded_dim * self.itemsize
             bytes_["latent expanded again"] = expanded + 2 * heads_bytes
-        elif path.attention == "eager" and groups > 1:
-            bytes_["repeat_kv copies"] = 2 * heads_bytes
-        if path.attention == "eager" or not path.kernel_skips_masked:
-            upcast = 2 * _FLOAT32_BYTES if self.itemsize < _FLOAT32_BYTES else 0
-            scores = step.tokens * held * self.query_heads
-            bytes_["attention matrix"] = scores * (4 * self.itemsize + upcast)
+        elif groups > 1:
+            bytes_["repeat_kv copies"] = np.where(self._repeats_heads(step, path), 2 * heads_bytes, 0)
+        upcast = 2 * _FLOAT32_BYTES if self.itemsize < _FLOAT32_BYTES else 0
+        scores = step.tokens * held * self.query_heads
+        bytes_["attention matrix"] = np.where(self._writes_scores(step, path), scores * (4 * self.itemsize + upcast), 0)
         return bytes_
 
 

@@ -53,7 +53,7 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     """
     work = walk(model)
     counted = _counter_flops(model, step)
-    path = ExecutionPath(attention="eager", kernel_skips_masked=False, all_logits=not _keeps_last_logits(model))
+    path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
     walked = _walk_flops(work, step, path)
     differences = tuple(
         Difference(name, walked.get(name, 0), counted.get(name, 0))

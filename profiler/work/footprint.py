@@ -45,19 +45,19 @@ def predicted_peak_bytes(
     tokens = batch_size * prompt_len
     linears = [op for op in work.operators if isinstance(op, Linear) and op.rows == "tokens"]
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
-    itemsize = max((op.activation_itemsize for op in linears), default=_FLOAT32_BYTES)
+    itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
     widest = max(
         (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
     )
     hidden = min((op.weight.in_features for op in linears), default=0)
     activations = tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize
     matrices = 0
-    if path.attention == "eager" or not path.kernel_skips_masked:
+    if path.attention == "eager" or not (path.fused and path.fused_masked):
         heads = max((core.query_heads for core in cores), default=0)
         matrices = tokens * prompt_len * heads * (2 * itemsize + _FLOAT32_BYTES)
     heads_out = [op for op in work.operators if isinstance(op, Linear) and op.rows == "last"]
     rows = tokens if path.all_logits else batch_size
-    logits = sum(rows * op.weight.out_features * op.activation_itemsize for op in heads_out)
+    logits = sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in heads_out)
     cache = cache_bytes(work, batch_size, prompt_len + new_tokens)
     one_layer = cache // max(1, sum(core.count for core in cores))
-    return weight_bytes + cache + one_layer + max(activations + matrices, logits)
+    return int(weight_bytes + cache + one_layer + max(activations + matrices, logits))

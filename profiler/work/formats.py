@@ -23,10 +23,20 @@ _BNB_BLOCK = 64
 _BNB_NESTED_BLOCK = 256
 _BNB_FUSED_FLOOR = 4
 _FLOAT32_BYTES = 4
+_FLOAT16_BYTES = 2
+_INT32_BYTES = 4
 _CODE_ENTRIES_4BIT = 16
 # Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
 _PACKED = ("qweight", "weight_packed")
 _CODE_ENTRIES_8BIT = 256
+
+
+DEQUANTISATION = "dequantisation round trip"
+INT8_INPUTS = "int8 inputs"
+INT32_PRODUCTS = "int32 products"
+OUTLIERS = "int8 outlier columns"
+CONVERSIONS = frozenset({DEQUANTISATION, INT8_INPUTS, INT32_PRODUCTS, OUTLIERS})
+"""Causes of avoidable work that lie inside a linear's own call."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,36 @@ class StoredWeight:
     def bits_per_weight(self) -> float:
         return 8 * self.weight_bytes / (self.in_features * self.out_features)
 
-    def round_trip_bytes(self, rows: Count) -> Count:
-        """Bytes of writing a dequantised copy and reading it back, where the kernel does that for so many rows."""
-        if self.dense_from_rows is None:
-            return 0
-        dense = self.in_features * self.out_features * self.compute_dtype.itemsize
-        return np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)
+    def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[str, Count]:
+        """Bytes that the kernel moves only to convert between formats, for so many rows, by cause.
+
+        A dense copy of a 4-bit weight is written and read back (`dense_from_rows`). LLM.int8() casts its input to
+        float16, quantises it, and writes its product in int32 before it is scaled; columns with outliers are taken
+        out of the input and the weight (in int8, float32 and 16 bits) and their product is added to the output
+        (bitsandbytes 0.50: autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py, `int8_mixed_scaled_mm`).
+        """
+        if self.dense_from_rows is not None:
+            dense = self.in_features * self.out_features * self.compute_dtype.itemsize
+            return {DEQUANTISATION: np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)}
+        if self.format != "int8":
+            return {}
+        cast = 0 if activations == torch.float16 else activations.itemsize + 2 * _FLOAT16_BYTES
+        found: dict[str, Count] = {
+            INT8_INPUTS: rows * self.in_features * (cast + 2),
+            INT32_PRODUCTS: rows * self.out_features * 2 * _INT32_BYTES,
+        }
+        if outlier_columns:
+            weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
+            input_column = rows * 3 * activations.itemsize
+            added = rows * self.out_features * 2 * activations.itemsize
+            found[OUTLIERS] = outlier_columns * (weight_column + input_column) + added
+        return found
+
+    def conversion_flops(self, rows: Count, outlier_columns: float) -> dict[str, Count]:
+        """FLOPs of the 16-bit product of LLM.int8()'s outlier columns, which the int8 product runs as zeros too."""
+        if self.format != "int8" or not outlier_columns:
+            return {}
+        return {OUTLIERS: 2 * rows * outlier_columns * self.out_features}
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -15,6 +15,8 @@ from profiler.work.step import Count, ExecutionPath, Step, Work
 
 Group = Literal["attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "other"]
 
+_FLOAT32_BYTES = 4
+
 Rows = Literal["tokens", "last", "context", "routed"]
 """Which rows a linear sees: every token, the positions whose logits are asked for, every cached and new token
 (a latent cache that is expanded again at each step), or the tokens that a router sends to it."""
@@ -60,7 +62,7 @@ class Linear(Operator):
 
     weight: StoredWeight
     rows: Rows
-    activation_itemsize: int
+    activation_dtype: torch.dtype
     executed_rows: Rows | None = None
     """What the library runs, where that differs from what the algorithm needs."""
 
@@ -71,22 +73,26 @@ class Linear(Operator):
         if self.rows == "last" and path.all_logits:
             executed = step.tokens
         flops_per_row = 2 * w.in_features * w.out_features
-        extra = (executed - rows) * flops_per_row
         cause = "logits nobody asked for" if self.rows == "last" else "latent expanded again"
-        outputs = executed * w.out_features * self.activation_itemsize
-        is_head = self.group == "lm_head"
-        logits = rows * w.out_features * self.activation_itemsize if is_head else 0
-        avoidable = {"dequantisation round trip": w.round_trip_bytes(executed)}
-        if is_head:
-            avoidable[cause] = outputs - logits
+        itemsize = self.activation_dtype.itemsize
+        outputs = executed * w.out_features * itemsize
+        outliers = path.outlier_columns.get(self.name, 0.0)
+        avoidable_flops = {cause: (executed - rows) * flops_per_row, **w.conversion_flops(executed, outliers)}
+        avoidable_bytes = dict(w.conversion_bytes(executed, self.activation_dtype, outliers))
+        logits = 0
+        if self.group == "lm_head":
+            logits = rows * w.out_features * itemsize
+            avoidable_bytes[cause] = outputs - logits
+            if path.upcasts_logits:
+                avoidable_bytes["logits upcast to float32"] = rows * w.out_features * (itemsize + 2 * _FLOAT32_BYTES)
         return Work(
             model_flops=rows * flops_per_row,
             vector_flops=rows * w.out_features if w.bias_bytes else 0,
             weight_bytes=w.weight_bytes + w.bias_bytes,
             logits_bytes=logits,
-            activation_bytes=executed * w.in_features * self.activation_itemsize + (0 if is_head else outputs),
-            avoidable_flops={cause: extra},
-            avoidable_bytes=avoidable,
+            activation_bytes=executed * w.in_features * itemsize + (0 if self.group == "lm_head" else outputs),
+            avoidable_flops=avoidable_flops,
+            avoidable_bytes=avoidable_bytes,
         )
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
@@ -107,7 +113,7 @@ class Experts(Operator):
     matrices: tuple[tuple[int, int], ...]
     """(in_features, out_features) of one expert's products."""
     expert_bytes: int
-    activation_itemsize: int
+    activation_dtype: torch.dtype
     runs_all: bool = False
     """Whether the library multiplies every token by every expert and discards what the router did not choose."""
 
@@ -119,7 +125,7 @@ class Experts(Operator):
         return Work(
             model_flops=2 * tokens * self.per_token * weights,
             weight_bytes=self.touched(tokens) * self.expert_bytes,
-            activation_bytes=tokens * self.per_token * operands * self.activation_itemsize,
+            activation_bytes=tokens * self.per_token * operands * self.activation_dtype.itemsize,
             avoidable_flops={"experts nobody chose": 2 * tokens * idle * weights},
             avoidable_bytes={
                 "experts nobody chose": (self.num_experts - self.touched(tokens)) * self.expert_bytes if idle else 0

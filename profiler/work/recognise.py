@@ -156,7 +156,7 @@ def _attribute(owner: Any, name: str) -> Any:
         return None
 
 
-def activation_itemsize(model: Any) -> int:
-    """Bytes of an element that flows between the layers."""
+def activation_dtype(model: Any) -> torch.dtype:
+    """The dtype of what flows between the layers."""
     dtype: torch.dtype = model.dtype
-    return int(dtype.itemsize) if dtype.is_floating_point else 2
+    return dtype if dtype.is_floating_point else torch.float16

@@ -38,6 +38,7 @@ class Step:
         return self.batch * self.query
 
 
+UNFUSED_KERNEL = "math"
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 
@@ -46,13 +47,29 @@ class ExecutionPath:
     """How the library executes a step; what differs from the algorithm's minimum is avoidable work."""
 
     attention: Attention = "sdpa"
-    kernel_skips_masked: bool = True
-    """Whether the attention kernel skips the masked upper triangle (flash kernels do, the math path does not)."""
+    kernel: str = "fused"
+    """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
+    masked_kernel: str = "fused"
+    """What it calls when a mask is passed; nothing is skipped then."""
     cache: Literal["dynamic", "static"] = "dynamic"
     static_cache_len: int = 0
     """Slots of a static cache: its attention reads all of them, filled or not."""
     all_logits: bool = False
     """True when the LM head runs on every position, though only the last one is asked for."""
+    upcasts_logits: bool = False
+    """True when the last logits are copied to float32 before a token is drawn, as transformers' `generate` does."""
+    outlier_columns: Mapping[str, float] = field(default_factory=dict)
+    """Columns that LLM.int8() multiplies in 16 bits beside its int8 product, by operator; they depend on the data."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether attention without a mask keeps its scores on chip."""
+        return self.attention != "eager" and self.kernel != UNFUSED_KERNEL
+
+    @property
+    def fused_masked(self) -> bool:
+        """Whether attention with a mask keeps its scores on chip."""
+        return self.attention != "eager" and self.masked_kernel != UNFUSED_KERNEL
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from profiler.work.operators import (
     Rows,
 )
 from profiler.work.recognise import (
-    activation_itemsize,
+    activation_dtype,
     bank_features,
     base_prefix,
     caches_latent,
@@ -144,7 +144,7 @@ class _Visitor:
         self.config = config
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
-        self.itemsize = activation_itemsize(model)
+        self.activation = activation_dtype(model)
         self.base_prefix = base_prefix(model)
         self.unknown: list[str] = []
         self.not_run: list[str] = []
@@ -230,7 +230,7 @@ class _Visitor:
             inputs_per_channel=module.in_channels // module.groups,
             kernel_size=module.kernel_size[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=self.itemsize,
+            itemsize=self.activation.itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
@@ -248,7 +248,7 @@ class _Visitor:
             count=1,
             dtype=self.model.dtype,
             state_elements=elements,
-            itemsize=self.itemsize,
+            itemsize=self.activation.itemsize,
         )
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
@@ -294,7 +294,7 @@ class _Visitor:
             dtype=weight.compute_dtype,
             weight=weight,
             rows=rows,
-            activation_itemsize=self.itemsize,
+            activation_dtype=self.activation,
             executed_rows=executed,
         )
 
@@ -306,7 +306,7 @@ class _Visitor:
             dtype=module.weight.dtype,
             weight=formats.stored(module),
             rows="tokens",
-            activation_itemsize=self.itemsize,
+            activation_dtype=self.activation,
         )
 
     def _experts(self, short: str, module: Any) -> Experts:
@@ -335,7 +335,7 @@ class _Visitor:
             per_token=int(per_token or 1),
             matrices=matrices,
             expert_bytes=expert_bytes,
-            activation_itemsize=self.itemsize,
+            activation_dtype=self.activation,
             runs_all=type(module).__name__ in _DENSE_EXPERTS,
         )
 
@@ -343,8 +343,8 @@ class _Visitor:
         width = module.weight.numel()
         # transformers' RMSNorm in Python: cast up, square, mean, scale, cast down, weight (8 kernels); nn.LayerNorm: 1.
         fused = isinstance(module, (nn.LayerNorm, nn.RMSNorm))
-        casts = 0 if self.itemsize == 4 else 8 + 2 * self.itemsize
-        per_element = 2 * self.itemsize if fused else 5 * 4 + casts + 2 * self.itemsize
+        casts = 0 if self.activation.itemsize == 4 else 8 + 2 * self.activation.itemsize
+        per_element = 2 * self.activation.itemsize if fused else 5 * 4 + casts + 2 * self.activation.itemsize
         heads = self._norm_heads(name, width)
         return Elementwise(
             name=short,
@@ -387,7 +387,7 @@ class _Visitor:
             count=1,
             dtype=core.dtype,
             flops_per_token=_ROPE_FLOPS_PER_ELEMENT * elements if rotary else 0,
-            bytes_per_token=10 * elements * self.itemsize if rotary else 0,
+            bytes_per_token=10 * elements * self.activation.itemsize if rotary else 0,
         )
 
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
@@ -401,7 +401,7 @@ class _Visitor:
                 count=1,
                 dtype=self.model.dtype,
                 flops_per_token=_RESIDUAL_ADDS_PER_LAYER * width,
-                bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.itemsize,
+                bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.activation.itemsize,
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
         if down is not None and not is_attention(module) and formats.is_linear(down):
@@ -413,7 +413,7 @@ class _Visitor:
                 count=1,
                 dtype=self.model.dtype,
                 flops_per_token=_GATE_FLOPS_PER_ELEMENT * width,
-                bytes_per_token=(5 if gated else 2) * width * self.itemsize,
+                bytes_per_token=(5 if gated else 2) * width * self.activation.itemsize,
             )
 
     def _attention(self, short: str, module: Any) -> AttentionCore | None:
@@ -441,7 +441,7 @@ class _Visitor:
             kv_heads=kv_heads,
             qk_dim=qk_dim,
             v_dim=v_dim,
-            itemsize=self.itemsize,
+            itemsize=self.activation.itemsize,
             window=window_of(config, module),
             latent_dim=latent,
             expanded_dim=expanded,

@@ -12,7 +12,7 @@ from profiler.errors import ModelError
 from profiler.loading import ModelRequest, Quant, build_on_meta, load, load_config
 from profiler.timing.engines import EagerEngine, greedy_tokens
 from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import first_dense_row, is_linear, storage_bytes, stored
+from profiler.work.formats import DEQUANTISATION, first_dense_row, is_linear, storage_bytes, stored
 from profiler.work.operators import Elementwise, Experts, Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk
@@ -222,5 +222,5 @@ def test_the_round_trip_of_a_4_bit_matrix() -> None:
     weight = stored(model.model.layers[0].mlp.up_proj)
     if weight.dense_from_rows is None:
         pytest.skip("this CPU has AVX512-BF16, where bitsandbytes fuses every row count")
-    assert weight.round_trip_bytes(weight.dense_from_rows - 1) == 0
-    assert weight.round_trip_bytes(weight.dense_from_rows) == 4 * 4096 * 14336
+    assert weight.conversion_bytes(weight.dense_from_rows - 1, torch.bfloat16, 0)[DEQUANTISATION] == 0
+    assert weight.conversion_bytes(weight.dense_from_rows, torch.bfloat16, 0)[DEQUANTISATION] == 4 * 4096 * 14336

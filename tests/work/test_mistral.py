@@ -42,9 +42,9 @@ def test_prefill_of_512(mistral: ModelWork) -> None:
     causal = 4 * 32 * 128 * (512 * 513 // 2) * 32
     linears = 2 * 512 * 32 * LAYER_LINEARS
     assert mistral.work(step).model_flops == 7_215_941_419_008 == linears + causal + 2 * HEAD
-    full_square = ExecutionPath(kernel_skips_masked=False)
+    full_square = ExecutionPath(kernel="math")
     assert mistral.work(step, full_square).executed_flops == 7_284_526_678_016
-    all_logits = ExecutionPath(kernel_skips_masked=False, all_logits=True)
+    all_logits = ExecutionPath(kernel="math", all_logits=True)
     assert mistral.work(step, all_logits).executed_flops == 7_418_482_262_016
 
 
@@ -76,7 +76,7 @@ def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> 
     ("path", "multiple"),
     [
         (ExecutionPath(), 3.0),
-        (ExecutionPath(attention="eager", kernel_skips_masked=False), 11.0),
+        (ExecutionPath(attention="eager"), 11.0),
         (ExecutionPath(cache="static", static_cache_len=1024), 1024 / 513),
     ],
     ids=["sdpa, dynamic", "eager, dynamic", "sdpa, static"],

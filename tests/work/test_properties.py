@@ -16,7 +16,7 @@ from profiler.work.walk import ModelWork, walk
 NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
 PATHS = (
     ExecutionPath(),
-    ExecutionPath(attention="eager", kernel_skips_masked=False, all_logits=True),
+    ExecutionPath(attention="eager", all_logits=True),
     ExecutionPath(cache="static", static_cache_len=40_000),
 )
 WORKS: dict[str, ModelWork] = {}

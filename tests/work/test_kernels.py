@@ -1,0 +1,153 @@
+"""What transformers and torch really execute, against what the walk claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.catalog import resolve
+from profiler.loading import ModelRequest, build_on_meta, load, load_config
+from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.work.attention import AttentionCore
+from profiler.work.formats import INT8_INPUTS, INT32_PRODUCTS, OUTLIERS, stored
+from profiler.work.kernels import attention_path, outlier_columns, sdpa_kernel
+from profiler.work.operators import Linear
+from profiler.work.step import ExecutionPath, Step
+from profiler.work.walk import walk
+
+CPU = torch.device("cpu")
+
+
+def tiny_mistral(window: int | None) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=128,
+        sliding_window=window,
+        attn_implementation="sdpa",
+    )
+    return MistralForCausalLM(config).eval()
+
+
+def core_of(model: Any) -> AttentionCore:
+    return next(op for op in walk(model).operators if isinstance(op, AttentionCore))
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("prompt", [8, 23, 24, 40])
+def test_masks_and_repeated_heads_are_those_that_transformers_passes(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
+) -> None:
+    model = tiny_mistral(window)
+    core = core_of(model)
+    calls: list[tuple[bool, int]] = []
+    real = F.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append((options.get("attn_mask") is not None, key.shape[1]))
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    greedy_tokens(EagerEngine(model), torch.arange(prompt)[None], 3)
+    path = ExecutionPath()
+    for step, (masked, key_heads) in zip(
+        (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1)), calls, strict=True
+    ):
+        assert core.masked(step, path) == masked
+        repeated = core.each(step, path).avoidable_bytes["repeat_kv copies"] > 0
+        assert repeated == (key_heads == core.query_heads)
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operators that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("model_name", "dtype"),
+    [("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32)],
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("query", [1, 16])
+def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype, masked: bool, query: int) -> None:
+    core = core_of(build_on_meta(load_config(resolve(model_name)), dtype))
+    heads = core.query_heads
+    q = torch.randn(1, heads, query, core.qk_dim, dtype=dtype)
+    k = torch.randn(1, heads, 16, core.qk_dim, dtype=dtype)
+    v = torch.randn(1, heads, 16, core.v_dim, dtype=dtype)
+    mask = torch.ones(1, 1, query, 16, dtype=torch.bool) if masked else None
+    with Recorder() as recorder, torch.no_grad():
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=query > 1 and not masked)
+    flash = any("flash_attention" in name for name in recorder.names)
+    assert sdpa_kernel(core, CPU, dtype, query=query, keys=16, masked=masked) == ("flash" if flash else "math")
+
+
+def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
+    """40 tokens under a window of 24: 24 * 25 / 2 + 16 * 24 = 684 pairs needed, 1,600 executed."""
+    core = core_of(tiny_mistral(24))
+    work = core.each(Step(1, 40, 0), ExecutionPath())
+    flops_per_pair = 2 * 4 * (16 + 16)
+    assert work.model_flops == 684 * flops_per_pair
+    assert work.executed_flops == 1600 * flops_per_pair
+    assert core.each(Step(1, 20, 0), ExecutionPath()).executed_flops == 210 * flops_per_pair
+
+
+def test_eager_attention_is_asked_of_nobody() -> None:
+    path = attention_path("eager", [], CPU, torch.float32, query=1, keys=8)
+    assert not path.fused
+    assert not path.fused_masked
+
+
+def test_int8_conversions_of_one_product() -> None:
+    """10 rows of 64 in bfloat16 through 128 outputs: cast to float16, quantised, an int32 product written and read.
+
+    Reading 2 bytes, writing 2, reading 2 for the cast; int8 written and read; 10 x 128 x 4 bytes there and back.
+    """
+    from bitsandbytes.nn import Linear8bitLt
+
+    weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
+    found = weight.conversion_bytes(10, torch.bfloat16, 0)
+    assert found == {INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), INT32_PRODUCTS: 2 * 10 * 128 * 4}
+    assert weight.conversion_bytes(10, torch.float16, 0)[INT8_INPUTS] == 10 * 64 * (1 + 1)
+    assert OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
+    assert weight.conversion_flops(10, 3) == {OUTLIERS: 2 * 10 * 3 * 128}
+
+
+def test_outlier_columns_are_those_that_the_library_found(tiny_folder: Any) -> None:
+    source = resolve(str(tiny_folder))
+    loaded = load(ModelRequest(source, CPU, torch.bfloat16, "int8", "random"), load_config(source))
+    engine = EagerEngine(loaded.module)
+    greedy_tokens(engine, torch.arange(16)[None], 1)
+    assert outlier_columns(loaded.module) == {}
+    with torch.no_grad():
+        loaded.module.model.layers[0].input_layernorm.weight[[5, 9]] = 1000.0
+    greedy_tokens(engine, torch.arange(16)[None], 1)
+    found = outlier_columns(loaded.module)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert found[f"model.layers.*.self_attn.{name}"] == 1.0  # two columns in one of two layers
+
+
+def test_generate_upcasts_the_last_logits() -> None:
+    """Mistral: 32,000 logits read in 2 bytes, written and read in 4."""
+    operators = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16)).operators
+    head = next(op for op in operators if isinstance(op, Linear) and op.group == "lm_head")
+    work = head.work(Step(1, 1, 512), ExecutionPath(upcasts_logits=True))
+    assert work.avoidable_bytes["logits upcast to float32"] == 32_000 * (2 + 4 + 4)
+    assert "logits upcast to float32" not in head.work(Step(1, 1, 512), ExecutionPath()).avoidable_bytes
