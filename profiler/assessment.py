@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -22,11 +24,11 @@ from profiler.loading import (
     dtype_name,
 )
 from profiler.memory import available_bytes
-from profiler.runstore import CELL_COLUMNS
+from profiler.runstore import CELL_COLUMNS, CELL_KEY
 from profiler.timing.engines import Engine
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sampling import Estimate, Noise, estimate, noise_grade
-from profiler.timing.sweep import seeded_prompts, steady
+from profiler.timing.sampling import Estimate, NoiseReport, difference, estimate, noise_report
+from profiler.timing.sweep import TARGET_HALF_WIDTH, seeded_prompts, steady
 from profiler.work.attention import AttentionCore
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import CONVERSIONS
@@ -42,18 +44,17 @@ class Context:
 
     loaded: LoadedModel
     work: ModelWork
-    paths: Mapping[Phase, ExecutionPath]
+    paths: Mapping[tuple[str, Phase], ExecutionPath]
+    """How each engine executes each phase; `path_of` adds what a cell decides."""
     info: Device
     ceilings: Ceilings
-    dispatch: Mapping[tuple[Phase, int], Dispatch]
-    """By phase and batch size; empty where it was not measured."""
+    dispatch: Mapping[tuple[str, Phase, int], Dispatch]
+    """By engine, phase and batch size; empty where it was not measured."""
     dtype: str
 
 
 Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, float]]
 """Seconds of the operators that were run alone, all instances of each together, by phase and cell."""
-
-_PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 _SPLIT_COLUMNS = (
     "floor_s",
@@ -67,33 +68,56 @@ _SPLIT_COLUMNS = (
 )
 
 
-def execution_paths(loaded: LoadedModel, work: ModelWork, engine: Engine, grid: Grid) -> dict[Phase, ExecutionPath]:
+def execution_paths(
+    loaded: LoadedModel, work: ModelWork, engines: Mapping[str, Engine], grid: Grid
+) -> dict[tuple[str, Phase], ExecutionPath]:
     """How this model is executed on this device: its attention interface, the kernels that torch picks, outliers."""
     request = loaded.request
     attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    prompt = max(grid.prompt_lens)
-
-    def path(query: int, keys: int) -> ExecutionPath:
-        found = attention_path(attention, cores, request.device, request.dtype, query=query, keys=keys)
-        return replace(found, all_logits=not engine.keeps_last_logits)
-
-    paths: dict[Phase, ExecutionPath] = {"prefill": path(prompt, prompt), "decode": path(1, prompt + 1)}
-    if request.quant == "int8":
-        vocab_size = loaded.config.get_text_config().vocab_size
-        with torch.inference_mode():
-            state = engine.prefill(seeded_prompts(Cell(1, min(grid.prompt_lens)), vocab_size, request.device))
-            paths["prefill"] = replace(paths["prefill"], outlier_columns=outlier_columns(loaded.module))
-            engine.decode(state)
-            paths["decode"] = replace(paths["decode"], outlier_columns=outlier_columns(loaded.module))
+    longest = max((*grid.prompt_lens, *grid.context_lens))
+    shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
+    asked = {
+        phase: attention_path(attention, cores, request.device, request.dtype, query=query, keys=keys)
+        for phase, (query, keys) in shapes.items()
+    }
+    paths: dict[tuple[str, Phase], ExecutionPath] = {}
+    for name, engine in engines.items():
+        outliers = _outliers(loaded, engine, grid) if request.quant == "int8" else {}
+        for phase, path in asked.items():
+            paths[name, phase] = replace(
+                path,
+                cache=engine.cache,
+                all_logits=not engine.keeps_last_logits,
+                outlier_columns=outliers.get(phase, {}),
+            )
     return paths
+
+
+def _outliers(loaded: LoadedModel, engine: Engine, grid: Grid) -> dict[Phase, dict[str, float]]:
+    """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it."""
+    cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)))
+    ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
+    slots = cell.depth + grid.new_tokens
+    with torch.inference_mode():
+        engine.prepare(1, slots)
+        state = engine.prefill(ids, slots)
+        prefill = outlier_columns(loaded.module)
+        engine.decode(state)
+        return {"prefill": prefill, "decode": outlier_columns(loaded.module)}
+
+
+def path_of(context: Context, phase: Phase, cell: Cell, grid: Grid) -> ExecutionPath:
+    """How a cell's step is executed; a static cache is as long as the cell needs it."""
+    path = context.paths[cell.engine, phase]
+    return replace(path, static_cache_len=cell.depth + grid.new_tokens) if path.cache == "static" else path
 
 
 def step_of(phase: Phase, cell: Cell, grid: Grid) -> Step:
     """The step that a cell's figure describes: its whole prompt, or the middle step of its decode loop."""
     if phase == "prefill":
         return Step(cell.batch_size, cell.prompt_len, 0)
-    return Step(cell.batch_size, 1, decode_context(cell.prompt_len, grid.new_tokens))
+    return Step(cell.batch_size, 1, decode_context(cell.depth, grid.new_tokens))
 
 
 def _demand(
@@ -117,8 +141,8 @@ def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
     for cell in grid.cells:
         total = 0.0
         times: dict[Phase, int] = {"prefill": 2, "decode": grid.decode_steps}
-        for phase, count in times.items():
-            total += count * _split(context, phase, cell, grid, latency_s=1.0, replayed={}).floor_s
+        for phase in cell.phases:
+            total += times[phase] * _split(context, phase, cell, grid, latency_s=1.0, replayed={}).floor_s
         expected[cell] = total
     return expected
 
@@ -126,7 +150,7 @@ def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
 def _split(
     context: Context, phase: Phase, cell: Cell, grid: Grid, latency_s: float, replayed: Mapping[Operator, float]
 ) -> Split:
-    step, path = step_of(phase, cell, grid), context.paths[phase]
+    step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
     demands = []
     avoidable_bytes = 0.0
     for operator in context.work.operators:
@@ -149,7 +173,7 @@ def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float)
     links = context.ceilings.links
     return Roofs(
         memory_bytes_per_s=context.ceilings.memory_bytes_per_s_for(working_set_bytes),
-        dispatch=context.dispatch.get((phase, cell.batch_size)),
+        dispatch=context.dispatch.get((cell.engine, phase, cell.batch_size)),
         overlaps=context.info.overlaps_dispatch,
         fetch_s=sum(nbytes / links[where].per_s for where, nbytes in context.loaded.offloaded_bytes.items()),
     )
@@ -168,7 +192,7 @@ def no_room(cell: Cell, context: Context, grid: Grid) -> str | None:
 def _predicted_peak(context: Context, cell: Cell, grid: Grid) -> int:
     weights = model_storage_bytes(context.loaded.module)
     return predicted_peak_bytes(
-        context.work, weights, cell.batch_size, cell.prompt_len, grid.new_tokens, context.paths["prefill"]
+        context.work, weights, cell.batch_size, cell.depth, grid.new_tokens, context.paths[cell.engine, "prefill"]
     )
 
 
@@ -181,28 +205,64 @@ class Assessment:
         self._rows = {key: {**_counted_row(context, *key, grid), "status": "skipped"} for key in _keys(grid)}
         self._evidence: dict[tuple[Phase, Cell], dict[str, Any]] = {}
         self._judged: dict[tuple[Phase, Cell], advice.JudgedCell] = {}
+        self._visits: dict[Cell, Sequence[Visit]] = {}
 
-    def measured(self, cell: Cell, visits: Sequence[Visit], replayed: Replayed | None = None) -> None:
-        """Take in a cell's visits so far, and its kernels' own times where they were replayed."""
+    def measured(
+        self,
+        cell: Cell,
+        visits: Sequence[Visit],
+        replayed: Replayed | None = None,
+        throttled: Sequence[str] = (),
+    ) -> None:
+        """Take in a cell's visits so far, its kernels' own times where they were replayed, and what slowed it down."""
         context, grid = self._context, self._grid
-        for phase in _PHASES:
+        self._visits[cell] = visits
+        for phase in cell.phases:
             kernels = (replayed or {}).get((phase, cell), {})
-            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels)
+            noise = _noise(phase, visits, throttled)
+            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels, noise)
             self._rows[phase, cell] |= row
             self._judged[phase, cell] = judged
             self._evidence[phase, cell] = {
-                **_evidence_record(phase, cell, verdict),
+                **_evidence_record(self._rows[phase, cell], verdict),
+                "noise_reasons": list(noise.reasons),
                 "predicted_peak_memory_bytes": _predicted_peak(context, cell, grid),
             }
 
     def has(self, cell: Cell) -> bool:
         """Whether every phase of a cell is judged; an interruption may come between two."""
-        return all((phase, cell) in self._judged for phase in _PHASES)
+        return all((phase, cell) in self._judged for phase in cell.phases)
 
     def missed(self, gap: Gap) -> None:
-        """Take in why a cell has no number."""
-        for phase in _PHASES:
-            self._rows[phase, gap.cell]["status"] = gap.status
+        """Take in why a cell has no number; one that has some keeps them."""
+        for phase in gap.cell.phases:
+            if (phase, gap.cell) not in self._judged:
+                self._rows[phase, gap.cell]["status"] = gap.status
+
+    @property
+    def differences(self) -> list[dict[str, Any]]:
+        """What each further engine saves against the first, cell by cell, with its interval."""
+        first, *others = self._grid.engines
+        found = []
+        for phase, cell in self._rows:
+            base = replace(cell, engine=first)
+            if cell.engine not in others or not (self._visits.get(cell) and self._visits.get(base)):
+                continue
+            saved = difference(_samples(phase, self._visits[base]), _samples(phase, self._visits[cell]))
+            found.append(
+                {
+                    "phase": phase,
+                    "batch_size": cell.batch_size,
+                    "prompt_len": cell.prompt_len,
+                    "context_len": cell.context_len,
+                    "engine": cell.engine,
+                    "against": first,
+                    "saves_s": saved.median_s,
+                    "low_s": saved.low_s,
+                    "high_s": saved.high_s,
+                }
+            )
+        return found
 
     @property
     def cells(self) -> pd.DataFrame:
@@ -221,23 +281,34 @@ class Assessment:
 
 
 def _keys(grid: Grid) -> list[tuple[Phase, Cell]]:
-    return [
-        (phase, Cell(batch_size, prompt_len))
-        for phase in _PHASES
-        for batch_size in grid.batch_sizes
-        for prompt_len in grid.prompt_lens
-    ]
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    ordered = sorted(grid.cells, key=lambda cell: (grid.engines.index(cell.engine), cell.batch_size, cell.depth))
+    return [(phase, cell) for phase in phases for cell in ordered if phase in cell.phases]
+
+
+def _samples(phase: Phase, visits: Sequence[Visit]) -> list[list[float]]:
+    """What a phase's figure rests on: one list of times a visit."""
+    if phase == "prefill":
+        return [[visit.prefill_s] for visit in visits if visit.prefill_s is not None]
+    return [list(steady(visit.decode_s)) for visit in visits]
+
+
+def _noise(phase: Phase, visits: Sequence[Visit], throttled: Sequence[str]) -> NoiseReport:
+    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
+    foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
+    return noise_report(_samples(phase, visits), foreign_cores=foreign, throttled=throttled)
 
 
 def _counted_row(context: Context, phase: Phase, cell: Cell, grid: Grid) -> dict[str, Any]:
     step = step_of(phase, cell, grid)
-    work = context.work.work(step, context.paths[phase])
+    work = context.work.work(step, path_of(context, phase, cell, grid))
     return {
         "phase": phase,
         "batch_size": cell.batch_size,
         "prompt_len": cell.prompt_len,
         "context_len": int(step.context),
         "new_tokens": grid.new_tokens,
+        "engine": cell.engine,
         "model_flops": int(work.model_flops),
         "model_bytes": round(float(work.model_bytes)),
         "executed_flops": int(work.executed_flops),
@@ -253,12 +324,13 @@ def _measured_row(
     grid: Grid,
     visits: Sequence[Visit],
     replayed: Mapping[Operator, float],
+    noise: NoiseReport,
 ) -> tuple[dict[str, Any], Verdict, advice.JudgedCell]:
-    samples = [[visit.prefill_s] if phase == "prefill" else list(steady(visit.decode_s)) for visit in visits]
+    samples = _samples(phase, visits)
     time_s: Estimate = estimate(samples)
-    noise: Noise = noise_grade(samples)
+    p90_s, p99_s = np.percentile(np.concatenate(samples), [90, 99])
     step = step_of(phase, cell, grid)
-    work = context.work.work(step, context.paths[phase])
+    work = context.work.work(step, path_of(context, phase, cell, grid))
     sheet = context.info.datasheet
     placement = place(
         time_s.median_s,
@@ -277,7 +349,7 @@ def _measured_row(
             roofs=_roofs(context, phase, cell, float(work.model_bytes)),
             latency_low_s=time_s.low_s,
             latency_high_s=time_s.high_s,
-            noise=noise,
+            noise=noise.grade,
             offloaded=context.loaded.offloaded,
             cache_resident=context.ceilings.cache_resident(float(work.model_bytes)),
         )
@@ -301,12 +373,17 @@ def _measured_row(
         "regime": verdict.regime,
         "confidence": verdict.confidence,
         "peak_memory_bytes": max(peaks) if peaks else None,
-        "noise": noise,
+        "noise": noise.grade,
+        "p90_s": float(p90_s),
+        "p99_s": float(p99_s),
+        "stopped": "interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
+        **_user_facing(phase, cell, grid, visits),
     }
     judged = advice.JudgedCell(
         phase=phase,
         batch_size=cell.batch_size,
-        prompt_len=cell.prompt_len,
+        depth=cell.depth,
+        engine=cell.engine,
         tokens_per_s=row["tokens_per_s"],
         flops_per_s=placement.flops_per_s,
         bytes_per_s=placement.bytes_per_s,
@@ -316,11 +393,29 @@ def _measured_row(
     return row, verdict, judged
 
 
-def _evidence_record(phase: Phase, cell: Cell, verdict: Verdict) -> dict[str, Any]:
+def _user_facing(phase: Phase, cell: Cell, grid: Grid, visits: Sequence[Visit]) -> dict[str, Any]:
+    """Medians over the visits of what belongs to one phase alone; NaN where it was not measured."""
+
+    def median(values: Sequence[float | None]) -> float:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else math.nan
+
+    found = {"device_memory_bytes": median([visit.device_memory_bytes for visit in visits])}
+    if phase == "prefill":
+        return {**found, "ttft_s": median([visit.ttft_s for visit in visits])}
+    generated = cell.batch_size * grid.new_tokens
+    energy_j = [None if visit.energy_j is None else visit.energy_j / generated for visit in visits]
     return {
-        "phase": phase,
-        "batch_size": cell.batch_size,
-        "prompt_len": cell.prompt_len,
+        **found,
+        "first_step_s": median([visit.decode_s[0] for visit in visits]),
+        "issue_s": median([None if v.issue_s is None else v.issue_s / len(v.decode_s) for v in visits]),
+        "joules_per_token": median(energy_j),
+    }
+
+
+def _evidence_record(row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
+    return {
+        **{name: row[name] for name in CELL_KEY},
         "regime": verdict.regime,
         "confidence": verdict.confidence,
         "flags": list(verdict.flags),

@@ -54,13 +54,19 @@ def run(
     model: Annotated[
         str | None, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.", show_default="smollm2-135m")
     ] = None,
-    prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64,256, or 64..2048*2.")] = "64,128,256,512",
+    prompt_lens: Annotated[
+        str | None,
+        typer.Option(help="Prompt lengths: 128, or 64,256, or 64..2048*2.", show_default="64,128,256,512"),
+    ] = None,
+    context_lens: Annotated[str, typer.Option(help="Decode this deep in a filled cache, without a prefill.")] = "",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, in the same grammar.")] = "1,2,4,8",
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
     weights: Annotated[str, typer.Option(help="auto, checkpoint or random (nothing is downloaded).")] = "auto",
-    engine: Annotated[str, typer.Option(help="How the model is stepped: eager.")] = "eager",
+    engine: Annotated[
+        str, typer.Option(help="How the model is stepped: eager, static, compile, graph, or several: eager,static.")
+    ] = "eager",
     attn: Annotated[str | None, typer.Option(help="Attention implementation, such as sdpa or eager.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
@@ -82,29 +88,27 @@ def run(
     listener = make_listener(quiet=quiet)
     with listener:
         from profiler.catalog import DEFAULT_MODEL
-        from profiler.job import execute, prepare, prepare_resume
+        from profiler.job import Options, execute, prepare, prepare_resume
 
-        trust = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
-        prepared = (
-            prepare_resume(resume, model, device=device, budget_s=budget, **trust)
-            if resume is not None
-            else prepare(
-                model or DEFAULT_MODEL,
-                prompt_lens=prompt_lens,
-                batch_sizes=batch_sizes,
-                new_tokens=new_tokens,
-                dtype=dtype,
-                quant=quant,
-                weights=weights,
-                engine=engine,
-                attn=attn,
-                device=device,
-                out=out,
-                budget_s=budget,
-                fresh=fresh,
-                **trust,
-            )
+        options = Options(
+            model=model or DEFAULT_MODEL,
+            prompt_lens=prompt_lens,
+            batch_sizes=batch_sizes,
+            context_lens=context_lens,
+            new_tokens=new_tokens,
+            dtype=dtype,
+            quant=quant,
+            weights=weights,
+            engine=engine,
+            attn=attn,
+            device=device,
+            out=out,
+            budget_s=budget,
+            fresh=fresh,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
         )
+        prepared = prepare(options) if resume is None else prepare_resume(resume, model, options)
         try:
             result = execute(prepared, listener)
         except KeyboardInterrupt:

@@ -17,27 +17,53 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
 
 
+DEFAULT_ENGINE = "eager"
+
+
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One visit of the sweep: a batch of prompts of one length, prefilled and then decoded."""
+    """One visit of the sweep: a batch of prompts of one length, prefilled and then decoded.
+
+    With `context_len` instead of `prompt_len` the cache is filled directly, and only the decode is timed.
+    """
 
     batch_size: int
     prompt_len: int
+    context_len: int = 0
+    engine: str = DEFAULT_ENGINE
+
+    @property
+    def depth(self) -> int:
+        """Tokens in the cache when decoding begins."""
+        return self.prompt_len or self.context_len
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that are timed in it."""
+        return ("prefill", "decode") if self.prompt_len else ("decode",)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells of a run; every prompt length meets every batch size."""
+    """All cells of a run; every prompt length, context length and engine meets every batch size."""
 
     prompt_lens: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     new_tokens: int
+    context_lens: tuple[int, ...] = ()
+    engines: tuple[str, ...] = (DEFAULT_ENGINE,)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Cells in ascending order of tokens, so that the cheap ones come first."""
-        cells = (Cell(batch, prompt) for batch in self.batch_sizes for prompt in self.prompt_lens)
-        return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.prompt_len, cell.batch_size)))
+        """Cells in ascending order of tokens, so that the cheap ones come first; engines side by side."""
+        depths = [*((prompt, 0) for prompt in self.prompt_lens), *((0, context) for context in self.context_lens)]
+        cells = (
+            Cell(batch, prompt, context, engine)
+            for batch in self.batch_sizes
+            for prompt, context in depths
+            for engine in self.engines
+        )
+        return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size)))
 
     @property
     def decode_steps(self) -> int:
@@ -47,12 +73,12 @@ class Grid:
     @property
     def longest_context(self) -> int:
         """Tokens in the cache at the last step of the longest cell."""
-        return max(self.prompt_lens) + self.new_tokens
+        return max((*self.prompt_lens, *self.context_lens)) + self.new_tokens
 
 
-def decode_context(prompt_len: int, new_tokens: int) -> int:
+def decode_context(depth: int, new_tokens: int) -> int:
     """Cached tokens at the middle decode step, which is the step that a median over the loop describes."""
-    return prompt_len + new_tokens // 2
+    return depth + new_tokens // 2
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
@@ -74,14 +100,26 @@ def parse_values(text: str, option: str) -> tuple[int, ...]:
     return _checked(values, option)
 
 
-def make_grid(prompt_lens: str | Sequence[int], batch_sizes: str | Sequence[int], new_tokens: int) -> Grid:
-    """A Grid from texts in the range grammar or from plain numbers. Raises GridError."""
+def make_grid(
+    prompt_lens: str | Sequence[int],
+    batch_sizes: str | Sequence[int],
+    new_tokens: int,
+    context_lens: str | Sequence[int] = (),
+    engines: Sequence[str] = (DEFAULT_ENGINE,),
+) -> Grid:
+    """A Grid from texts in the range grammar or from plain numbers. Raises GridError.
+
+    Without prompt lengths only decodes at the given context lengths are timed.
+    """
     if new_tokens < 4:
         raise GridError(f"--new-tokens: {new_tokens} is too few to time a decode step; use 4 or more.")
+    contexts = _values(context_lens, "--context-lens") if context_lens else ()
     return Grid(
-        prompt_lens=_values(prompt_lens, "--prompt-lens"),
+        prompt_lens=_values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else (),
         batch_sizes=_values(batch_sizes, "--batch-sizes"),
         new_tokens=new_tokens,
+        context_lens=contexts,
+        engines=tuple(dict.fromkeys(engines)),
     )
 
 

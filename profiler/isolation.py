@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.assessment import Context, step_of
+from profiler.assessment import Context, path_of, step_of
 from profiler.clock import Clock
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, Grid, Phase
 from profiler.hardware.hollow import hollow_config
 from profiler.hardware.replay import replay_attention, replay_linears
 from profiler.loading import LoadedModel, ModelRequest, load
-from profiler.timing.engines import ENGINES
+from profiler.timing.engines import ENGINES, CompileEngine, Engine
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import is_linear, stored
 from profiler.work.operators import Linear, Operator
@@ -28,17 +28,22 @@ from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules,
 _TWIN_STEPS = 12
 _TWIN_BUDGET_S = 1.5
 _TWIN_PROMPT = 8
+_TWIN_SLOTS = _TWIN_PROMPT + 2 * _TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
 _CORES_SHARE = 0.25
 _REPLAYED_LAYERS = 8
 
 
-DispatchTable = dict[tuple[Phase, int], Dispatch]
-"""Dispatch by phase and batch size; empty where the twin could not be built."""
+DispatchTable = dict[tuple[str, Phase, int], Dispatch]
+"""Dispatch by engine, phase and batch size; empty where the twin could not be built."""
 
 
-def measure_dispatch(loaded: LoadedModel, config: Any, clock: Clock, batch_sizes: Sequence[int]) -> DispatchTable:
-    """What it costs to dispatch a prefill and a decode step, on the hollow twin.
+def measure_dispatch(
+    loaded: LoadedModel, config: Any, clock: Clock, batch_sizes: Sequence[int], engines: Sequence[str]
+) -> DispatchTable:
+    """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin.
+
+    Compiled code is left out: the twin's would be other code than the model's, and take as long to compile.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
@@ -48,26 +53,40 @@ def measure_dispatch(loaded: LoadedModel, config: Any, clock: Clock, batch_sizes
     request = loaded.request
     try:
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
-        if request.device.type == "cpu" and not loaded.offloaded:
-            return _dispatch_among_weights(loaded, twin, clock, batch_sizes)
-        prefill_s, decode_s = _twin_alone_s(twin, clock)
+        table: DispatchTable = {}
+        for name in engines:
+            if name == CompileEngine.name:
+                continue
+            engine = ENGINES[name](twin.module)
+            if request.device.type == "cpu" and not loaded.offloaded:
+                found = _dispatch_among_weights(loaded, twin, engine, clock, batch_sizes)
+            else:
+                found = _dispatch_alone(twin, engine, clock, batch_sizes)
+            table |= {(name, phase, batch): dispatch for (phase, batch), dispatch in found.items()}
     except Exception:
         return {}
+    return table
+
+
+def _dispatch_alone(
+    twin: LoadedModel, engine: Engine, clock: Clock, batch_sizes: Sequence[int]
+) -> dict[tuple[Phase, int], Dispatch]:
+    prefill_s, decode_s = _twin_alone_s(twin, engine, clock)
     # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
     alone: dict[Phase, Dispatch] = {"prefill": Dispatch(prefill_s, 0.0), "decode": Dispatch(decode_s, 0.0)}
     return {(phase, batch): alone[phase] for phase in alone for batch in batch_sizes}
 
 
-def _twin_alone_s(twin: LoadedModel, clock: Clock) -> tuple[float, float]:
+def _twin_alone_s(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[float, float]:
     """(prefill, decode step) of the twin. A low quantile: what slows a step down is noise, not more dispatch."""
-    engine = ENGINES["eager"](twin.module)
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=twin.request.device)
     prefills: list[float] = []
     decodes: list[float] = []
     with torch.inference_mode():
+        engine.prepare(1, _TWIN_SLOTS)
         for _ in range(4):
             marks = [clock.mark()]
-            state = engine.prefill(ids)
+            state = engine.prefill(ids, _TWIN_SLOTS)
             marks.append(clock.mark())
             for _ in range(_TWIN_STEPS):
                 state = engine.decode(state)
@@ -80,20 +99,21 @@ def _twin_alone_s(twin: LoadedModel, clock: Clock) -> tuple[float, float]:
 
 
 def _dispatch_among_weights(
-    loaded: LoadedModel, twin: LoadedModel, clock: Clock, batch_sizes: Sequence[int]
-) -> DispatchTable:
+    loaded: LoadedModel, twin: LoadedModel, engine: Engine, clock: Clock, batch_sizes: Sequence[int]
+) -> dict[tuple[Phase, int], Dispatch]:
     pairs = _paired_linears(loaded.module, twin.module)
-    warm_prefill_s, warm_decode_s = _twin_alone_s(twin, clock)
-    hooks_s = _hooks_s(twin, pairs, clock, warm_decode_s)
+    warm_prefill_s, warm_decode_s = _twin_alone_s(twin, engine, clock)
+    hooks_s = _hooks_s(twin, engine, pairs, clock, warm_decode_s)
 
     def dispatch(warm_s: float, batch: int, query: int, context: int) -> Dispatch:
-        step_s = _among_weights_s(twin, pairs, clock, batch=batch, query=query, request=loaded.request) - hooks_s
+        among_s = _among_weights_s(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
+        step_s = among_s - hooks_s
         calls_s = _calls_alone_s(twin, clock, batch=batch, query=query, context=context)
         # The bare calls were timed with warm caches; within a step they are as cold as all the rest.
         return Dispatch(step_s, calls_s * max(1.0, step_s / warm_s))
 
     prefill = dispatch(warm_prefill_s, 1, _TWIN_PROMPT, 0)
-    table: DispatchTable = {}
+    table: dict[tuple[Phase, int], Dispatch] = {}
     for batch in batch_sizes:
         table["prefill", batch] = prefill
         table["decode", batch] = dispatch(warm_decode_s, batch, 1, _TWIN_PROMPT)
@@ -101,12 +121,16 @@ def _dispatch_among_weights(
 
 
 def _hooks_s(
-    twin: LoadedModel, pairs: Sequence[tuple[nn.Module, nn.Module]], clock: Clock, warm_decode_s: float
+    twin: LoadedModel,
+    engine: Engine,
+    pairs: Sequence[tuple[nn.Module, nn.Module]],
+    clock: Clock,
+    warm_decode_s: float,
 ) -> float:
     """What the hooks themselves cost a step: the twin's step with hooks that do nothing, less one without."""
     hooks = [hollow.register_forward_hook(lambda *_: None) for hollow, _ in pairs]
     try:
-        _prefill_s, hooked_s = _twin_alone_s(twin, clock)
+        _prefill_s, hooked_s = _twin_alone_s(twin, engine, clock)
     finally:
         for hook in hooks:
             hook.remove()
@@ -121,6 +145,7 @@ def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
 
 def _among_weights_s(
     twin: LoadedModel,
+    engine: Engine,
     pairs: Sequence[tuple[nn.Module, nn.Module]],
     clock: Clock,
     *,
@@ -140,18 +165,17 @@ def _among_weights_s(
 
         return hook
 
-    engine = ENGINES["eager"](twin.module)
     ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
     with_linears: list[float] = []
     linears: list[float] = []
     with torch.inference_mode():
-        state = engine.prefill(ids)
+        state = engine.prefill(ids, _TWIN_SLOTS)
         deadline = time.perf_counter() + _TWIN_BUDGET_S
         while len(linears) < 3 or (len(linears) < _TWIN_STEPS and time.perf_counter() < deadline):
             hooks = [hollow.register_forward_hook(after(*call)) for (hollow, _), call in zip(pairs, calls, strict=True)]
             try:
                 marks = [clock.mark()]
-                state = engine.decode(state) if query == 1 else engine.prefill(ids)
+                state = engine.decode(state) if query == 1 else engine.prefill(ids, _TWIN_SLOTS)
                 marks.append(clock.mark())
             finally:
                 for hook in hooks:
@@ -232,7 +256,8 @@ def replay_kernels(
     shapes: dict[tuple[int, int], list[tuple[Phase, Cell]]] = {}
     for cell in cells:
         shapes.setdefault((cell.batch_size, cell.batch_size), []).append(("decode", cell))
-        shapes.setdefault((cell.batch_size * cell.prompt_len, cell.batch_size), []).append(("prefill", cell))
+        if cell.prompt_len:
+            shapes.setdefault((cell.batch_size * cell.prompt_len, cell.batch_size), []).append(("prefill", cell))
     results: dict[tuple[Phase, Cell], dict[Operator, float]] = {}
     for (tokens, last), users in shapes.items():
         times = replay_linears(
@@ -247,11 +272,12 @@ def replay_kernels(
             results[user] = {
                 linears.operators[key]: each_s * linears.operators[key].count for key, each_s in times.items()
             }
-    if context.paths["decode"].attention != "sdpa":
-        return results
     cores = _replayable_cores(context.work)
     each_s = budget_s * _CORES_SHARE / max(1, len(results) * len(cores))
     for (phase, cell), totals in results.items():
+        path = path_of(context, phase, cell, grid)
+        if path.attention != "sdpa" or path.cache != "dynamic":
+            continue
         for core in cores:
             totals[core] = core.count * _core_alone_s(core, step_of(phase, cell, grid), request, each_s, clock)
     return results

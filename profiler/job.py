@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any, Protocol, get_args
 from profiler._version import __version__
 from profiler.assessment import Assessment, Context, execution_paths, expected_visit_s, no_room, setting_of
 from profiler.catalog import DEFAULT_MODEL, resolve
-from profiler.clock import Clock, clock_for
+from profiler.clock import Clock, clock_for, instrument_s
 from profiler.diagnosis import advice
 from profiler.errors import RequestError, RunError, near_misses
-from profiler.grid import Cell, Grid, make_grid
+from profiler.grid import DEFAULT_ENGINE, Cell, Grid, make_grid
 from profiler.hardware.ceilings import Ceilings, measure, measure_links
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
@@ -35,11 +35,11 @@ from profiler.loading import (
     resolve_dtype,
     resolve_weights,
 )
-from profiler.notices import cell_warnings, device_warnings, model_warnings
+from profiler.notices import cell_warnings, device_warnings, model_warnings, time_warnings
 from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
 from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore, read_document, refuse_another
-from profiler.timing.engines import ENGINES, Engine
+from profiler.timing.engines import ENGINES, Engine, check_engine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, Progress, sweep, warm_up
 from profiler.work.footprint import model_storage_bytes
@@ -70,13 +70,35 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
+class Options:
+    """What a user asks for, in the words of `roofscope run`."""
+
+    model: str = DEFAULT_MODEL
+    prompt_lens: str | Sequence[int] | None = None
+    """None: the default lengths, or none at all where context lengths are given."""
+    batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES
+    context_lens: str | Sequence[int] = ()
+    new_tokens: int = DEFAULT_NEW_TOKENS
+    dtype: str = "auto"
+    quant: str = "none"
+    weights: str = "auto"
+    engine: str = DEFAULT_ENGINE
+    attn: str | None = None
+    device: str = "auto"
+    out: str | Path | None = None
+    budget_s: float = DEFAULT_BUDGET_S
+    fresh: bool = False
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A request that has been checked, before anything slow: what to load, what to visit, where to write."""
 
     request: ModelRequest
     config: Any
     grid: Grid
-    engine: str
     budget_s: float
     fresh: bool
     out: Path
@@ -88,13 +110,14 @@ class Prepared:
 def profile(
     model: str = DEFAULT_MODEL,
     *,
-    prompt_lens: str | Sequence[int] = DEFAULT_PROMPT_LENS,
+    prompt_lens: str | Sequence[int] | None = None,
     batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES,
+    context_lens: str | Sequence[int] = (),
     new_tokens: int = DEFAULT_NEW_TOKENS,
     dtype: str = "auto",
     quant: str = "none",
     weights: str = "auto",
-    engine: str = "eager",
+    engine: str = DEFAULT_ENGINE,
     attn: str | None = None,
     device: str = "auto",
     out: str | Path | None = None,
@@ -106,16 +129,18 @@ def profile(
 ) -> Run:
     """Profile a causal LM and write a run folder; the same job as `roofscope run`.
 
-    `model` is a hub id, a folder, a GGUF file or a card's name. `prompt_lens` and `batch_sizes` are numbers or texts
-    in the range grammar. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
+    `model` is a hub id, a folder, a GGUF file or a card's name. `prompt_lens`, `batch_sizes` and `context_lens`
+    (decodes at that depth, without a prefill for it) are numbers or texts in the range grammar; `engine` is one name or
+    several with commas. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
     folder under runs/. `fresh` measures the roofs again though they are under a day old. Raises RequestError (or one
     of its kinds) before anything slow when the request is wrong.
     KeyboardInterrupt leaves the cells measured so far in the folder.
     """
-    prepared = prepare(
-        model,
+    options = Options(
+        model=model,
         prompt_lens=prompt_lens,
         batch_sizes=batch_sizes,
+        context_lens=context_lens,
         new_tokens=new_tokens,
         dtype=dtype,
         quant=quant,
@@ -129,69 +154,55 @@ def profile(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
-    return execute(prepared, listener or QuietListener())
+    return execute(prepare(options), listener or QuietListener())
 
 
-def prepare(
-    model: str,
-    *,
-    prompt_lens: str | Sequence[int],
-    batch_sizes: str | Sequence[int],
-    new_tokens: int,
-    dtype: str,
-    quant: str,
-    weights: str,
-    engine: str,
-    attn: str | None,
-    device: str,
-    out: str | Path | None,
-    budget_s: float,
-    fresh: bool,
-    trust_remote_code: bool,
-    allow_pickle: bool,
-) -> Prepared:
+def prepare(options: Options) -> Prepared:
     """Check a request; raises RequestError with one line before anything is loaded or written."""
-    grid = make_grid(prompt_lens, batch_sizes, new_tokens)
+    quant = options.quant
+    prompts = DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
+    engines = [name.strip() for name in options.engine.split(",") if name.strip()] or [DEFAULT_ENGINE]
+    grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
     if quant not in QUANTS:
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
-    if engine not in ENGINES:
-        raise RequestError(f"--engine {engine!r} is unknown; use {', '.join(ENGINES)}.")
-    if attn is not None and attn not in get_args(Attention):
-        raise RequestError(f"--attn {attn!r} is unknown; use {', '.join(get_args(Attention))}.")
-    if budget_s <= 0:
-        raise RequestError(f"--budget {budget_s:g} is not possible; give seconds above 0.")
-    source = resolve(model)
-    where = resolve_device(device)
-    config = load_config(source, trust_remote_code)
+    if options.attn is not None and options.attn not in get_args(Attention):
+        raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
+    if options.budget_s <= 0:
+        raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
+    source = resolve(options.model)
+    where = resolve_device(options.device)
+    config = load_config(source, options.trust_remote_code)
     check_context(config, grid.longest_context)
+    for name in grid.engines:
+        check_engine(name, where, config, grid.longest_context)
     request = ModelRequest(
         source=source,
         device=where,
-        dtype=resolve_dtype(dtype, quant, where, config),
+        dtype=resolve_dtype(options.dtype, quant, where, config),
         quant=quant,
-        weights=resolve_weights(source, weights),
-        attn=attn,
-        trust_remote_code=trust_remote_code,
-        allow_pickle=allow_pickle,
+        weights=resolve_weights(source, options.weights),
+        attn=options.attn,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
     )
     check_weights(request)
     return Prepared(
         request=request,
         config=config,
         grid=grid,
-        engine=engine,
-        budget_s=budget_s,
-        fresh=fresh,
-        out=Path(out) if out is not None else _default_folder(request),
+        budget_s=options.budget_s,
+        fresh=options.fresh,
+        out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
-        command=_command(request, grid, engine),
+        command=_command(request, grid),
     )
 
 
-def prepare_resume(folder: Path, model: str | None, *, device: str, budget_s: float, **trust: bool) -> Prepared:
+def prepare_resume(folder: Path, model: str | None, options: Options) -> Prepared:
     """The request of an interrupted run, to finish it; `model` is needed again where it was a local path.
 
-    Raises RunError when the run is finished or cannot be read, and whatever `prepare` raises.
+    Of `options` only what a run folder does not hold is taken: the device, the budget and what is trusted. Raises
+    RunError when the run is finished or cannot be read, and whatever `prepare` raises.
     """
     document = read_document(folder)
     if document.finished:
@@ -205,23 +216,22 @@ def prepare_resume(folder: Path, model: str | None, *, device: str, budget_s: fl
         model = known["id"]
     elif (name := resolve(model).name) != known["id"]:
         raise RunError(f"this run cannot be resumed with {name}: it is one of {known['id']}.")
-    prepared = prepare(
-        model,
+    interrupted = replace(
+        options,
+        model=model,
         prompt_lens=grid["prompt_lens"],
         batch_sizes=grid["batch_sizes"],
+        context_lens=grid["context_lens"],
         new_tokens=grid["new_tokens"],
         dtype=known["dtype"],
         quant=known["quant"],
         weights=known["weights"],
-        engine=document.engine["name"],
+        engine=",".join(document.engine["names"]),
         attn=known["attention"],
-        device=device,
         out=folder,
-        budget_s=budget_s,
         fresh=False,
-        **trust,
     )
-    return replace(prepared, resumed=True)
+    return replace(prepare(interrupted), resumed=True)
 
 
 def execute(prepared: Prepared, listener: Listener) -> Run:
@@ -233,7 +243,7 @@ def execute(prepared: Prepared, listener: Listener) -> Run:
 def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     request, grid = prepared.request, prepared.grid
     clock = clock_for(request.device)
-    context, engine = _set_up(prepared, clock, listener)
+    context, engines = _set_up(prepared, clock, listener)
     warnings = [*device_warnings(context.info), *model_warnings(context)]
     for warning in warnings:
         listener.warn(warning)
@@ -247,7 +257,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     watch = Watch(source_for(request.device))
     interrupted: KeyboardInterrupt | None = None
     try:
-        _measure(prepared, context, engine, store, assessment, visits, gaps, watch, listener, clock)
+        _measure(prepared, context, engines, store, assessment, visits, gaps, watch, listener, clock)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     for cell, known in visits.items():
@@ -255,13 +265,18 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
             assessment.measured(cell, known)
     for gap in gaps.values():
         assessment.missed(gap)
-    warnings += [*complaints(watch.readings), *cell_warnings(assessment.judged, gaps)]
+    warnings += [*complaints(watch.readings), *cell_warnings(assessment.judged, gaps), *time_warnings(visits)]
     document = document.model_copy(
         update={
             "health": {**summary(watch.readings, watch.source.missing), "governor": governor()},
             "evidence": assessment.evidence,
             "answer": advice.answer(assessment.judged, setting_of(context)),
             "warnings": warnings,
+            "engine": {
+                **document.engine,
+                "preparation_s": _preparation_s(visits),
+                "differences": assessment.differences,
+            },
             "finished": interrupted is None,
         }
     )
@@ -274,33 +289,33 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     return run
 
 
-def _set_up(prepared: Prepared, clock: Clock, listener: Listener) -> tuple[Context, Engine]:
+def _set_up(prepared: Prepared, clock: Clock, listener: Listener) -> tuple[Context, dict[str, Engine]]:
     """Load the model, measure the roofs and dispatch: all that a cell is held against."""
     request, grid = prepared.request, prepared.grid
     info = describe(request.device)
     listener.stage(f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
     loaded = load(request, prepared.config)
     work = walk(loaded.module)
-    engine: Engine = ENGINES[prepared.engine](loaded.module)
+    engines = {name: ENGINES[name](loaded.module) for name in grid.engines}
     listener.stage("measuring this device's roofs")
     ceilings = _ceilings(request, info, work, clock, links=sorted(loaded.offloaded_bytes), fresh=prepared.fresh)
     listener.stage("measuring dispatch on the hollow twin")
     context = Context(
         loaded=loaded,
         work=work,
-        paths=execution_paths(loaded, work, engine, grid),
+        paths=execution_paths(loaded, work, engines, grid),
         info=info,
         ceilings=ceilings,
-        dispatch=measure_dispatch(loaded, prepared.config, clock, grid.batch_sizes),
+        dispatch=measure_dispatch(loaded, prepared.config, clock, grid.batch_sizes, grid.engines),
         dtype=dtype_name(request.dtype),
     )
-    return context, engine
+    return context, engines
 
 
 def _measure(
     prepared: Prepared,
     context: Context,
-    engine: Engine,
+    engines: dict[str, Engine],
     store: RunStore,
     assessment: Assessment,
     visits: dict[Cell, list[Visit]],
@@ -318,9 +333,11 @@ def _measure(
     store.write_cells(assessment.cells)
     listener.stage("timing")
     with watch:
-        warm_up(engine, grid.cells[0], device=device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S)
+        for name, engine in engines.items():
+            cell = replace(grid.cells[0], engine=name)
+            warm_up(engine, cell, device=device, clock=clock, vocab_size=vocab_size, budget_s=_WARM_UP_BUDGET_S)
         for outcome in sweep(
-            engine,
+            engines,
             Plan(grid, prepared.budget_s, expected_s=expected_visit_s(context, grid)),
             device=device,
             clock=clock,
@@ -344,7 +361,8 @@ def _measure(
     measured = [cell for cell in grid.cells if cell in visits]
     replayed = replay_kernels(context, measured, grid, clock, _REPLAY_SHARE * prepared.budget_s)
     for cell in measured:
-        assessment.measured(cell, visits[cell], replayed)
+        slowed = {name for visit in visits[cell] for name in watch.throttled(visit.at_unix_s, visit.wall_s)}
+        assessment.measured(cell, visits[cell], replayed, sorted(slowed))
 
 
 def _record(outcome: Visit | Gap) -> dict[str, Any]:
@@ -380,8 +398,15 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
     ceilings = asdict(context.ceilings)
     ceilings["memory_bytes_per_s"] = context.ceilings.memory_bytes_per_s
     ceilings["dispatch_s"] = {
-        phase: {str(batch): host.step_s for (key, batch), host in context.dispatch.items() if key == phase}
-        for phase in ("prefill", "decode")
+        name: {
+            phase: {
+                str(batch): host.step_s
+                for (engine, key, batch), host in context.dispatch.items()
+                if (engine, key) == (name, phase)
+            }
+            for phase in ("prefill", "decode")
+        }
+        for name in prepared.grid.engines
     }
     return RunDocument(
         schema_version=SCHEMA_VERSION,
@@ -400,7 +425,7 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
             "storage_bytes": model_storage_bytes(loaded.module),
             "load_s": loaded.load_s,
             "first_call_s": loaded.first_call_s,
-            "attention": context.paths["prefill"].attention,
+            "attention": context.paths[prepared.grid.engines[0], "prefill"].attention,
             "offloaded_bytes": dict(loaded.offloaded_bytes),
             "placement": loaded.placement.as_text() if loaded.placement else None,
         },
@@ -410,36 +435,51 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
         grid={
             "prompt_lens": list(prepared.grid.prompt_lens),
             "batch_sizes": list(prepared.grid.batch_sizes),
+            "context_lens": list(prepared.grid.context_lens),
             "new_tokens": prepared.grid.new_tokens,
         },
-        engine={"name": prepared.engine, "budget_s": prepared.budget_s},
+        engine={
+            "names": list(prepared.grid.engines),
+            "budget_s": prepared.budget_s,
+            "instrument_s_per_step": instrument_s(clock_for(request.device)),
+        },
         counting={
             "coverage": context.work.coverage,
             "unknown": list(context.work.unknown),
-            "paths": {phase: asdict(path) for phase, path in context.paths.items()},
+            "paths": {f"{engine} {phase}": asdict(path) for (engine, phase), path in context.paths.items()},
         },
         warnings=list(warnings),
     )
 
 
-def _command(request: ModelRequest, grid: Grid, engine: str) -> str:
+def _command(request: ModelRequest, grid: Grid) -> str:
     """The command that repeats this run; a local path is given by its own name alone."""
     source = request.source
     name = source.path.name if source.path is not None else source.name
     parts = [
         f"roofscope run {name}",
-        f"--prompt-lens {','.join(map(str, grid.prompt_lens))}",
         f"--batch-sizes {','.join(map(str, grid.batch_sizes))}",
         f"--new-tokens {grid.new_tokens}",
         f"--dtype {dtype_name(request.dtype)}",
         f"--quant {request.quant}",
         f"--weights {request.weights}",
-        f"--engine {engine}",
+        f"--engine {','.join(grid.engines)}",
         f"--device {request.device.type}",
     ]
+    for option, lens in (("--prompt-lens", grid.prompt_lens), ("--context-lens", grid.context_lens)):
+        if lens:
+            parts.insert(1, f"{option} {','.join(map(str, lens))}")
     if request.attn:
         parts.append(f"--attn {request.attn}")
     return " ".join(parts)
+
+
+def _preparation_s(visits: Mapping[Cell, Sequence[Visit]]) -> dict[str, float]:
+    """Seconds that each engine spent on compiling or capturing, over all its shapes."""
+    total: dict[str, float] = {}
+    for cell, known in visits.items():
+        total[cell.engine] = total.get(cell.engine, 0.0) + sum(visit.preparation_s for visit in known)
+    return total
 
 
 def _default_folder(request: ModelRequest) -> Path:

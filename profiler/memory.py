@@ -69,6 +69,16 @@ def peak_bytes(device: torch.device) -> int | None:
     return None
 
 
+def used_bytes(device: torch.device) -> int | None:
+    """Bytes of a CUDA device in use by everyone on it; None on a CPU, where the process's own peak says more."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
 def _cgroup_limits() -> list[int]:
     limits = []
     for name in ("memory.max", "memory/memory.limit_in_bytes"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from profiler.assessment import Context
 from profiler.diagnosis import advice
 from profiler.grid import Cell
 from profiler.hardware.device import Device, load_average_per_core
-from profiler.timing.outcomes import Gap
+from profiler.timing.outcomes import Gap, Visit
 from profiler.units import percent, scaled
 
 
@@ -75,17 +76,35 @@ def cell_warnings(judged: Sequence[advice.JudgedCell], gaps: Mapping[Cell, Gap])
         cell = above[0]
         warnings.append(
             f"{len(above)} cells lie above a measured roof (first: {cell.phase} batch {cell.batch_size} x"
-            f" {cell.prompt_len}): a roof or a count is too low there, and they prove nothing."
+            f" {cell.depth}): a roof or a count is too low there, and they prove nothing."
         )
     if gaps:
         cell_gap = next(iter(gaps.values()))
         warnings.append(
-            f"{len(gaps)} cells have no number (first: batch {cell_gap.cell.batch_size} x {cell_gap.cell.prompt_len},"
+            f"{len(gaps)} cells have no number (first: batch {cell_gap.cell.batch_size} x {cell_gap.cell.depth},"
             f" {cell_gap.status}: {cell_gap.reason})."
         )
     return warnings
 
 
+def time_warnings(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+    """Loops whose steps, added up, are not what the host's own clock says they took."""
+    apart = {}
+    for cell, known in visits.items():
+        ratios = [visit.loop_s / sum(visit.decode_s) for visit in known if visit.loop_s]
+        if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
+            apart[cell] = statistics.median(ratios)
+    if not apart:
+        return []
+    cell, ratio = max(apart.items(), key=lambda item: abs(item[1] - 1))
+    return [
+        f"in {len(apart)} cells the host's clock and the sum of the steps differ by more than"
+        f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.batch_size} x {cell.depth})."
+    ]
+
+
+# Two clocks around the same loop must agree this well.
+_CLOCKS_AGREE = 0.02
 # A dtype whose matrix product reaches less than this share of float32's is slower than not using it at all.
 _SLOW_DTYPE_SHARE = 0.9
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,7 @@ from profiler.errors import RunError
 from profiler.grid import Cell
 from profiler.timing.outcomes import Gap, Visit
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 CELL_COLUMNS = (
     "phase",
@@ -55,8 +56,20 @@ CELL_COLUMNS = (
     "confidence",
     "peak_memory_bytes",
     "noise",
+    "engine",
+    "ttft_s",
+    "first_step_s",
+    "p90_s",
+    "p99_s",
+    "issue_s",
+    "joules_per_token",
+    "device_memory_bytes",
+    "stopped",
 )
 """The columns of cells.csv. A prefill's latency is that of the whole prompt; a decode's that of one step."""
+
+CELL_KEY = ("phase", "batch_size", "prompt_len", "context_len", "engine")
+"""The columns that tell one row from another; `evidence` in run.json carries them as well."""
 
 _RUN = "run.json"
 _SAMPLES = "samples.jsonl"
@@ -128,7 +141,7 @@ class RunStore:
         gaps: dict[Cell, Gap] = {}
         for record in read_samples(self.folder):
             kind = record.pop("kind")
-            cell = Cell(record.pop("batch_size"), record.pop("prompt_len"))
+            cell = Cell(**{item.name: record.pop(item.name) for item in fields(Cell) if item.name in record})
             if kind == "gap":
                 gaps[cell] = Gap(cell=cell, **record)
             else:
@@ -176,23 +189,56 @@ def read_document(folder: Path) -> RunDocument:
     if not document_path.is_file():
         raise RunError(f"{folder} is no run folder: it has no {_RUN}.")
     try:
-        text = document_path.read_text(encoding="utf-8")
-        _refuse_newer(folder, text)
-        document = RunDocument.model_validate_json(text)
-    except (ValidationError, UnicodeDecodeError) as error:
+        content = json.loads(document_path.read_text(encoding="utf-8"))
+        document = RunDocument.model_validate(_migrated(folder, content))
+    except (ValidationError, ValueError, AttributeError, KeyError, TypeError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
     return document
 
 
-def _refuse_newer(folder: Path, text: str) -> None:
-    """A newer run.json may hold what this version does not know, so its version is looked at first."""
-    try:
-        version = json.loads(text).get("schema_version", 0)
-    except (ValueError, AttributeError):
-        return
+def _migrated(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """A run.json of an older version as this one would have written it. Raises RunError for a newer one."""
+    version = content.get("schema_version", 0)
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
+    for known, migrate in sorted(_MIGRATIONS.items()):
+        if version == known:
+            content = {**migrate(content), "schema_version": known + 1}
+            version = known + 1
+    return content
+
+
+def _from_1(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 knew one engine a run, no context lengths, and one link that offloaded weights cross."""
+    engine, ceilings, model = dict(content["engine"]), dict(content["ceilings"]), dict(content["model"])
+    link = ceilings.pop("host_link", None)
+    model.pop("offloaded", None)
+    evidence = [{"context_len": 0, "engine": engine["name"], **item} for item in content.get("evidence", [])]
+    return {
+        **content,
+        "evidence": evidence,
+        "engine": {"names": [engine.pop("name")], **engine},
+        "ceilings": {**ceilings, "links": {"host": link} if link else {}},
+        "model": {**model, "offloaded_bytes": {}},
+        "grid": {**content["grid"], "context_lens": []},
+    }
+
+
+# From which schema to the next one.
+_MIGRATIONS = {1: _from_1}
+# Columns that cells.csv of schema 1 did not have, with what stands for them.
+_ADDED_SINCE_1: dict[str, str | float] = {
+    "engine": "eager",
+    "ttft_s": math.nan,
+    "first_step_s": math.nan,
+    "p90_s": math.nan,
+    "p99_s": math.nan,
+    "issue_s": math.nan,
+    "joules_per_token": math.nan,
+    "device_memory_bytes": math.nan,
+    "stopped": "",
+}
 
 
 def read_run(folder: Path) -> Run:
@@ -205,8 +251,10 @@ def read_run(folder: Path) -> Run:
     except (pd.errors.ParserError, UnicodeDecodeError) as error:
         raise RunError(f"{cells_path} is damaged: {error}.") from None
     missing = [column for column in CELL_COLUMNS if column not in cells.columns]
-    if missing:
+    if missing and missing[0] not in _ADDED_SINCE_1:
         raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
+    for column in missing:
+        cells[column] = _ADDED_SINCE_1[column]
     return Run(folder, document, cells)
 
 
@@ -242,8 +290,14 @@ def _drop_torn_line(path: Path) -> None:
 
 def _replace(path: Path, text: str) -> None:
     draft = path.with_suffix(path.suffix + ".part")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RunError(
+            f"{path} cannot be written: {error.strerror or error}; what was written before is kept."
+        ) from None

@@ -16,12 +16,14 @@ class JudgedCell:
 
     phase: str
     batch_size: int
-    prompt_len: int
+    depth: int
+    """Prompt tokens of a prefill; tokens in the cache when a decode begins."""
     tokens_per_s: float
     flops_per_s: float
     bytes_per_s: float
     split: Split
     verdict: Verdict
+    engine: str = "eager"
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,15 @@ class Lever:
 
 
 def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
-    """Two or three sentences, the most useful first. Empty when nothing was measured."""
+    """Two or three sentences, the most useful first. Empty when nothing was measured.
+
+    They speak of the first engine; what another one saves is a sentence of its own.
+    """
     sentences = []
-    decodes = sorted((c for c in cells if c.phase == "decode"), key=lambda c: (c.batch_size, c.prompt_len))
-    prefills = sorted((c for c in cells if c.phase == "prefill"), key=lambda c: c.batch_size * c.prompt_len)
+    others = [cell for cell in cells if cell.engine != cells[0].engine]
+    cells = [cell for cell in cells if cell.engine == cells[0].engine]
+    decodes = sorted((c for c in cells if c.phase == "decode"), key=lambda c: (c.batch_size, c.depth))
+    prefills = sorted((c for c in cells if c.phase == "prefill"), key=lambda c: c.batch_size * c.depth)
     if decodes:
         first = decodes[0]
         sentences.append(
@@ -60,7 +67,23 @@ def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
         sentences.append(_prefill_sentence(prefills, setting))
     if decodes:
         sentences.append(_change_sentence(decodes, setting))
+        sentences += _engine_sentences(decodes[0], others)
     return sentences
+
+
+def _engine_sentences(first: JudgedCell, others: Sequence[JudgedCell]) -> list[str]:
+    """What every other engine does to the step of the first cell."""
+    found = []
+    for cell in others:
+        if (cell.phase, cell.batch_size, cell.depth) != ("decode", first.batch_size, first.depth):
+            continue
+        saved_s = first.split.latency_s - cell.split.latency_s
+        verb = "saves" if saved_s >= 0 else "costs"
+        found.append(
+            f"The engine {cell.engine} {verb} {duration(abs(saved_s))} of the {duration(first.split.latency_s)} step"
+            f" against {first.engine}."
+        )
+    return found
 
 
 def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
@@ -115,7 +138,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
 def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     """From which batch on, at the same prompt, another regime holds to the end."""
     first = decodes[0]
-    along = [cell for cell in decodes if cell.prompt_len == first.prompt_len]
+    along = [cell for cell in decodes if cell.depth == first.depth]
     last = along[-1]
     if last.verdict.regime == first.verdict.regime:
         return ""
@@ -152,22 +175,22 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     best = max(prefills, key=lambda cell: cell.flops_per_s)
     bound = [cell for cell in prefills if cell.verdict.regime == "compute-bound"]
     if bound:
-        first = min(cell.batch_size * cell.prompt_len for cell in bound)
-        smaller = [cell for cell in prefills if cell.batch_size * cell.prompt_len < first]
+        first = min(cell.batch_size * cell.depth for cell in bound)
+        smaller = [cell for cell in prefills if cell.batch_size * cell.depth < first]
         since = f" from {first} tokens" if smaller else ""
         share = best.flops_per_s / setting.compute_flops_per_s
         return (
             f"Prefill is compute-bound{since}: up to {percent(share)} of the"
             f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} measured here,"
-            f" {significant(best.tokens_per_s)} tokens/s at batch {best.batch_size} x {best.prompt_len}."
+            f" {significant(best.tokens_per_s)} tokens/s at batch {best.batch_size} x {best.depth}."
         )
-    return f"Prefill at batch {best.batch_size} x {best.prompt_len} is {_because(best, setting)}."
+    return f"Prefill at batch {best.batch_size} x {best.depth} is {_because(best, setting)}."
 
 
 def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     first = decodes[0]
     parts = []
-    same_prompt = [cell for cell in decodes if cell.prompt_len == first.prompt_len]
+    same_prompt = [cell for cell in decodes if cell.depth == first.depth]
     largest = same_prompt[-1]
     if largest.batch_size > first.batch_size:
         gain = largest.tokens_per_s / first.tokens_per_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -43,6 +43,7 @@ class Reading:
     """Other processes that compute on the card."""
     busy_cores_elsewhere: float | None = None
     """Cores that other processes of this machine keep busy."""
+    at_unix_s: float = 0.0
 
 
 class Source(Protocol):
@@ -187,11 +188,16 @@ class Watch:
         self._stop.set()
         self._thread.join(timeout=2 * self.interval_s)
 
+    def throttled(self, start_unix_s: float, seconds: float) -> set[str]:
+        """What slowed the device down at some moment of a span of time."""
+        end_unix_s = start_unix_s + seconds
+        return {name for r in self.readings if start_unix_s <= r.at_unix_s <= end_unix_s for name in r.throttle}
+
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
             start = time.perf_counter()
             try:
-                self.readings.append(self.source.read())
+                self.readings.append(replace(self.source.read(), at_unix_s=time.time()))
             except Exception:
                 return  # a source that dies takes no run with it; the readings so far stand
             self.cost_s += time.perf_counter() - start

@@ -5,7 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from profiler.report.plots import save_roofline
-from profiler.report.tables import markdown_table, roofs_lines, tokens_table
+from profiler.report.tables import (
+    engine_lines,
+    instrument_line,
+    markdown_table,
+    noise_lines,
+    roofs_lines,
+    tokens_table,
+)
 from profiler.runstore import Run
 from profiler.units import count, scaled
 
@@ -37,10 +44,15 @@ def markdown_report(run: Run, *, picture: bool) -> str:
         f" {model['attention']} attention, {scaled(model['storage_bytes'], 'B')} in memory",
         f"- device: {device['name']}, {device['threads']} {'threads' if device['kind'] == 'cpu' else 'SMs'}",
         f"- roofs, measured here on {_when(document.ceilings['measured_at_unix_s'])}: {'; '.join(roofs_lines(run))}",
+        f"- {instrument_line(run)}",
         f"- software: {', '.join(f'{name} {version}' for name, version in document.software.items())}",
         f"- repeat it: `{document.command}`",
         "",
     ]
+    if differences := engine_lines(run):
+        lines += ["**Engines**", "", *(f"- {line}" for line in differences), ""]
+    if noisy := noise_lines(run):
+        lines += ["**Noise**", "", *(f"- {line}" for line in noisy), ""]
     if document.warnings:
         lines += ["**Warnings**", "", *(f"- {warning}" for warning in document.warnings), ""]
     if not document.finished:

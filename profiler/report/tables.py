@@ -8,7 +8,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from profiler.runstore import Run
+from profiler.runstore import CELL_KEY, Run
 from profiler.units import duration, percent, scaled, significant
 
 TOKENS_TABLE_COLUMNS = (
@@ -29,6 +29,10 @@ TOKENS_TABLE_COLUMNS = (
     "attained",
     "regime",
     "confidence",
+    "engine",
+    "ttft_s",
+    "p90_s",
+    "p99_s",
 )
 
 
@@ -40,25 +44,28 @@ def tokens_table(run: Run) -> pd.DataFrame:
 def terminal_table(run: Run) -> Table:
     """The same as a rich table that fits 100 columns."""
     has_datasheet = bool(run.cells["mfu"].notna().any() or run.cells["mbu"].notna().any())
-    # With a datasheet there are two more columns, and 100 characters still have to do.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0 if has_datasheet else 1, 0, 0))
-    table.add_column("phase", no_wrap=True)
-    for name in ("batch", "tokens", "time", "±", "tok/s", "TFLOP/s", "GB/s"):
+    engines = run.cells["engine"].nunique() > 1
+    # 100 characters have to do: further columns push the gaps out, and then the rates that MFU and MBU repeat.
+    padding = (0, 0 if has_datasheet or engines else 1, 0, 0)
+    rates = not (has_datasheet and engines)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+    for name in ("phase", *(["engine"] if engines else [])):
+        table.add_column(name, no_wrap=True)
+    numbers = ["batch", "tokens", "time", "±", "tok/s", *(["TFLOP/s", "GB/s"] if rates else [])]
+    for name in (*numbers, *(["MFU", "MBU"] if has_datasheet else []), "roof"):
         table.add_column(name, justify="right", no_wrap=True)
-    if has_datasheet:
-        table.add_column("MFU", justify="right", no_wrap=True)
-        table.add_column("MBU", justify="right", no_wrap=True)
-    table.add_column("roof", justify="right", no_wrap=True)
-    table.add_column("regime", no_wrap=True)
-    table.add_column("sure", no_wrap=True)
+    for name in ("regime", "sure"):
+        table.add_column(name, no_wrap=True)
     flags = _flags(run)
     last_phase = None
     for row in run.cells.to_dict("records"):
         if last_phase is not None and row["phase"] != last_phase:
             table.add_section()
         last_phase = row["phase"]
-        cell = row["phase"], row["batch_size"], row["prompt_len"]
-        table.add_row(*_terminal_row(row, flags.get(cell, ""), has_datasheet=has_datasheet))
+        cell = tuple(row[name] for name in CELL_KEY)
+        table.add_row(
+            *_terminal_row(row, flags.get(cell, ""), has_datasheet=has_datasheet, engines=engines, rates=rates)
+        )
     return table
 
 
@@ -74,10 +81,10 @@ _SHORT_FLAGS = {
 }
 
 
-def _flags(run: Run) -> dict[tuple[str, int, int], str]:
+def _flags(run: Run) -> dict[tuple[Any, ...], str]:
     """Each cell's weightiest flag in a word: what stands beside its regime."""
     return {
-        (item["phase"], item["batch_size"], item["prompt_len"]): next(
+        tuple(item[name] for name in CELL_KEY): next(
             (
                 word
                 for flag, word in _SHORT_FLAGS.items()
@@ -89,11 +96,11 @@ def _flags(run: Run) -> dict[tuple[str, int, int], str]:
     }
 
 
-def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool) -> list[str]:
+def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool, engines: bool, rates: bool) -> list[str]:
     tokens = row["prompt_len"] if row["phase"] == "prefill" else row["context_len"]
-    head = [row["phase"], str(row["batch_size"]), str(tokens)]
+    head = [row["phase"], *([row["engine"]] if engines else []), str(row["batch_size"]), str(tokens)]
     if row["status"] != "ok":
-        return [*head, *["-"] * (8 if has_datasheet else 6), f"({row['status']})", ""]
+        return [*head, *["-"] * (4 + 2 * rates + 2 * has_datasheet), f"({row['status']})", ""]
     half_width = (row["latency_high_s"] - row["latency_low_s"]) / 2 / row["latency_s"]
     noise = "" if row["noise"] == "quiet" else "~"
     interval = f"{noise}{100 * half_width:.1f}%" if row["samples"] > 1 else "n=1"
@@ -102,8 +109,7 @@ def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool) -> li
         duration(row["latency_s"]),
         interval,
         significant(row["tokens_per_s"]),
-        significant(row["flops_per_s"] / 1e12),
-        significant(row["bytes_per_s"] / 1e9),
+        *([significant(row["flops_per_s"] / 1e12), significant(row["bytes_per_s"] / 1e9)] if rates else []),
         *([_share(row["mfu"]), _share(row["mbu"])] if has_datasheet else []),
         percent(row["attained"]),
         f"{row['regime']} ({flags})" if flags else row["regime"],
@@ -125,10 +131,48 @@ def roofs_lines(run: Run) -> list[str]:
     ]
     if compute:
         lines.append(f"compute {scaled(compute['per_s'], 'FLOP/s')} in {dtype}{_of(compute['per_s'], device, 'flops')}")
-    dispatch_s = ceilings["dispatch_s"]["decode"]
+    dispatch_s = ceilings["dispatch_s"].get(run.document.engine["names"][0], {}).get("decode", {})
     smallest = min(dispatch_s, key=int, default=None)
     lines.append(f"dispatch {duration(dispatch_s[smallest])} a decode step" if smallest else "dispatch not measured")
     return lines
+
+
+def engine_lines(run: Run) -> list[str]:
+    """What each further engine does to a step against the first, with its interval."""
+    lines = []
+    for item in run.document.engine.get("differences", []):
+        verb = "saves" if item["saves_s"] >= 0 else "costs"
+        low_s, high_s = sorted((abs(item["low_s"]), abs(item["high_s"])))
+        clear = item["low_s"] * item["high_s"] > 0
+        interval = f"{duration(low_s)} to {duration(high_s)}" if clear else "not more than noise"
+        depth = item["prompt_len"] or item["context_len"]
+        lines.append(
+            f"{item['engine']} {verb} {duration(abs(item['saves_s']))} ({interval}) a {_UNIT[item['phase']]} against"
+            f" {item['against']} at batch {item['batch_size']} x {depth}"
+        )
+    return lines
+
+
+_UNIT = {"prefill": "prefill", "decode": "step"}
+
+
+def instrument_line(run: Run) -> str:
+    """What the instrument itself costs a step."""
+    engine, cells = run.document.engine, run.cells[run.cells["phase"] == "decode"]
+    mark_s, fastest_s = engine.get("instrument_s_per_step"), cells["latency_s"].min()
+    if mark_s is None or pd.isna(fastest_s):
+        return "what the instrument costs is not known"
+    return f"the instrument costs {duration(mark_s)} a step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
+
+
+def noise_lines(run: Run) -> list[str]:
+    """Why the figures of some cells are not quiet."""
+    return [
+        f"{item['phase']} batch {item['batch_size']} x {item['prompt_len'] or item['context_len']}"
+        f" ({item['engine']}): {', '.join(item['noise_reasons'])}"
+        for item in run.document.evidence
+        if item.get("noise_reasons")
+    ]
 
 
 def _of(value: float, device: dict[str, Any], kind: str) -> str:

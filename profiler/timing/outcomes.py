@@ -16,14 +16,28 @@ class Visit:
 
     cell: Cell
     round: int
-    prefill_s: float
+    prefill_s: float | None
+    """None where the cache was filled directly."""
     decode_s: tuple[float, ...]
     """Seconds of each decode step; the first one is kept apart by readers, since it pays for the first growth."""
     wall_s: float
     """The host's clock around prefill and loop together, with a synchronisation at both ends."""
     warm_up_s: tuple[float, ...]
     peak_memory_bytes: int | None
+    """The allocator's peak (CUDA) or the process's (CPU)."""
     at_unix_s: float
+    ttft_s: float | None = None
+    """Time to first token as a user sees it: the prompt's ids to the device, prefill, the token back on the host."""
+    loop_s: float | None = None
+    """The host's clock around the decode loop alone, with a synchronisation at both ends."""
+    issue_s: float | None = None
+    """Seconds after which the host had submitted the whole decode loop; on a CPU the loop itself."""
+    preparation_s: float = 0.0
+    """Seconds that the engine needed before this shape could be timed: compiling, capturing."""
+    device_memory_bytes: int | None = None
+    """Memory of the device in use after the visit, by all its users (CUDA)."""
+    foreign_cores: float | None = None
+    """CPU cores of this process's set that others kept busy meanwhile; None where the visit is too short to tell."""
     energy_j: float | None = None
     """Joules that the device took for prefill and loop together, where it counts them."""
 

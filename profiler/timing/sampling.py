@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 Noise = Literal["quiet", "noisy", "unusable"]
 
@@ -20,8 +21,19 @@ _SEED = 0
 # A cell is quiet when its interval is narrow enough to tell 5 % apart, and unusable when a fifth hides in it.
 _QUIET_HALF_WIDTH = 0.025
 _USABLE_HALF_WIDTH = 0.10
-# Rounds whose medians differ by more than this have drifted (Section 8 of common practice: 3 % between blocks).
+# Rounds whose medians differ by more than this have drifted.
 _DRIFT = 0.05
+# hyperfine's rule for a modified z-score: what lies so far out was disturbed (|x - median| / MAD, MAD scaled to sigma).
+_OUTLIER_Z = 14.8
+_MANY_OUTLIERS = 0.05
+# Two modes: the widest gap between neighbours parts the samples into two groups of at least a fifth each, which lie
+# further apart than a tenth of the median and four times the wider group's own spread.
+_MODE_SHARE = 0.2
+_MODE_DISTANCE = 0.10
+_MODE_SPREADS = 4.0
+_FEWEST_FOR_MODES = 16
+# Others on this process's cores for more than this share of one core have slowed it down.
+_FOREIGN_CORES = 0.15
 
 
 @dataclass(frozen=True)
@@ -48,33 +60,101 @@ def estimate(visits: Sequence[Sequence[float]]) -> Estimate:
     (Hoefler & Belli, SC'15: report medians with nonparametric intervals; a moving block for autocorrelated samples).
     Raises ValueError without samples.
     """
-    blocks = [
-        np.asarray(visit[start : start + BLOCK_STEPS], dtype=np.float64)
-        for visit in visits
-        for start in range(0, len(visit), BLOCK_STEPS)
-    ]
+    blocks = _blocks(visits)
     if not blocks:
         raise ValueError("no samples to estimate from")
     everything = np.concatenate(blocks)
     median = float(np.median(everything))
     if len(blocks) == 1:
         return Estimate(median, float(everything.min()), float(everything.max()), everything.size)
+    low, high = np.percentile(_resampled_medians(blocks), [2.5, 97.5])
+    return Estimate(median, float(low), float(high), everything.size)
+
+
+def _blocks(visits: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
+    return [
+        np.asarray(visit[start : start + BLOCK_STEPS], dtype=np.float64)
+        for visit in visits
+        for start in range(0, len(visit), BLOCK_STEPS)
+    ]
+
+
+def _resampled_medians(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     # Each row is one resample of blocks; short blocks are padded with NaN so that one call takes all medians.
     width = max(block.size for block in blocks)
     padded = np.full((len(blocks), width), np.nan)
     for row, block in zip(padded, blocks, strict=True):
         row[: block.size] = block
     picks = np.random.default_rng(_SEED).integers(0, len(blocks), size=(_RESAMPLES, len(blocks)))
-    medians = np.nanmedian(padded[picks].reshape(_RESAMPLES, -1), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return Estimate(median, float(low), float(high), everything.size)
+    medians: NDArray[np.float64] = np.nanmedian(padded[picks].reshape(_RESAMPLES, -1), axis=1)
+    return medians
 
 
-def noise_grade(visits: Sequence[Sequence[float]]) -> Noise:
-    """How far a cell's figure can be trusted: by the width of its interval and the drift between its visits."""
+@dataclass(frozen=True)
+class NoiseReport:
+    """How far a cell's figure can be trusted, and why no further."""
+
+    grade: Noise
+    reasons: tuple[str, ...]
+
+
+def noise_report(
+    visits: Sequence[Sequence[float]], *, foreign_cores: float | None = None, throttled: Sequence[str] = ()
+) -> NoiseReport:
+    """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
+
+    Nothing is thrown away: a disturbed cell keeps all its samples and says what is wrong with them.
+    """
     half_width = estimate(visits).half_width
-    if half_width > _USABLE_HALF_WIDTH and math.isfinite(half_width):
-        return "unusable"
+    reasons = []
+    if not math.isfinite(half_width):
+        reasons.append("a single sample")
+    elif half_width > _QUIET_HALF_WIDTH:
+        reasons.append(f"interval of +-{100 * half_width:.1f} %")
     medians = [float(np.median(visit)) for visit in visits if len(visit)]
-    drifted = max(medians) / min(medians) - 1 > _DRIFT
-    return "quiet" if half_width <= _QUIET_HALF_WIDTH and not drifted else "noisy"
+    drift = max(medians) / min(medians) - 1
+    if drift > _DRIFT:
+        reasons.append(f"drift of {100 * drift:.0f} % between rounds")
+    samples = np.concatenate([np.asarray(visit, dtype=np.float64) for visit in visits])
+    if (modes := two_modes(samples)) is not None:
+        reasons.append(f"two modes, {1e3 * modes[0]:.3g} and {1e3 * modes[1]:.3g} ms")
+    far = outliers(samples)
+    if far > _MANY_OUTLIERS * samples.size:
+        reasons.append(f"{far} outliers in {samples.size} samples")
+    if foreign_cores is not None and foreign_cores > _FOREIGN_CORES:
+        reasons.append(f"others kept {foreign_cores:.1f} cores busy")
+    reasons += [f"throttled ({name})" for name in throttled]
+    if math.isfinite(half_width) and half_width > _USABLE_HALF_WIDTH:
+        return NoiseReport("unusable", tuple(reasons))
+    return NoiseReport("noisy" if reasons else "quiet", tuple(reasons))
+
+
+def outliers(samples: NDArray[np.float64]) -> int:
+    """Samples whose modified z-score exceeds 14.8 (hyperfine's threshold)."""
+    deviations = np.abs(samples - np.median(samples))
+    sigma = 1.4826 * np.median(deviations)
+    return int((deviations > _OUTLIER_Z * sigma).sum()) if sigma > 0 else 0
+
+
+def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
+    """The centres of two clearly separate groups of samples, or None."""
+    ordered = np.sort(samples)
+    least = max(2, math.ceil(_MODE_SHARE * ordered.size))
+    if ordered.size < _FEWEST_FOR_MODES:
+        return None
+    gaps = np.diff(ordered)[least - 1 : ordered.size - least]
+    cut = least + int(np.argmax(gaps))
+    low, high = ordered[:cut], ordered[cut:]
+    distance = float(np.median(high) - np.median(low))
+    spread = max(float(np.std(low)), float(np.std(high)))
+    apart = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
+    return (float(np.median(low)), float(np.median(high))) if apart else None
+
+
+def difference(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> Estimate:
+    """median(left) - median(right) with a 95 % interval; blocks of both are resampled, as in `estimate`."""
+    lefts, rights = _resampled_medians(_blocks(left)), _resampled_medians(_blocks(right))
+    everything = [np.concatenate(_blocks(side)) for side in (left, right)]
+    low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
+    median = float(np.median(everything[0]) - np.median(everything[1]))
+    return Estimate(median, float(low), float(high), min(side.size for side in everything))

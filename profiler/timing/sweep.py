@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,18 +13,22 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from profiler.clock import Clock
+from profiler.errors import RequestError
 from profiler.grid import Cell, Grid
-from profiler.memory import peak_bytes, reset_peak
+from profiler.memory import peak_bytes, reset_peak, used_bytes
 from profiler.timing.engines import Engine
+from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import estimate
 
+TARGET_HALF_WIDTH = 0.02
 _SEED = 0
 _LEAST_ROUNDS = 2
 _MOST_ROUNDS = 30
 _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_S = 1.0
+_WARM_UP_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Plan:
 
     grid: Grid
     budget_s: float
-    half_width: float = 0.02
+    half_width: float = TARGET_HALF_WIDTH
     """Target half-width of the 95 % interval, as a share of the median."""
     expected_s: Mapping[Cell, float] = field(default_factory=dict)
     """Expected seconds a visit, used for the time left until a cell has been seen."""
@@ -60,9 +65,10 @@ class _Seen:
     def narrow(self, half_width: float) -> bool:
         if len(self.visits) < _LEAST_ROUNDS:
             return False
-        prefill = estimate([[visit.prefill_s] for visit in self.visits])
         decode = estimate([steady(visit.decode_s) for visit in self.visits])
-        return max(prefill.half_width, decode.half_width) <= half_width
+        prefills = [[visit.prefill_s] for visit in self.visits if visit.prefill_s is not None]
+        widest = max(decode.half_width, estimate(prefills).half_width if prefills else 0.0)
+        return widest <= half_width
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
@@ -71,7 +77,7 @@ def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def sweep(
-    engine: Engine,
+    engines: Mapping[str, Engine],
     plan: Plan,
     *,
     device: torch.device,
@@ -125,7 +131,7 @@ def sweep(
                 continue
             before_s = time.perf_counter()
             energy_before_j = energy_j()
-            outcome = _visit_safely(engine, cell, round_number, plan.grid, device, clock, vocab_size)
+            outcome = _visit_safely(engines[cell.engine], cell, round_number, plan.grid, device, clock, vocab_size)
             outcome = _with_energy(outcome, energy_before_j, energy_j())
             durations[cell] = time.perf_counter() - before_s
             visits += 1
@@ -145,9 +151,10 @@ def warm_up(
     deadline = time.perf_counter() + budget_s
     recent: list[float] = []
     with torch.inference_mode(), _no_gc():
+        engine.prepare(cell.batch_size, cell.depth + _WARM_UP_STEPS)
         while time.perf_counter() < deadline:
-            _prefill_s, decode_s, _state = _run(engine, seeded_prompts(cell, vocab_size, device), 8, clock)
-            recent = [*recent[-2:], sorted(decode_s)[len(decode_s) // 2]]
+            loop = _run(engine, cell, _WARM_UP_STEPS, device, clock, vocab_size)
+            recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
 
@@ -160,7 +167,7 @@ def _visit_safely(
             return _visit(engine, cell, round_number, grid, device, clock, vocab_size)
     except torch.OutOfMemoryError as error:
         return _out_of_memory(cell, device, error)
-    except RuntimeError as error:
+    except (RuntimeError, RequestError) as error:
         if "not enough memory" in str(error) or "out of memory" in str(error).lower():
             return _out_of_memory(cell, device, error)
         return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
@@ -175,49 +182,103 @@ def _with_energy(outcome: Visit | Gap, before_j: float | None, after_j: float | 
 def _visit(
     engine: Engine, cell: Cell, round_number: int, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
 ) -> Visit:
-    prompts = seeded_prompts(cell, vocab_size, device)
-    warm_ups: list[float] = []
-    if round_number == 0:
-        warm_ups = _warm_prefill(engine, prompts, clock)
-    reset_peak(device)
-    at_unix_s = time.time()
+    before_s = time.perf_counter()
+    engine.prepare(cell.batch_size, cell.depth + grid.new_tokens)
     clock.synchronize()
-    before_ns = time.perf_counter_ns()
-    prefill_s, decode_s, state = _run(engine, prompts, grid.decode_steps, clock)
-    wall_s = (time.perf_counter_ns() - before_ns) * 1e-9
-    del state
+    preparation_s = time.perf_counter() - before_s
+    warm_ups = _warm_prefill(engine, cell, grid, device, clock, vocab_size) if round_number == 0 else []
+    reset_peak(device)
+    load = ForeignLoad()
+    at_unix_s = time.time()
+    loop = _run(engine, cell, grid.decode_steps, device, clock, vocab_size)
+    _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     return Visit(
         cell=cell,
         round=round_number,
-        prefill_s=prefill_s,
-        decode_s=tuple(decode_s),
-        wall_s=wall_s,
+        prefill_s=loop.prefill_s,
+        decode_s=loop.decode_s,
+        wall_s=loop.wall_s,
         warm_up_s=tuple(warm_ups),
         peak_memory_bytes=peak_bytes(device),
         at_unix_s=at_unix_s,
+        ttft_s=loop.ttft_s,
+        loop_s=loop.loop_s,
+        issue_s=loop.issue_s,
+        preparation_s=preparation_s,
+        device_memory_bytes=used_bytes(device),
+        foreign_cores=load.cores(),
     )
 
 
-def _run(engine: Engine, prompts: torch.Tensor, steps: int, clock: Clock) -> tuple[float, list[float], object]:
-    """One prefill and `steps` decode steps with a mark after each; nothing is read before the end."""
-    marks = [clock.mark()]
-    state = engine.prefill(prompts)
-    marks.append(clock.mark())
+@dataclass(frozen=True)
+class _Loop:
+    """One prefill and the decode loop behind it."""
+
+    prefill_s: float | None
+    ttft_s: float | None
+    decode_s: tuple[float, ...]
+    loop_s: float
+    issue_s: float
+    wall_s: float
+
+
+def _run(engine: Engine, cell: Cell, steps: int, device: torch.device, clock: Clock, vocab_size: int) -> _Loop:
+    """One prefill and `steps` decode steps with a mark after each; nothing is read before the end of the loop.
+
+    The first token is fetched between the two, as a user's would be; the loop itself never waits.
+    """
+    slots = cell.depth + steps + 1
+    prompts = seeded_prompts(cell, vocab_size) if cell.prompt_len else None
+    clock.synchronize()
+    start_s = time.perf_counter()
+    marks, ttft_s = [], None
+    if prompts is None:
+        state = engine.fill(cell.batch_size, cell.context_len, slots)
+    else:
+        ids = prompts.to(device)
+        marks.append(clock.mark())
+        state = engine.prefill(ids, slots)
+        marks.append(clock.mark())
+        state.token_B1.cpu()
+        ttft_s = time.perf_counter() - start_s
+    clock.synchronize()
+    loop_start_s = time.perf_counter()
+    loop_marks = [clock.mark()]
     for _ in range(steps):
         state = engine.decode(state)
-        marks.append(clock.mark())
+        loop_marks.append(clock.mark())
+    issued_s = time.perf_counter()
     clock.synchronize()
-    prefill_s, *decode_s = clock.seconds(marks)
-    return prefill_s, decode_s, state
+    end_s = time.perf_counter()
+    return _Loop(
+        prefill_s=clock.seconds(marks)[0] if marks else None,
+        ttft_s=ttft_s,
+        decode_s=tuple(clock.seconds(loop_marks)),
+        loop_s=end_s - loop_start_s,
+        issue_s=issued_s - loop_start_s,
+        wall_s=end_s - start_s,
+    )
 
 
-def _warm_prefill(engine: Engine, prompts: torch.Tensor, clock: Clock) -> list[float]:
+def _refuse_impossible(times_s: Iterable[float]) -> None:
+    """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
+    for value in times_s:
+        if not (math.isfinite(value) and value > 0):
+            raise RuntimeError(f"the clock gave a step of {value:g} s")
+
+
+def _warm_prefill(
+    engine: Engine, cell: Cell, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
+) -> list[float]:
     """Prefills of a shape that is new until two in a row agree: kernels are picked and memory is taken once."""
     times: list[float] = []
+    if not cell.prompt_len:
+        return times
+    ids = seeded_prompts(cell, vocab_size).to(device)
     while len(times) < _MOST_WARM_UPS and sum(times) < _WARM_UP_S:
         clock.synchronize()
         marks = [clock.mark()]
-        engine.prefill(prompts)
+        engine.prefill(ids, cell.depth + grid.new_tokens)
         marks.append(clock.mark())
         clock.synchronize()
         times += clock.seconds(marks)
@@ -226,11 +287,10 @@ def _warm_prefill(engine: Engine, prompts: torch.Tensor, clock: Clock) -> list[f
     return times
 
 
-def seeded_prompts(cell: Cell, vocab_size: int, device: torch.device) -> torch.Tensor:
+def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
     """Random token ids [batch, prompt], the same for the same cell: as long as asked, with no tokenizer involved."""
     generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
-    ids = torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
-    return ids.to(device)
+    return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
 
 
 def _out_of_memory(cell: Cell, device: torch.device, error: Exception) -> Gap:
@@ -247,10 +307,11 @@ def _larger_than_failed(cell: Cell, seen: Mapping[Cell, _Seen]) -> str | None:
             state.gap is not None
             and state.gap.status == "oom"
             and cell != other
+            and cell.engine == other.engine
             and cell.batch_size >= other.batch_size
-            and cell.prompt_len >= other.prompt_len
+            and cell.depth >= other.depth
         ):
-            return f"larger than batch {other.batch_size} x prompt {other.prompt_len}, which ran out of memory"
+            return f"larger than batch {other.batch_size} x {other.depth} tokens, which ran out of memory"
     return None
 
 

@@ -28,7 +28,7 @@ def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignor
     loaded = load(ModelRequest(resolve(name), CPU, torch.bfloat16), config)
     engine = EagerEngine(loaded.module)
     with torch.inference_mode():
-        state = engine.prefill(torch.arange(6)[None])
+        state = engine.prefill(torch.arange(6)[None], 16)
         with OperatorList() as operators:
             engine.decode(state)
     return operators.names, loaded.params

@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 class FakeEngine:
     """Takes no time, and runs out of memory from a number of prompt tokens on."""
 
-    name = "fake"
+    name = "eager"
+    cache = "dynamic"
     keeps_last_logits = True
 
     def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:
@@ -31,7 +32,13 @@ class FakeEngine:
         self.error = error
         self.prompts: list[tuple[int, int]] = []
 
-    def prefill(self, ids: torch.Tensor) -> DecodeState:
+    def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
+
+    def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
         self.prompts.append((ids.shape[0], ids.shape[1]))
         if ids.numel() >= self.oom_from:
             raise self.error("CUDA out of memory")
@@ -44,7 +51,14 @@ class FakeEngine:
 def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None) -> list[Visit | Gap]:  # type: ignore[no-untyped-def]
     grid = make_grid([4, 8, 16], [1, 2], 6)
     return list(
-        sweep(engine, Plan(grid, budget_s, half_width=10.0), device=CPU, clock=HostClock(), vocab_size=32, fits=fits)
+        sweep(
+            {"eager": engine},
+            Plan(grid, budget_s, half_width=10.0),
+            device=CPU,
+            clock=HostClock(),
+            vocab_size=32,
+            fits=fits,
+        )
     )
 
 
@@ -76,10 +90,10 @@ def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Excepti
 
 def test_a_failing_cell_does_not_end_the_sweep() -> None:
     class Broken(FakeEngine):
-        def prefill(self, ids: torch.Tensor) -> DecodeState:
+        def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
             if ids.shape[1] == 8:
                 raise RuntimeError("no kernel for this shape")
-            return super().prefill(ids)
+            return super().prefill(ids, slots)
 
     outcomes = run(Broken())
     failed = [outcome for outcome in outcomes if isinstance(outcome, Gap)]
@@ -112,8 +126,9 @@ def test_times_agree_with_a_plain_loop(gguf_file: Path) -> None:
     plain: dict[str, list[float]] = {"prefill": [], "decode": []}
     for _ in range(5):
         plan = Plan(grid, budget_s=1e-9)
-        [visit] = list(sweep(engine, plan, device=CPU, clock=HostClock(), vocab_size=49152))
+        [visit] = list(sweep({"eager": engine}, plan, device=CPU, clock=HostClock(), vocab_size=49152))
         assert isinstance(visit, Visit)
+        assert visit.prefill_s is not None
         ours["prefill"].append(visit.prefill_s)
         ours["decode"] += steady(visit.decode_s)
         with torch.inference_mode():
