@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,7 +190,8 @@ def ceilings(
     where = resolve_device(device)
     info = describe(where)
     dtypes = measurable_dtypes(where)
-    measured = measure(where, info, dtypes, model_dtype="float32" if where.type == "cpu" else "bfloat16")
+    model_dtype = "float32" if where.type == "cpu" else "bfloat16"
+    measured = measure(where, info, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     document = {
@@ -328,6 +330,7 @@ def models(output_format: Format = "table", debug: Debug = False) -> None:
 def main() -> None:
     """Run the command line; every error a user can make ends in one line on stderr and an exit code."""
     debug = "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(standalone_mode=False)
     except RoofscopeError as error:
@@ -341,6 +344,11 @@ def main() -> None:
             raise
         code = _complain_unexpected(error)
     sys.exit(code or 0)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """A polite request to end (SIGTERM) keeps what was measured, as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def _complain(message: str, code: int) -> int:

@@ -373,12 +373,12 @@ def _record(outcome: Visit | Gap) -> dict[str, Any]:
 def _ceilings(
     request: ModelRequest, info: Device, work: ModelWork, clock: Clock, *, links: Sequence[str], fresh: bool
 ) -> Ceilings:
-    dtypes = _roof_dtypes(work, request)
+    dtypes, model_dtype = _roof_dtypes(work, request), dtype_name(request.dtype)
 
-    def measure_now() -> Ceilings:
-        return measure(request.device, info, dtypes, model_dtype=dtype_name(request.dtype), clock=clock)
+    def measure_missing(known: Ceilings | None) -> Ceilings:
+        return measure(request.device, info, dtypes, model_dtype=model_dtype, clock=clock, known=known)
 
-    roofs = cached(measure_now, info, software(), [dtype_name(request.dtype), *dtypes], fresh=fresh)
+    roofs = cached(measure_missing, info, software(), fresh=fresh).only(dtypes, model_dtype)
     return replace(roofs, links=measure_links(links, request.device, clock))
 
 

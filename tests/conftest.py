@@ -76,6 +76,20 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the slow tests too, as CI does")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow tests run in CI (CI=true) and when asked for: with --slow, by -m, or by name."""
+    chosen = config.getoption("-m") or any("::" in argument for argument in config.args)
+    if config.getoption("--slow") or os.environ.get("CI") == "true" or chosen:
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: --slow runs it, CI does"))
+
+
 @dataclass(frozen=True)
 class Outcome:
     code: int

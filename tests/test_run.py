@@ -18,7 +18,8 @@ import pytest
 
 import profiler
 from profiler.errors import RunError
-from profiler.runstore import CELL_COLUMNS, RunStore, read_run, read_samples
+from profiler.grid import Cell
+from profiler.runstore import CELL_COLUMNS, SCHEMA_VERSION, RunStore, read_run, read_samples
 
 SPLIT = ["weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s"]
 
@@ -186,7 +187,7 @@ def test_python_and_command_line_give_the_same_columns(gguf_run: profiler.Run, g
     counted = ["phase", "batch_size", "prompt_len", "context_len", "new_tokens", "status", "model_flops", "model_bytes"]
     pd.testing.assert_frame_equal(read_run(folder).cells[counted], gguf_run.cells[counted], check_dtype=False)
     assert list(document["cells"][0]) == list(CELL_COLUMNS)
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == SCHEMA_VERSION
 
 
 def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> None:
@@ -215,8 +216,12 @@ def test_quantised_models_run_and_fill_every_column(quant: str, tiny_folder: Pat
         str(tiny_folder), quant=quant, weights="random", prompt_lens=[16], batch_sizes=[1], new_tokens=8,
         budget_s=2, out=tmp_path / quant,
     )  # fmt: skip
-    filled = [column for column in CELL_COLUMNS if column not in ("mfu", "mbu")]
+    of_one_phase = {"ttft_s": "prefill", "first_step_s": "decode", "issue_s": "decode"}
+    not_on_a_cpu = {"mfu", "mbu", "joules_per_token", "device_memory_bytes"}
+    filled = [column for column in CELL_COLUMNS if column not in {*of_one_phase, *not_on_a_cpu}]
     assert run.cells[filled].notna().all().all()
+    for column, phase in of_one_phase.items():
+        assert run.cells[run.cells["phase"] == phase][column].notna().all()
     assert run.document.model["quant"] == quant
     assert not math.isnan(run.cells["unexplained_s"].sum())
 
@@ -317,3 +322,67 @@ def test_a_run_of_a_newer_version_is_refused(gguf_run: profiler.Run, tmp_path: P
     (copy / "run.json").write_text(json.dumps({**document, "schema_version": 99, "something_new": 1}))
     with pytest.raises(RunError, match="newer"):
         read_run(copy)
+
+
+SCHEMA_1 = Path(__file__).parent / "data" / "run_schema_1"
+
+
+def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> None:  # type: ignore[no-untyped-def]
+    """A folder that the version before engines wrote: migrated on reading, exported, resumed as one of eager."""
+    assert json.loads((SCHEMA_1 / "run.json").read_text())["schema_version"] == 1
+    run = read_run(SCHEMA_1)
+    assert run.document.schema_version == SCHEMA_VERSION
+    assert run.document.engine["names"] == ["eager"]
+    assert set(run.cells["engine"]) == {"eager"}
+    assert run.cells["latency_s"].notna().all()
+    exported = roofscope("export", str(SCHEMA_1))
+    assert exported.code == 0
+    assert len(exported.out.splitlines()) == 1 + len(run.cells)
+    copy = shutil.copytree(SCHEMA_1, tmp_path / "run")
+    with RunStore(copy, resume=True) as store:
+        visits, gaps = store.restored()
+    assert set(visits) == {Cell(1, 16), Cell(1, 32)}
+    assert not gaps
+
+
+def test_engines_and_depths_in_one_run(tiny_folder: Path, tmp_path: Path) -> None:
+    """Every engine visits every cell; a filled cache has a decode and no prefill; the difference has its interval."""
+    run = profiler.profile(
+        str(tiny_folder),
+        prompt_lens=[16],
+        context_lens=[64],
+        batch_sizes=[1, 2],
+        new_tokens=12,
+        engine="eager,static",
+        budget_s=2,
+        out=tmp_path / "run",
+    )
+    counts = run.cells.groupby(["engine", "phase"]).size().to_dict()
+    assert counts == {(e, phase): n for e in ("eager", "static") for phase, n in (("prefill", 2), ("decode", 4))}
+    deep = run.cells[run.cells["prompt_len"] == 0]
+    assert set(deep["context_len"]) == {64 + 12 // 2}
+    assert set(deep["phase"]) == {"decode"}
+    differences = run.document.engine["differences"]
+    assert len(differences) == 6
+    assert all(item["low_s"] <= item["saves_s"] <= item["high_s"] for item in differences)
+    # A static cache is read to its last slot; a dynamic one is copied whole at every step.
+    executed = run.cells.set_index(["engine", "phase", "batch_size", "prompt_len"])["executed_bytes"]
+    layers, token_bytes, slots = 2, 2 * 2 * 16 * 4, 16 + 12
+    held = 16 + 12 // 2
+    assert executed["eager", "decode", 1, 16] - executed["static", "decode", 1, 16] == layers * token_bytes * (
+        2 * (held + 1) - (slots - held)
+    )
+
+
+def test_what_a_user_waits_for(gguf_run: profiler.Run) -> None:
+    """Time to first token is the prefill and the copy of a token: a little more, not another thing."""
+    prefill = gguf_run.cells[gguf_run.cells["phase"] == "prefill"]
+    assert (prefill["ttft_s"] >= 0.9 * prefill["latency_s"]).all()
+    assert (prefill["ttft_s"] <= 1.3 * prefill["latency_s"]).all()
+    decode = gguf_run.cells[gguf_run.cells["phase"] == "decode"]
+    assert (decode["p90_s"] >= decode["latency_s"]).all()
+    assert (decode["p99_s"] >= decode["p90_s"]).all()
+    assert decode["first_step_s"].notna().all()
+    assert set(gguf_run.cells["stopped"]) <= {"interval", "budget"}
+    assert gguf_run.document.engine["instrument_s_per_step"] < max(20e-6, 0.005 * decode["latency_s"].min())
+    assert gguf_run.document.model["first_call_s"] > 0

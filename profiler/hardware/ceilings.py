@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ _GEMM_LARGEST = 8192
 # A call this long keeps every unit busy and makes its start and end negligible.
 _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
 TFLOAT32 = "tfloat32"
+_GEMV = "gemv"
 _GEMV_SHAPE = (4096, 4096)
 
 _CURVE_SMALLEST = 1 << 20
@@ -102,6 +103,16 @@ class Ceilings:
         """Whether a working set is served by a cache: its size is read clearly faster than memory is."""
         return self.memory_bytes_per_s_for(working_set_bytes) > _RESIDENT_GAIN * self.memory_bytes_per_s
 
+    def only(self, dtypes: Sequence[str], model_dtype: str) -> Ceilings:
+        """The roofs of these dtypes alone, for a model whose weights are of `model_dtype`."""
+        streams = {name: roof for name, roof in self.memory.items() if not name.startswith(_GEMV)}
+        product = self.memory.get(f"{_GEMV} {model_dtype}")
+        return replace(
+            self,
+            compute={name: self.compute[name] for name in dtypes},
+            memory={**streams, **({_GEMV: product} if product else {})},
+        )
+
     def compute_flops_per_s(self, dtype: str) -> float:
         """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
         roof = self.compute.get(dtype)
@@ -116,29 +127,39 @@ def measure(
     model_dtype: str,
     clock: Clock | None = None,
     stage_budget_s: float = _STAGE_BUDGET_S,
+    known: Ceilings | None = None,
 ) -> Ceilings:
     """Measure the roofs of `device`: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
-    Data are random, because a product of zeros draws less power and runs faster than any real one
-    (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
+    What `known` holds already is kept, whatever its dtypes. Data are random, because a product of zeros draws less
+    power and runs faster than any real one (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given
+    'Predictable' Data!", 2024).
     """
     clock = clock or clock_for(device)
     start = time.perf_counter()
+    roofs = known or _measure_streams(device, info, clock, stage_budget_s)
+    memory, compute = dict(roofs.memory), dict(roofs.compute)
+    if model_dtype != "int8" and f"{_GEMV} {model_dtype}" not in memory:
+        memory[f"{_GEMV} {model_dtype}"] = _gemv(device, model_dtype, roofs.stream_bytes, clock, stage_budget_s)
+    for dtype in dtypes:
+        if dtype not in compute:
+            compute[dtype] = _gemm(device, dtype, clock, stage_budget_s)
+    measured_s = roofs.measured_s + time.perf_counter() - start
+    return replace(roofs, compute=compute, memory=memory, measured_s=measured_s)
+
+
+def _measure_streams(device: torch.device, info: Device, clock: Clock, stage_budget_s: float) -> Ceilings:
+    """The roofs that no dtype decides."""
     wanted = max(_STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     stream_bytes = min(wanted, _STREAM_MOST_BYTES, int(available_bytes(device) * _STREAM_MEMORY_SHARE))
     memory = _streams(device, stream_bytes, clock, stage_budget_s)
-    curve = _curve(device, stream_bytes, clock, stage_budget_s)
-    if model_dtype != "int8":
-        memory["gemv"] = _gemv(device, model_dtype, stream_bytes, clock, stage_budget_s)
-    compute = {dtype: _gemm(device, dtype, clock, stage_budget_s) for dtype in dtypes}
     return Ceilings(
-        compute=compute,
+        compute={},
         memory=memory,
         stream_bytes=stream_bytes,
         beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
-        curve=curve,
+        curve=_curve(device, stream_bytes, clock, stage_budget_s),
         launch=_launch(device, clock),
-        measured_s=time.perf_counter() - start,
         measured_at_unix_s=time.time(),
     )
 

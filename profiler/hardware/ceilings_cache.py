@@ -1,4 +1,4 @@
-"""Measured roofs kept for a day, for the very same device, software and dtypes."""
+"""Measured roofs kept for a day, for the very same device and software."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,14 @@ _KEPT_S = 24 * 3600.0
 
 
 def cached(
-    measure: Callable[[], Ceilings], info: Device, software: Mapping[str, str], dtypes: Sequence[str], *, fresh: bool
+    measure: Callable[[Ceilings | None], Ceilings], info: Device, software: Mapping[str, str], *, fresh: bool
 ) -> Ceilings:
-    """The kept roofs of this device, software and these dtypes if they are under a day old, else `measure()`, kept.
+    """`measure` of what is kept for this device and software if that is under a day old, else of nothing; kept again.
 
     A cache that cannot be read or written is as good as none.
     """
-    path = _folder() / f"{_key(info, software, dtypes)}.json"
-    if not fresh and (kept := _read(path)) is not None:
-        return kept
-    measured = measure()
+    path = _folder() / f"{_key(info, software)}.json"
+    measured = measure(None if fresh else _read(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(measured)), encoding="utf-8")
@@ -41,8 +39,8 @@ def _folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "roofscope" / "ceilings"
 
 
-def _key(info: Device, software: Mapping[str, str], dtypes: Sequence[str]) -> str:
-    facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software), "dtypes": list(dtypes)}
+def _key(info: Device, software: Mapping[str, str]) -> str:
+    facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -46,11 +46,10 @@ def _plan_own_format(module: nn.Module, own_format: Any) -> nn.Module:
     method = getattr(method, "value", method)
     try:
         quantizer = AutoHfQuantizer.from_config(own_format, pre_quantized=True)
-        with contextlib.suppress(RuntimeError, ImportError):
-            # Sets what some formats decide by device; a format that only a GPU can run can still be planned without.
-            quantizer.validate_environment(device_map=None)
-        if method == "compressed-tensors" and not getattr(quantizer, "use_fp8_kernel", False):
-            return module  # transformers (5.23) unpacks these weights in the first forward pass and keeps them dense
+        if method == "compressed-tensors":
+            quantizer.validate_environment()  # decides whether this device has its FP8 kernels
+            if not quantizer.use_fp8_kernel:
+                return module  # transformers (5.23) unpacks these weights in the first forward and keeps them dense
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
     except Exception as error:
         raise ModelError(

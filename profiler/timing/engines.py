@@ -154,7 +154,7 @@ class GraphEngine(StaticEngine):
         if self._shape == (batch, slots):
             return
         self._shape = self._graph = self._kept = None
-        self._kept = unwindowed(static_cache(self._model, slots))
+        self._kept = unwindowed(static_cache(self._model, slots), slots)
         self._token_B1 = torch.zeros(batch, 1, dtype=torch.long, device=self._model.device)
         self._prefill(self._token_B1, self._kept)
         side = torch.cuda.Stream()
@@ -235,15 +235,14 @@ def static_cache(model: Any, slots: int) -> Any:
         raise RequestError(f"this model has no static cache in transformers: {first_line(error)}.") from error
 
 
-def unwindowed(cache: Any) -> Any:
-    """The same cache with plain layers where a window is as long as the cache.
+def unwindowed(cache: Any, slots: int) -> Any:
+    """The same cache of `slots` tokens with plain layers where a window is as long as the cache.
 
     A windowed layer counts its tokens on the host (cache_utils.py, `StaticSlidingWindowLayer.cumulative_length_int`),
     which a captured graph cannot replay; a window that never moves needs no such layer.
     """
     from transformers.cache_utils import StaticLayer
 
-    slots = max(layer.max_cache_len for layer in cache.layers)
     cache.layers = [
         StaticLayer(max_cache_len=slots) if layer.is_sliding and layer.max_cache_len == slots else layer
         for layer in cache.layers

@@ -60,6 +60,7 @@ print((peak_bytes(cpu) - before) / size)
 """
 
 
+@pytest.mark.slow
 def test_peak_memory_stays_under_1_3x_the_model() -> None:
     """TinyLlama in bfloat16 is 2.2 GB; a float32 detour would need three times that."""
     out = subprocess.run([sys.executable, "-c", PEAK, "tinyllama-1.1b"], capture_output=True, text=True, check=True)
