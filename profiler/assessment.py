@@ -213,13 +213,14 @@ class Assessment:
         visits: Sequence[Visit],
         replayed: Replayed | None = None,
         throttled: Sequence[str] = (),
+        machine_drift: float = 0.0,
     ) -> None:
-        """Take in a cell's visits so far, its kernels' own times where they were replayed, and what slowed it down."""
+        """Take in a cell's visits so far, its kernels' own times where they were replayed, and what disturbed it."""
         context, grid = self._context, self._grid
         self._visits[cell] = visits
         for phase in cell.phases:
             kernels = (replayed or {}).get((phase, cell), {})
-            noise = _noise(phase, visits, throttled)
+            noise = _noise(phase, visits, throttled, machine_drift)
             row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels, noise)
             self._rows[phase, cell] |= row
             self._judged[phase, cell] = judged
@@ -289,14 +290,16 @@ def _keys(grid: Grid) -> list[tuple[Phase, Cell]]:
 def _samples(phase: Phase, visits: Sequence[Visit]) -> list[list[float]]:
     """What a phase's figure rests on: one list of times a visit."""
     if phase == "prefill":
-        return [[visit.prefill_s] for visit in visits if visit.prefill_s is not None]
+        return [list(visit.prefills_s) for visit in visits if visit.prefills_s]
     return [list(steady(visit.decode_s)) for visit in visits]
 
 
-def _noise(phase: Phase, visits: Sequence[Visit], throttled: Sequence[str]) -> NoiseReport:
+def _noise(phase: Phase, visits: Sequence[Visit], throttled: Sequence[str], machine_drift: float) -> NoiseReport:
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
-    return noise_report(_samples(phase, visits), foreign_cores=foreign, throttled=throttled)
+    return noise_report(
+        _samples(phase, visits), foreign_cores=foreign, throttled=throttled, machine_drift=machine_drift
+    )
 
 
 def _counted_row(context: Context, phase: Phase, cell: Cell, grid: Grid) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from profiler._version import __version__
-from profiler.assessment import Assessment, Context, execution_paths, expected_visit_s, no_room, setting_of
+from profiler.assessment import Assessment, Context, Replayed, execution_paths, expected_visit_s, no_room, setting_of
 from profiler.catalog import DEFAULT_MODEL, resolve
 from profiler.clock import Clock, clock_for, instrument_s
 from profiler.diagnosis import advice
@@ -20,6 +20,7 @@ from profiler.grid import DEFAULT_ENGINE, Cell, Grid, make_grid
 from profiler.hardware.ceilings import Ceilings, measure, measure_links
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
+from profiler.hardware.sentinel import Sentinel, drift
 from profiler.hardware.telemetry import Watch, complaints, governor, source_for, summary
 from profiler.isolation import measure_dispatch, replay_kernels
 from profiler.loading import (
@@ -332,6 +333,13 @@ def _measure(
         assessment.measured(cell, known)
     store.write_cells(assessment.cells)
     listener.stage("timing")
+    sentinel = Sentinel(device, clock)
+    looks: list[Mapping[str, float]] = []
+
+    def look() -> None:
+        looks.append(sentinel.look())
+        store.append({"kind": "sentinel", "at_unix_s": time.time(), **looks[-1]})
+
     with watch:
         for name, engine in engines.items():
             cell = replace(grid.cells[0], engine=name)
@@ -344,6 +352,7 @@ def _measure(
             vocab_size=vocab_size,
             fits=lambda cell: no_room(cell, context, grid),
             on_progress=lambda progress: listener.progress(progress, len(grid.cells)),
+            on_round=look,
             energy_j=watch.source.energy_j,
             earlier=earlier,
         ):
@@ -355,14 +364,15 @@ def _measure(
                 visits.setdefault(outcome.cell, []).append(outcome)
                 assessment.measured(outcome.cell, visits[outcome.cell])
             store.write_cells(assessment.cells)
-    if context.loaded.offloaded:
-        return
-    listener.stage("replaying each cell's kernels alone")
+        look()
     measured = [cell for cell in grid.cells if cell in visits]
-    replayed = replay_kernels(context, measured, grid, clock, _REPLAY_SHARE * prepared.budget_s)
+    replayed: Replayed = {}
+    if not context.loaded.offloaded:
+        listener.stage("replaying each cell's kernels alone")
+        replayed = replay_kernels(context, measured, grid, clock, _REPLAY_SHARE * prepared.budget_s)
     for cell in measured:
         slowed = {name for visit in visits[cell] for name in watch.throttled(visit.at_unix_s, visit.wall_s)}
-        assessment.measured(cell, visits[cell], replayed, sorted(slowed))
+        assessment.measured(cell, visits[cell], replayed, sorted(slowed), drift(looks))
 
 
 def _record(outcome: Visit | Gap) -> dict[str, Any]:

@@ -114,6 +114,9 @@ class Run:
         return self.document.answer
 
 
+_LISTS = ("decode_s", "warm_up_s", "more_prefill_s")
+
+
 class RunStore:
     """Writes one run folder, alone; as a context, leaves no empty folder behind when the run never began."""
 
@@ -141,11 +144,13 @@ class RunStore:
         gaps: dict[Cell, Gap] = {}
         for record in read_samples(self.folder):
             kind = record.pop("kind")
+            if kind == "sentinel":
+                continue
             cell = Cell(**{item.name: record.pop(item.name) for item in fields(Cell) if item.name in record})
             if kind == "gap":
                 gaps[cell] = Gap(cell=cell, **record)
             else:
-                times: dict[str, Any] = {name: tuple(record.pop(name)) for name in ("decode_s", "warm_up_s")}
+                times: dict[str, Any] = {name: tuple(record.pop(name)) for name in _LISTS if name in record}
                 visits.setdefault(cell, []).append(Visit(cell=cell, **times, **record))
         return visits, gaps
 

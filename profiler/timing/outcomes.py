@@ -28,6 +28,8 @@ class Visit:
     at_unix_s: float
     ttft_s: float | None = None
     """Time to first token as a user sees it: the prompt's ids to the device, prefill, the token back on the host."""
+    more_prefill_s: tuple[float, ...] = ()
+    """Further prefills of the same visit, which no loop followed."""
     loop_s: float | None = None
     """The host's clock around the decode loop alone, with a synchronisation at both ends."""
     issue_s: float | None = None
@@ -40,6 +42,11 @@ class Visit:
     """CPU cores of this process's set that others kept busy meanwhile; None where the visit is too short to tell."""
     energy_j: float | None = None
     """Joules that the device took for prefill and loop together, where it counts them."""
+
+    @property
+    def prefills_s(self) -> tuple[float, ...]:
+        """All its timed prefills."""
+        return () if self.prefill_s is None else (*self.more_prefill_s, self.prefill_s)
 
 
 @dataclass(frozen=True)

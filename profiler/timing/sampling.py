@@ -15,6 +15,9 @@ Noise = Literal["quiet", "noisy", "unusable"]
 BLOCK_STEPS = 8
 """Decode steps of one loop that are resampled together, since neighbours are not independent."""
 
+LEAST_SAMPLES = 6
+"""Fewer samples have no distribution-free 95 % interval of their median (order statistics: 2 x 0.5^6 = 3 %)."""
+
 _RESAMPLES = 2000
 _SEED = 0
 
@@ -23,6 +26,8 @@ _QUIET_HALF_WIDTH = 0.025
 _USABLE_HALF_WIDTH = 0.10
 # Rounds whose medians differ by more than this have drifted.
 _DRIFT = 0.05
+# A sentinel that changes by more than this over the run says that cells are not to be compared with each other.
+_MACHINE_DRIFT = 0.05
 # hyperfine's rule for a modified z-score: what lies so far out was disturbed (|x - median| / MAD, MAD scaled to sigma).
 _OUTLIER_Z = 14.8
 _MANY_OUTLIERS = 0.05
@@ -54,39 +59,51 @@ class Estimate:
 
 
 def estimate(visits: Sequence[Sequence[float]]) -> Estimate:
-    """The median over all samples, with a bootstrap interval over blocks.
+    """The median over all samples, with a bootstrap interval over visits and over blocks of neighbours within them.
 
-    A visit's samples are neighbours in time; they are cut into blocks of BLOCK_STEPS and whole blocks are resampled
-    (Hoefler & Belli, SC'15: report medians with nonparametric intervals; a moving block for autocorrelated samples).
-    Raises ValueError without samples.
+    Whole visits are drawn first and then blocks of BLOCK_STEPS samples of each, so that what differs from visit to
+    visit is not taken for more samples of the same (Kalibera & Jones, ISMM'13: replicate at the level that varies;
+    Hoefler & Belli, SC'15: medians with nonparametric intervals). Raises ValueError without samples.
     """
     blocks = _blocks(visits)
     if not blocks:
         raise ValueError("no samples to estimate from")
-    everything = np.concatenate(blocks)
+    everything = np.concatenate([block for visit in blocks for block in visit])
     median = float(np.median(everything))
-    if len(blocks) == 1:
+    if sum(len(visit) for visit in blocks) == 1:
         return Estimate(median, float(everything.min()), float(everything.max()), everything.size)
     low, high = np.percentile(_resampled_medians(blocks), [2.5, 97.5])
     return Estimate(median, float(low), float(high), everything.size)
 
 
-def _blocks(visits: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
+def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
+    """Each visit's samples, cut into blocks of neighbours; visits without samples are left out."""
     return [
-        np.asarray(visit[start : start + BLOCK_STEPS], dtype=np.float64)
+        [
+            np.asarray(visit[start : start + BLOCK_STEPS], dtype=np.float64)
+            for start in range(0, len(visit), BLOCK_STEPS)
+        ]
         for visit in visits
-        for start in range(0, len(visit), BLOCK_STEPS)
+        if len(visit)
     ]
 
 
-def _resampled_medians(blocks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    # Each row is one resample of blocks; short blocks are padded with NaN so that one call takes all medians.
-    width = max(block.size for block in blocks)
-    padded = np.full((len(blocks), width), np.nan)
-    for row, block in zip(padded, blocks, strict=True):
-        row[: block.size] = block
-    picks = np.random.default_rng(_SEED).integers(0, len(blocks), size=(_RESAMPLES, len(blocks)))
-    medians: NDArray[np.float64] = np.nanmedian(padded[picks].reshape(_RESAMPLES, -1), axis=1)
+def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]]) -> NDArray[np.float64]:
+    # Padded with NaN to [visits, blocks, samples], so that one call takes all medians.
+    most = max(len(blocks) for blocks in visits)
+    width = max(block.size for blocks in visits for block in blocks)
+    padded = np.full((len(visits), most, width), np.nan)
+    counts = np.array([len(blocks) for blocks in visits])
+    for row, blocks in zip(padded, visits, strict=True):
+        for cells, block in zip(row, blocks, strict=False):
+            cells[: block.size] = block
+    rng = np.random.default_rng(_SEED)
+    drawn = rng.integers(0, len(visits), size=(_RESAMPLES, len(visits)))
+    within = rng.integers(0, 1 << 30, size=(_RESAMPLES, len(visits), most)) % counts[drawn][:, :, None]
+    # A visit with fewer blocks gives only as many.
+    taken = padded[drawn[:, :, None], within]
+    taken[np.arange(most)[None, None, :] >= counts[drawn][:, :, None]] = np.nan
+    medians: NDArray[np.float64] = np.nanmedian(taken.reshape(_RESAMPLES, -1), axis=1)
     return medians
 
 
@@ -99,16 +116,23 @@ class NoiseReport:
 
 
 def noise_report(
-    visits: Sequence[Sequence[float]], *, foreign_cores: float | None = None, throttled: Sequence[str] = ()
+    visits: Sequence[Sequence[float]],
+    *,
+    foreign_cores: float | None = None,
+    throttled: Sequence[str] = (),
+    machine_drift: float = 0.0,
 ) -> NoiseReport:
     """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
+
+    `machine_drift` is by how much a sentinel, the same work again and again, changed its time over the run.
 
     Nothing is thrown away: a disturbed cell keeps all its samples and says what is wrong with them.
     """
     half_width = estimate(visits).half_width
     reasons = []
-    if not math.isfinite(half_width):
-        reasons.append("a single sample")
+    count = sum(len(visit) for visit in visits)
+    if count < LEAST_SAMPLES:
+        reasons.append("a single sample" if count == 1 else f"only {count} samples")
     elif half_width > _QUIET_HALF_WIDTH:
         reasons.append(f"interval of +-{100 * half_width:.1f} %")
     medians = [float(np.median(visit)) for visit in visits if len(visit)]
@@ -123,6 +147,8 @@ def noise_report(
         reasons.append(f"{far} outliers in {samples.size} samples")
     if foreign_cores is not None and foreign_cores > _FOREIGN_CORES:
         reasons.append(f"others kept {foreign_cores:.1f} cores busy")
+    if machine_drift > _MACHINE_DRIFT:
+        reasons.append(f"the machine itself drifted by {100 * machine_drift:.0f} %")
     reasons += [f"throttled ({name})" for name in throttled]
     if math.isfinite(half_width) and half_width > _USABLE_HALF_WIDTH:
         return NoiseReport("unusable", tuple(reasons))
@@ -154,7 +180,7 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
 def difference(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> Estimate:
     """median(left) - median(right) with a 95 % interval; blocks of both are resampled, as in `estimate`."""
     lefts, rights = _resampled_medians(_blocks(left)), _resampled_medians(_blocks(right))
-    everything = [np.concatenate(_blocks(side)) for side in (left, right)]
+    everything = [np.concatenate([np.asarray(visit, dtype=np.float64) for visit in side]) for side in (left, right)]
     low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
     median = float(np.median(everything[0]) - np.median(everything[1]))
     return Estimate(median, float(low), float(high), min(side.size for side in everything))

@@ -19,7 +19,7 @@ from profiler.memory import peak_bytes, reset_peak, used_bytes
 from profiler.timing.engines import Engine
 from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sampling import estimate
+from profiler.timing.sampling import LEAST_SAMPLES, estimate
 
 TARGET_HALF_WIDTH = 0.02
 _SEED = 0
@@ -29,6 +29,8 @@ _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_S = 1.0
 _WARM_UP_STEPS = 8
+_MORE_PREFILLS = 2
+_SHORT_PREFILL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,13 @@ class _Seen:
         if len(self.visits) < _LEAST_ROUNDS:
             return False
         decode = estimate([steady(visit.decode_s) for visit in self.visits])
-        prefills = [[visit.prefill_s] for visit in self.visits if visit.prefill_s is not None]
-        widest = max(decode.half_width, estimate(prefills).half_width if prefills else 0.0)
-        return widest <= half_width
+        if decode.half_width > half_width:
+            return False
+        prefills = [visit.prefills_s for visit in self.visits if visit.prefills_s]
+        if not prefills:
+            return True
+        prefill = estimate(prefills)
+        return prefill.samples >= LEAST_SAMPLES and prefill.half_width <= half_width
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
@@ -85,6 +91,7 @@ def sweep(
     vocab_size: int,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_round: Callable[[], None] = lambda: None,
     energy_j: Callable[[], float | None] = lambda: None,
     earlier: Iterable[Visit | Gap] = (),
 ) -> Iterator[Visit | Gap]:
@@ -92,8 +99,9 @@ def sweep(
 
     The first round goes from small to large, so that a cell that does not fit is met before larger ones, and is
     always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and stop at
-    the budget. `fits` gives the reason why a cell cannot fit, or None; `energy_j` reads a counter of joules.
-    `earlier` are the outcomes of an interrupted sweep: its cells are known, and the first round visits only the others.
+    the budget. `on_round` is called before each round. `fits` gives the reason why a cell cannot fit, or None;
+    `energy_j` reads a counter of joules. `earlier` are the outcomes of an interrupted sweep: its cells are known, and
+    the first round visits only the others.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
     for outcome in earlier:
@@ -113,6 +121,7 @@ def sweep(
             return
         else:
             shuffle.shuffle(open_cells)
+        on_round()
         visits_before = visits
         for position, cell in enumerate(open_cells):
             elapsed_s = time.perf_counter() - start
@@ -186,12 +195,14 @@ def _visit(
     engine.prepare(cell.batch_size, cell.depth + grid.new_tokens)
     clock.synchronize()
     preparation_s = time.perf_counter() - before_s
-    warm_ups = _warm_prefill(engine, cell, grid, device, clock, vocab_size) if round_number == 0 else []
+    prefills = _prefills(engine, cell, grid, device, clock, vocab_size)
+    warm_ups = _warm_prefill(prefills) if round_number == 0 else []
     reset_peak(device)
     load = ForeignLoad()
     at_unix_s = time.time()
+    more = _more_prefills(prefills)
     loop = _run(engine, cell, grid.decode_steps, device, clock, vocab_size)
-    _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
+    _refuse_impossible([*loop.decode_s, *more, *([] if loop.prefill_s is None else [loop.prefill_s])])
     return Visit(
         cell=cell,
         round=round_number,
@@ -202,6 +213,7 @@ def _visit(
         peak_memory_bytes=peak_bytes(device),
         at_unix_s=at_unix_s,
         ttft_s=loop.ttft_s,
+        more_prefill_s=tuple(more),
         loop_s=loop.loop_s,
         issue_s=loop.issue_s,
         preparation_s=preparation_s,
@@ -267,22 +279,39 @@ def _refuse_impossible(times_s: Iterable[float]) -> None:
             raise RuntimeError(f"the clock gave a step of {value:g} s")
 
 
-def _warm_prefill(
+def _prefills(
     engine: Engine, cell: Cell, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
-) -> list[float]:
-    """Prefills of a shape that is new until two in a row agree: kernels are picked and memory is taken once."""
-    times: list[float] = []
+) -> Iterator[float]:
+    """Seconds of one prefill of this cell after the other, each on its own."""
     if not cell.prompt_len:
-        return times
+        return
     ids = seeded_prompts(cell, vocab_size).to(device)
-    while len(times) < _MOST_WARM_UPS and sum(times) < _WARM_UP_S:
+    while True:
         clock.synchronize()
         marks = [clock.mark()]
         engine.prefill(ids, cell.depth + grid.new_tokens)
         marks.append(clock.mark())
         clock.synchronize()
-        times += clock.seconds(marks)
-        if len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY:
+        yield clock.seconds(marks)[0]
+
+
+def _more_prefills(prefills: Iterator[float]) -> list[float]:
+    """Prefills beside the one that the loop follows, while they are short: one sample a visit is too few."""
+    times: list[float] = []
+    for seconds in prefills:
+        times.append(seconds)
+        if len(times) == _MORE_PREFILLS or seconds > _SHORT_PREFILL_S:
+            break
+    return times
+
+
+def _warm_prefill(prefills: Iterator[float]) -> list[float]:
+    """Prefills of a shape that is new until two in a row agree: kernels are picked and memory is taken once."""
+    times: list[float] = []
+    for seconds in prefills:
+        times.append(seconds)
+        agree = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
+        if agree or len(times) == _MOST_WARM_UPS or sum(times) > _WARM_UP_S:
             break
     return times
 
