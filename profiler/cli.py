@@ -181,9 +181,9 @@ def ceilings(
 ) -> None:
     """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
     _one_of(output_format, "--format", ("table", "json"))
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
-    from profiler.hardware.ceilings import measurable_dtypes, measure
+    from profiler.hardware.ceilings import links_of, measurable_dtypes, measure, measure_links
     from profiler.hardware.device import describe
     from profiler.loading import resolve_device
 
@@ -192,6 +192,7 @@ def ceilings(
     dtypes = measurable_dtypes(where)
     model_dtype = "float32" if where.type == "cpu" else "bfloat16"
     measured = measure(where, info, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    measured = replace(measured, links=measure_links(links_of(where), where))
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     document = {
@@ -213,6 +214,8 @@ def ceilings(
     console.print(ceilings_table(document))
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
     console.print(f"read again and again: {curve}", highlight=False)
+    for name, link in measured.links.items():
+        console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
 
 
 @app.command()

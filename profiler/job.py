@@ -21,7 +21,7 @@ from profiler.hardware.ceilings import Ceilings, measure, measure_links
 from profiler.hardware.ceilings_cache import cached
 from profiler.hardware.device import Device, describe, software
 from profiler.hardware.sentinel import Sentinel, drift
-from profiler.hardware.telemetry import Watch, complaints, governor, source_for, summary
+from profiler.hardware.telemetry import Watch, complaints, idle_power_w, source_for, summary
 from profiler.isolation import measure_dispatch, replay_kernels
 from profiler.loading import (
     QUANTS,
@@ -244,6 +244,8 @@ def execute(prepared: Prepared, listener: Listener) -> Run:
 def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     request, grid = prepared.request, prepared.grid
     clock = clock_for(request.device)
+    source = source_for(request.device)
+    idle_w = idle_power_w(source)
     context, engines = _set_up(prepared, clock, listener)
     warnings = [*device_warnings(context.info), *model_warnings(context)]
     for warning in warnings:
@@ -255,7 +257,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
 
     assessment = Assessment(context, grid)
     visits, gaps = store.restored() if prepared.resumed else ({}, {})
-    watch = Watch(source_for(request.device))
+    watch = Watch(source)
     interrupted: KeyboardInterrupt | None = None
     try:
         _measure(prepared, context, engines, store, assessment, visits, gaps, watch, listener, clock)
@@ -269,7 +271,11 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     warnings += [*complaints(watch.readings), *cell_warnings(assessment.judged, gaps), *time_warnings(visits)]
     document = document.model_copy(
         update={
-            "health": {**summary(watch.readings, watch.source.missing), "governor": governor()},
+            "health": {
+                **summary(watch.readings, watch.source.missing),
+                **watch.source.facts(),
+                "idle_power_w": idle_w,
+            },
             "evidence": assessment.evidence,
             "answer": advice.answer(assessment.judged, setting_of(context)),
             "warnings": warnings,

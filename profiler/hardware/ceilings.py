@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -167,9 +168,17 @@ def _measure_streams(device: torch.device, info: Device, clock: Clock, stage_bud
 def measure_links(
     names: Sequence[str], device: torch.device, clock: Clock | None = None, budget_s: float = _STAGE_BUDGET_S
 ) -> dict[str, Roof]:
-    """Bytes/s from the `host`'s memory or the `disk` to the device."""
+    """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device."""
     clock = clock or clock_for(device)
-    return {name: _LINKS[name](device, clock, budget_s) for name in names}
+    return {name: _LINKS.get(name, partial(_peer_link, name))(device, clock, budget_s) for name in names}
+
+
+def links_of(device: torch.device) -> list[str]:
+    """The links of a device: the host and every other card for CUDA; a CPU has none but its disk."""
+    if device.type != "cuda":
+        return []
+    own = device.index or 0
+    return ["host", *(f"cuda:{index}" for index in range(torch.cuda.device_count()) if index != own)]
 
 
 def sample(call: Callable[[], object], clock: Clock, budget_s: float) -> list[float]:
@@ -332,6 +341,15 @@ def _host_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
     target = torch.empty(nbytes // 4, device=device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), clock, budget_s)
     return _roof(nbytes, seconds, "256 MiB, pinned host memory to device")
+
+
+def _peer_link(peer: str, device: torch.device, clock: Clock, budget_s: float) -> Roof:
+    """Bytes a second from another card (NVLink or PCIe)."""
+    nbytes = 256 << 20
+    source = torch.rand(nbytes // 4, device=peer)
+    target = torch.empty(nbytes // 4, device=device)
+    seconds = sample(lambda: target.copy_(source, non_blocking=True), clock, budget_s)
+    return _roof(nbytes, seconds, f"256 MiB, {peer} to {device}")
 
 
 def _disk_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:

@@ -80,21 +80,21 @@ def gpus() -> tuple[Datasheet, ...]:
         return tuple(_parse(row) for row in csv.DictReader(file))
 
 
-def find(name: str, memory_bytes: int) -> Datasheet | None:
-    """The row of a card by the name its driver gives and its memory, or None for a card that is not in the table.
+def find(name: str, memory_bytes: int, power_limit_w: float | None = None) -> Datasheet | None:
+    """The row of a card by the name its driver gives, its memory and its default power limit; None if not in the table.
 
     The whole name must agree but for words that every card carries: an L40S is no L40, a 3090 Ti no 3090.
     """
     wanted = _distinctive(name)
-    return next(
-        (
-            gpu
-            for gpu in gpus()
-            if wanted in map(_distinctive, gpu.nvml_name.split("|"))
-            and abs(memory_bytes / gpu.memory_bytes - 1) <= _MEMORY_TOLERANCE
-        ),
-        None,
-    )
+    named = [
+        gpu
+        for gpu in gpus()
+        if wanted in map(_distinctive, gpu.nvml_name.split("|"))
+        and abs(memory_bytes / gpu.memory_bytes - 1) <= _MEMORY_TOLERANCE
+    ]
+    if power_limit_w is None:
+        return named[0] if named else None
+    return min(named, key=lambda gpu: abs(gpu.tdp_w - power_limit_w), default=None)
 
 
 def _distinctive(name: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from profiler.hardware.datasheet import Datasheet, find
+from profiler.hardware.telemetry import default_power_limit_w
 from profiler.memory import total_bytes
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -49,7 +50,7 @@ def describe(device: torch.device) -> Device:
             last_level_cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
             threads=int(properties.multi_processor_count),
             compute_capability=f"{properties.major}.{properties.minor}",
-            datasheet=find(properties.name, int(properties.total_memory)),
+            datasheet=find(properties.name, int(properties.total_memory), default_power_limit_w(properties.uuid)),
         )
     return Device(
         kind="cpu",

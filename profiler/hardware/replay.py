@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from profiler.clock import Clock, clock_for
+from profiler.hardware.ceilings import sample
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -32,12 +34,20 @@ def replay_linears(
 
     `linears` maps an operator to its modules, one a layer; `rows` gives its tokens. Modules are visited layer by
     layer, as in a step, so that each weight comes from where a step finds it: memory, or a cache that holds them all.
+    On CUDA each operator's calls over all layers are captured as a graph and replayed: events around single calls of
+    small kernels would time the host.
     """
     clock = clock or clock_for(device)
     inputs = {
         name: torch.randn(1, rows[name], _in_features(modules[0]), device=device, dtype=dtype)
         for name, modules in linears.items()
     }
+    if device.type == "cuda":
+        each_s = budget_s / max(1, len(linears))
+        return {
+            name: _replayed_graph_s([partial(module, inputs[name]) for module in modules], clock, each_s)
+            for name, modules in linears.items()
+        }
     order = sorted(
         (
             (index / len(modules), name, module)
@@ -92,6 +102,11 @@ def replay_attention(
     k = [torch.randn(batch, kv_heads, keys, qk_dim, device=device, dtype=dtype) for _ in range(layers)]
     v = [torch.randn(batch, kv_heads, keys, v_dim, device=device, dtype=dtype) for _ in range(layers)]
     samples: list[float] = []
+    if device.type == "cuda":
+        grouped, causal = query_heads != kv_heads, query > 1 and context == 0
+        attend = partial(F.scaled_dot_product_attention, q, is_causal=causal, enable_gqa=grouped)
+        calls = [partial(attend, key=k[layer], value=v[layer]) for layer in range(layers)]
+        return _replayed_graph_s(calls, clock, budget_s)
     with torch.inference_mode():
         deadline = time.perf_counter() + budget_s
         while len(samples) < 2 * layers or time.perf_counter() < deadline:
@@ -110,6 +125,33 @@ def replay_attention(
             if time.perf_counter() > deadline + budget_s:
                 break
     return statistics.median(samples)
+
+
+def _replayed_graph_s(calls: Sequence[Callable[[], object]], clock: Clock, budget_s: float) -> float:
+    """Seconds of one of `calls` on the device alone: all of them captured as one CUDA graph and replayed.
+
+    A call that cannot be captured (one that waits for the device) is timed with events instead.
+    """
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for call in calls:
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                for call in calls:
+                    call()
+            again: Callable[[], object] = graph.replay
+        except RuntimeError:
+
+            def again() -> None:
+                for call in calls:
+                    call()
+
+        return statistics.median(sample(again, clock, budget_s)) / len(calls)
 
 
 def _first_of_each(order: Sequence[tuple[float, Key, nn.Module]]) -> list[tuple[float, Key, nn.Module]]:

@@ -45,10 +45,8 @@ def drift(readings: Sequence[Reading]) -> float:
     half = len(readings) // 2
     if not half:
         return 0.0
-    return max(
-        abs(
-            statistics.median(r[kind] for r in readings[half:]) / statistics.median(r[kind] for r in readings[:half])
-            - 1
-        )
-        for kind in readings[0]
-    )
+    changes = []
+    for kind in readings[0]:
+        before, after = (statistics.median(r[kind] for r in part) for part in (readings[:half], readings[half:]))
+        changes.append(abs(after / before - 1))
+    return max(changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import torch
 
 _INTERVAL_S = 0.5
 _RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+_CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 # nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
@@ -56,6 +58,9 @@ class Source(Protocol):
     def read(self) -> Reading:
         """Look once; never raises."""
 
+    def facts(self) -> dict[str, Any]:
+        """Settings and limits that hold for the whole run; None for what cannot be seen."""
+
     def energy_j(self) -> float | None:
         """A counter of joules since some fixed moment, or None."""
 
@@ -94,6 +99,21 @@ class NvmlSource:
             else sum(process.pid != psutil.Process().pid for process in processes),
         )
 
+    def facts(self) -> dict[str, Any]:
+        """Settings that do not change while a run goes on; only read, never set."""
+        nvml, handle = self._nvml, self._handle
+        questions: dict[str, Callable[[], Any]] = {
+            "driver": nvml.nvmlSystemGetDriverVersion,
+            "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
+            "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
+            "persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)),
+            "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+            "default_power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3,
+            "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            "pcie_lanes": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        }
+        return {name: self._ask(name, question) for name, question in questions.items()}
+
     def energy_j(self) -> float | None:
         energy_mj = self._ask("energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return None if energy_mj is None else energy_mj / 1e3
@@ -104,6 +124,18 @@ class NvmlSource:
         except Exception:
             self._missing[name] = None
             return None
+
+
+def default_power_limit_w(uuid: object) -> float | None:
+    """The power limit that a card leaves the factory with, by NVML; None where NVML does not say."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return float(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)) / 1e3
+    except Exception:
+        return None
 
 
 class HostSource:
@@ -128,6 +160,16 @@ class HostSource:
             busy_cores_elsewhere=max(0.0, (all_s - own_s) / elapsed_s) if elapsed_s > 0 else None,
         )
 
+    def facts(self) -> dict[str, Any]:
+        """Limits that this process lives under."""
+        return {
+            "governor": governor(),
+            "torch_threads": torch.get_num_threads(),
+            "allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cgroup_cpu_quota": _cgroup("cpu.max"),
+            "cgroup_memory_limit": _cgroup("memory.max"),
+        }
+
     def energy_j(self) -> float | None:
         try:
             return int(_RAPL.read_text()) / 1e6
@@ -149,6 +191,9 @@ class NoSource:
 
     def read(self) -> Reading:
         return Reading()
+
+    def facts(self) -> dict[str, Any]:
+        return {}
 
     def energy_j(self) -> float | None:
         return None
@@ -241,6 +286,23 @@ def governor() -> str | None:
         return _GOVERNOR.read_text().strip()
     except OSError:
         return None
+
+
+def _cgroup(name: str) -> str | None:
+    try:
+        return (_CGROUP / name).read_text().strip()
+    except OSError:
+        return None
+
+
+def idle_power_w(source: Source, seconds: float = 1.0) -> float | None:
+    """Watts that the device takes while this process asks nothing of it, by its energy counter; None without one."""
+    before_j, start = source.energy_j(), time.perf_counter()
+    if before_j is None:
+        return None
+    time.sleep(seconds)
+    after_j = source.energy_j()
+    return None if after_j is None else (after_j - before_j) / (time.perf_counter() - start)
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float] | None:

@@ -1,0 +1,59 @@
+"""What one run saves against one process a cell: python tests/benchmarks/one_process_a_cell.py
+
+Measures a whole grid in one run, and then every cell of it in a process of its own, which loads the model, warms up and
+measures for as long as that cell was measured in the grid, so that both intervals are equally wide. Prints both times,
+both median half-widths, and the ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+
+PROMPT_LENS = (64, 128, 256, 512)
+BATCH_SIZES = (1, 2, 4, 8)
+
+
+def measure(folder: Path, prompts: str, batches: str, budget_s: float) -> float:
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "profiler.cli", "run", "smollm2-135m", "--prompt-lens", prompts]
+    options = ["--batch-sizes", batches, "--budget", f"{budget_s:.1f}", "--out", str(folder), "--quiet"]
+    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def half_width(folder: Path) -> float:
+    cells = pd.read_csv(folder / "cells.csv")
+    return float(((cells["latency_high_s"] - cells["latency_low_s"]) / 2 / cells["latency_s"]).median())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        measure(root / "roofs", "64", "1", 1.0)  # the roofs are kept from here on, for both ways alike
+        whole_s = measure(root / "whole", ",".join(map(str, PROMPT_LENS)), ",".join(map(str, BATCH_SIZES)), 90.0)
+        records = [json.loads(line) for line in (root / "whole" / "samples.jsonl").read_text().splitlines()]
+        spent: dict[tuple[int, int], float] = {}
+        for record in records:
+            if record["kind"] == "visit":
+                cell = record["prompt_len"], record["batch_size"]
+                extra = sum(record["warm_up_s"]) + sum(record["more_prefill_s"])
+                spent[cell] = spent.get(cell, 0.0) + record["wall_s"] + extra
+        apart_s, widths = 0.0, []
+        for (prompt, batch), budget_s in spent.items():
+            folder = root / f"{prompt}-{batch}"
+            apart_s += measure(folder, str(prompt), str(batch), budget_s)
+            widths.append(half_width(folder))
+        print(f"one run:              {whole_s:6.1f} s, median half-width {100 * half_width(root / 'whole'):.1f} %")
+        print(f"one process a cell:   {apart_s:6.1f} s, median half-width {100 * pd.Series(widths).median():.1f} %")
+        print(f"ratio:                {whole_s / apart_s:6.2f}")
+
+
+if __name__ == "__main__":
+    main()
