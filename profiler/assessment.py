@@ -25,7 +25,8 @@ from profiler.loading import (
 )
 from profiler.memory import available_bytes
 from profiler.runstore import CELL_COLUMNS, CELL_KEY
-from profiler.timing.engines import Engine
+from profiler.series import doubling_tests
+from profiler.timing.engines import Engine, GraphEngine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import Estimate, NoiseReport, difference, estimate, noise_report
 from profiler.timing.sweep import TARGET_HALF_WIDTH, seeded_prompts, steady
@@ -51,6 +52,15 @@ class Context:
     dispatch: Mapping[tuple[str, Phase, int], Dispatch]
     """By engine, phase and batch size; empty where it was not measured."""
     dtype: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What other cells and the device's own reports say about a cell."""
+
+    graph_step_s: float | None = None
+    batch_side: str = ""
+    power_capped: bool = False
 
 
 Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, float]]
@@ -214,6 +224,7 @@ class Assessment:
         replayed: Replayed | None = None,
         throttled: Sequence[str] = (),
         machine_drift: float = 0.0,
+        batch_sides: Mapping[tuple[Phase, Cell], str] | None = None,
     ) -> None:
         """Take in a cell's visits so far, its kernels' own times where they were replayed, and what disturbed it."""
         context, grid = self._context, self._grid
@@ -221,7 +232,12 @@ class Assessment:
         for phase in cell.phases:
             kernels = (replayed or {}).get((phase, cell), {})
             noise = _noise(phase, visits, throttled, machine_drift)
-            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels, noise)
+            beside = Beside(
+                graph_step_s=self._graph_step_s(phase, cell),
+                batch_side=(batch_sides or {}).get((phase, cell), ""),
+                power_capped="power cap" in throttled,
+            )
+            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels, noise, beside)
             self._rows[phase, cell] |= row
             self._judged[phase, cell] = judged
             self._evidence[phase, cell] = {
@@ -229,6 +245,32 @@ class Assessment:
                 "noise_reasons": list(noise.reasons),
                 "predicted_peak_memory_bytes": _predicted_peak(context, cell, grid),
             }
+
+    def _graph_step_s(self, phase: Phase, cell: Cell) -> float | None:
+        """The same step by the graph engine, where this run has one."""
+        visits = self._visits.get(replace(cell, engine=GraphEngine.name))
+        if phase != "decode" or not visits or cell.engine == GraphEngine.name:
+            return None
+        return estimate(_samples(phase, visits)).median_s
+
+    def batch_sides(self) -> dict[tuple[Phase, Cell], str]:
+        """What doubling the batch from each cell speaks for (to it, for the largest batch)."""
+        ceilings, dtype = self._context.ceilings, self._context.dtype
+        tests = doubling_tests(self.cells, ceilings.compute_flops_per_s(dtype), ceilings.memory_bytes_per_s)
+        sides: dict[tuple[Phase, Cell], str] = {}
+        for test in tests:
+            if test["axis"] != "batch":
+                continue
+            for step in reversed(test["doublings"]):
+                for batch in (step["larger"], step["smaller"]):
+                    key = {**test["fixed"], "batch_size": batch}
+                    sides |= {
+                        position: step["side"]
+                        for position, row in self._rows.items()
+                        if all(row[name] == value for name, value in key.items())
+                        and (batch == step["smaller"] or position not in sides)
+                    }
+        return sides
 
     def has(self, cell: Cell) -> bool:
         """Whether every phase of a cell is judged; an interruption may come between two."""
@@ -328,6 +370,7 @@ def _measured_row(
     visits: Sequence[Visit],
     replayed: Mapping[Operator, float],
     noise: NoiseReport,
+    beside: Beside,
 ) -> tuple[dict[str, Any], Verdict, advice.JudgedCell]:
     samples = _samples(phase, visits)
     time_s: Estimate = estimate(samples)
@@ -343,6 +386,7 @@ def _measured_row(
         sheet.bandwidth_bytes_per_s if sheet else None,
     )
     parts = _split(context, phase, cell, grid, time_s.median_s, replayed)
+    user_facing = _user_facing(phase, cell, grid, visits)
     verdict = judge(
         Measurement(
             split=parts,
@@ -355,6 +399,8 @@ def _measured_row(
             noise=noise.grade,
             offloaded=context.loaded.offloaded,
             cache_resident=context.ceilings.cache_resident(float(work.model_bytes)),
+            issue_s=user_facing.get("issue_s") if context.info.overlaps_dispatch else None,
+            **asdict(beside),
         )
     )
     tokens = float(step.tokens)
@@ -380,7 +426,7 @@ def _measured_row(
         "p90_s": float(p90_s),
         "p99_s": float(p99_s),
         "stopped": "interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
-        **_user_facing(phase, cell, grid, visits),
+        **user_facing,
     }
     judged = advice.JudgedCell(
         phase=phase,

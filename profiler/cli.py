@@ -126,6 +126,60 @@ def run(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
+@app.command("batch-test")
+def batch_test(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.", show_default="smollm2-135m")
+    ] = None,
+    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
+    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 128,
+    context: Annotated[int, typer.Option(help="Decode this deep in a filled cache instead.")] = 0,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to decode.")] = 16,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
+    weights: Annotated[str, typer.Option(help="auto, checkpoint or random (nothing is downloaded).")] = "auto",
+    engine: Annotated[str, typer.Option(help="eager, static, compile or graph.")] = "eager",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
+    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 60.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    output_format: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Double the batch until memory is full or the knee is past: slopes beside those that bytes and FLOPs predict."""
+    _one_of(output_format, "--format", ("table", "json"))
+    from profiler.report.progress import make_listener
+
+    with make_listener(quiet=quiet) as listener:
+        from profiler.catalog import DEFAULT_MODEL
+        from profiler.doubling import prepare_batch_test
+        from profiler.job import Options, execute
+
+        options = Options(
+            model=model or DEFAULT_MODEL,
+            prompt_lens=() if context else [prompt],
+            context_lens=[context] if context else (),
+            new_tokens=new_tokens,
+            dtype=dtype,
+            quant=quant,
+            weights=weights,
+            engine=engine,
+            device=device,
+            out=out,
+            budget_s=budget,
+        )
+        listener.stage("choosing batches: roofs, counts and memory")
+        result = execute(prepare_batch_test(options, phase), listener)
+    if output_format == "json":
+        print(_as_json(result))
+        return
+    from rich.console import Console
+
+    from profiler.report.scaling_table import print_doubling
+
+    print_doubling(result, phase, Console(width=100))
+
+
 @app.command()
 def count(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
@@ -313,6 +367,21 @@ def export(
         out.write_bytes(content)
     except OSError as error:
         raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+@app.command()
+def explain(
+    term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Say in two lines what a word means, with a run's own figures; without a word, list them."""
+    from profiler.report.glossary import TERMS
+    from profiler.report.glossary import explain as explain_term
+    from profiler.runstore import read_run
+
+    run = read_run(folder) if folder is not None else None
+    print(", ".join(TERMS) if term is None else explain_term(term, run))
 
 
 @app.command()

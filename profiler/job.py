@@ -40,6 +40,7 @@ from profiler.notices import cell_warnings, device_warnings, model_warnings, tim
 from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
 from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore, read_document, refuse_another
+from profiler.series import doubling_tests
 from profiler.timing.engines import ENGINES, Engine, check_engine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, Progress, sweep, warm_up
@@ -279,6 +280,11 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
             "evidence": assessment.evidence,
             "answer": advice.answer(assessment.judged, setting_of(context)),
             "warnings": warnings,
+            "scaling": doubling_tests(
+                assessment.cells,
+                context.ceilings.compute_flops_per_s(context.dtype),
+                context.ceilings.memory_bytes_per_s,
+            ),
             "engine": {
                 **document.engine,
                 "preparation_s": _preparation_s(visits),
@@ -305,7 +311,8 @@ def _set_up(prepared: Prepared, clock: Clock, listener: Listener) -> tuple[Conte
     work = walk(loaded.module)
     engines = {name: ENGINES[name](loaded.module) for name in grid.engines}
     listener.stage("measuring this device's roofs")
-    ceilings = _ceilings(request, info, work, clock, links=sorted(loaded.offloaded_bytes), fresh=prepared.fresh)
+    ceilings = measure_ceilings(request, info, work, clock, fresh=prepared.fresh)
+    ceilings = replace(ceilings, links=measure_links(sorted(loaded.offloaded_bytes), request.device, clock))
     listener.stage("measuring dispatch on the hollow twin")
     context = Context(
         loaded=loaded,
@@ -376,9 +383,10 @@ def _measure(
     if not context.loaded.offloaded:
         listener.stage("replaying each cell's kernels alone")
         replayed = replay_kernels(context, measured, grid, clock, _REPLAY_SHARE * prepared.budget_s)
+    sides = assessment.batch_sides()
     for cell in measured:
         slowed = {name for visit in visits[cell] for name in watch.throttled(visit.at_unix_s, visit.wall_s)}
-        assessment.measured(cell, visits[cell], replayed, sorted(slowed), drift(looks))
+        assessment.measured(cell, visits[cell], replayed, sorted(slowed), drift(looks), sides)
 
 
 def _record(outcome: Visit | Gap) -> dict[str, Any]:
@@ -386,16 +394,14 @@ def _record(outcome: Visit | Gap) -> dict[str, Any]:
     return {"kind": type(outcome).__name__.lower(), **record.pop("cell"), **record}
 
 
-def _ceilings(
-    request: ModelRequest, info: Device, work: ModelWork, clock: Clock, *, links: Sequence[str], fresh: bool
-) -> Ceilings:
+def measure_ceilings(request: ModelRequest, info: Device, work: ModelWork, clock: Clock, *, fresh: bool) -> Ceilings:
+    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`."""
     dtypes, model_dtype = _roof_dtypes(work, request), dtype_name(request.dtype)
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
         return measure(request.device, info, dtypes, model_dtype=model_dtype, clock=clock, known=known)
 
-    roofs = cached(measure_missing, info, software(), fresh=fresh).only(dtypes, model_dtype)
-    return replace(roofs, links=measure_links(links, request.device, clock))
+    return cached(measure_missing, info, software(), fresh=fresh).only(dtypes, model_dtype)
 
 
 def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:

@@ -94,6 +94,7 @@ class RunDocument(BaseModel):
     counting: dict[str, Any] = {}
     health: dict[str, Any] = {}
     evidence: list[dict[str, Any]] = []
+    scaling: list[dict[str, Any]] = []
     answer: list[str] = []
     warnings: list[str] = []
     finished: bool = False

@@ -37,6 +37,12 @@ KERNEL_LOSS = 0.25
 WASTE = 0.20
 """Share of the step in avoidable work, from which the path is named."""
 
+ISSUE_AGAINST = 0.5
+"""Share of a step until the host had submitted it, below which the host was not what the device waited for."""
+GRAPH_SAVES = 0.2
+"""Share of a step that a graph replay saves, from which the host set the pace (an H100 at batch 1: 1.26x)."""
+
+_SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
 _HIGH, _MEDIUM = 0.85, 0.65
 _REDRAWS = 200
 
@@ -66,6 +72,13 @@ class Measurement:
     noise: str = "quiet"
     offloaded: bool = False
     cache_resident: bool = False
+    issue_s: float | None = None
+    """Seconds until the host had submitted a step, where it runs ahead of the device."""
+    graph_step_s: float | None = None
+    """The same step replayed as a CUDA graph: what is left of it without the host."""
+    batch_side: str = ""
+    """What doubling the batch speaks for: `memory`, `compute`, or nothing clear."""
+    power_capped: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,8 @@ class Verdict:
     confidence: Confidence
     evidence: tuple[Evidence, ...]
     flags: tuple[str, ...]
-    """kv-bound, inefficient-kernels, wasteful-path, cache-resident, offloaded, above-roof."""
+    """kv-bound, inefficient-kernels, wasteful-path, cache-resident, offloaded, above-roof, power-capped; and of an
+    overhead-bound step where a graph was replayed: host (a graph removes it) or granularity (only fusing does)."""
 
     @property
     def conflicts(self) -> tuple[Evidence, ...]:
@@ -170,7 +184,29 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
                 2.0,
             )
         )
-    return tuple(items)
+    return (*items, *_optional_evidence(m, memory, compute, overhead))
+
+
+def _optional_evidence(m: Measurement, memory: float, compute: float, overhead: float) -> list[Evidence]:
+    """Signals that only some runs have; a missing one changes nothing."""
+    device_side: Vote = "memory-bound" if memory >= compute else "compute-bound"
+    items = []
+    if m.issue_s is not None and m.roofs.overlaps:
+        share = m.issue_s / m.split.latency_s
+        # A high share proves nothing: once the launch queue is full, the host waits for the device.
+        vote: Vote = device_side if share < ISSUE_AGAINST else ""
+        items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
+    if m.graph_step_s is not None:
+        saved = 1 - m.graph_step_s / m.split.latency_s
+        vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
+        items.append(
+            Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
+        )
+    if m.batch_side in _SIDES:
+        # A flat time speaks for bytes only where dispatch, which is as flat, is small.
+        vote = _SIDES[m.batch_side] if m.batch_side == "compute" or overhead < OVERHEAD_AGAINST else ""
+        items.append(Evidence("doubling the batch", float(m.batch_side == "compute"), "slope nearer to", vote, 1.0))
+    return items
 
 
 def _flags(m: Measurement, regime: Regime) -> tuple[str, ...]:
@@ -182,8 +218,18 @@ def _flags(m: Measurement, regime: Regime) -> tuple[str, ...]:
         ("cache-resident", m.cache_resident),
         ("offloaded", m.offloaded),
         ("above-roof", s.attained > 1.0),
+        ("power-capped", m.power_capped),
+        ("host", regime == "overhead-bound" and _graph_saves(m) is True),
+        ("granularity", regime == "overhead-bound" and _graph_saves(m) is False),
     )
     return tuple(name for name, holds in checks if holds)
+
+
+def _graph_saves(m: Measurement) -> bool | None:
+    """Whether a graph removes at least half of the dispatch; None where none was replayed."""
+    if m.graph_step_s is None or not m.roofs.dispatch_s:
+        return None
+    return m.split.latency_s - m.graph_step_s >= m.roofs.dispatch_s / 2
 
 
 def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence]) -> Confidence:

@@ -40,6 +40,9 @@ class Reading:
     power_limit_w: float | None = None
     temperature_c: float | None = None
     memory_used_bytes: int | None = None
+    sm_active: float | None = None
+    memory_active: float | None = None
+    """Shares of the time in which any SM, or the memory, was active at all: no share of what they could do."""
     throttle: tuple[str, ...] = ()
     other_processes: int | None = None
     """Other processes that compute on the card."""
@@ -85,6 +88,7 @@ class NvmlSource:
         clock_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         limit_mw = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        active = self._ask("activity", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
             power_w=None if power_mw is None else power_mw / 1e3,
@@ -93,6 +97,8 @@ class NvmlSource:
                 "temperature", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
             ),
             memory_used_bytes=self._ask("memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
+            sm_active=None if active is None else active.gpu / 100,
+            memory_active=None if active is None else active.memory / 100,
             throttle=tuple(name for bit, name in _THROTTLE_BITS.items() if (reasons or 0) & bit),
             other_processes=None
             if processes is None
@@ -254,6 +260,8 @@ def summary(readings: Sequence[Reading], missing: Sequence[str]) -> dict[str, An
         "readings": len(readings),
         "clock_hz": _spread([r.clock_hz for r in readings]),
         "power_w": _spread([r.power_w for r in readings]),
+        "sm_active": _spread([r.sm_active for r in readings]),
+        "memory_active": _spread([r.memory_active for r in readings]),
         "temperature_c": _spread([r.temperature_c for r in readings]),
         "busy_cores_elsewhere": _spread([r.busy_cores_elsewhere for r in readings]),
         "other_processes": max((r.other_processes or 0 for r in readings), default=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from profiler.report.glossary import footnotes
 from profiler.report.plots import save_roofline
 from profiler.report.tables import (
     engine_lines,
@@ -60,9 +61,5 @@ def markdown_report(run: Run, *, picture: bool) -> str:
     if picture:
         lines += ["![roofline](roofline.png)", ""]
     lines += [markdown_table(tokens_table(run))]
-    lines += [
-        "`latency_s` is the median time of a prefill or of one decode step, with its 95 % interval;"
-        " `attained` is the share of the measured roofline (the sum of the operators' own roofs over the time).",
-        "",
-    ]
+    lines += ["**Words**", "", *(f"- {line}" for line in footnotes(run)), ""]
     return "\n".join(lines)

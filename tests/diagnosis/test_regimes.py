@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,3 +158,151 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
         ).regime
 
     assert label(1.0) == label(scale)
+
+
+# Measured roofs (bytes/s, FLOP/s in the model's dtype) of devices as published or measured, and whether they overlap.
+DEVICES = {
+    "2-core Xeon": (30e9, 350e9, False),
+    "T4": (240e9, 40e12, True),
+    "L40S": (650e9, 170e12, True),
+    "RTX 4090": (920e9, 160e12, True),
+    "A100 SXM": (1.75e12, 260e12, True),
+    "H100 SXM": (3.0e12, 680e12, True),
+    "H200": (4.3e12, 770e12, True),
+}
+
+
+def on(
+    device: str, latency_s: float, flops: float, weights: float, *, kv: float = 0.0, dispatch: float = 0.02
+) -> Verdict:
+    """A step on a device; `dispatch` is a share of the step."""
+    bytes_per_s, flops_per_s, overlaps = DEVICES[device]
+    return verdict(
+        latency_s,
+        flops,
+        weights,
+        kv_bytes=kv,
+        bytes_per_s=bytes_per_s,
+        flops_per_s=flops_per_s,
+        dispatch_s=dispatch * latency_s,
+        overlaps=overlaps,
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+class TestEveryDevice:
+    """The same story told of each device: what its own roofs make of a step decides, not their size."""
+
+    def test_weights_at_85_percent_of_the_bandwidth(self, device: str) -> None:
+        bytes_per_s = DEVICES[device][0]
+        found = on(device, 10e-3, 1e6, 0.85 * 10e-3 * bytes_per_s)
+        assert (found.regime, found.confidence) == ("memory-bound", "high")
+
+    def test_a_product_at_75_percent_of_the_compute_roof(self, device: str) -> None:
+        flops_per_s = DEVICES[device][1]
+        found = on(device, 10e-3, 0.75 * 10e-3 * flops_per_s, 1e3)
+        assert (found.regime, found.confidence) == ("compute-bound", "high")
+
+    def test_a_host_that_takes_nearly_all_of_the_step(self, device: str) -> None:
+        found = on(device, 10e-3, 1e6, 0.05 * 10e-3 * DEVICES[device][0], dispatch=0.92)
+        assert found.regime == "overhead-bound"
+
+    def test_a_cache_larger_than_the_weights(self, device: str) -> None:
+        bytes_per_s = DEVICES[device][0]
+        found = on(device, 10e-3, 1e6, 0.2 * 10e-3 * bytes_per_s, kv=0.6 * 10e-3 * bytes_per_s)
+        assert found.regime == "memory-bound"
+        assert "kv-bound" in found.flags
+
+    def test_a_quarter_of_both_roofs(self, device: str) -> None:
+        bytes_per_s, flops_per_s, _ = DEVICES[device]
+        found = on(device, 10e-3, 0.2 * 10e-3 * flops_per_s, 0.25 * 10e-3 * bytes_per_s)
+        assert (found.regime, found.confidence) == ("inconclusive", "low")
+
+    def test_two_kinds_of_operators_that_share_the_step(self, device: str) -> None:
+        """Half of the time in matrix products at their roof, half in streams at theirs: neither decides alone."""
+        bytes_per_s, flops_per_s, overlaps = DEVICES[device]
+        product = Demand("product", "mlp", 0.46 * 10e-3 * flops_per_s, 1e3, 0.0, flops_per_s)
+        stream = Demand("stream", "attention", 1e3, 0.0, 0.46 * 10e-3 * bytes_per_s, flops_per_s)
+        roofs = Roofs(bytes_per_s, Dispatch(1e-4, 0.0), overlaps)
+        flops, bytes_ = product.flops + stream.flops, stream.kv_bytes + product.weight_bytes
+        parts = split(10e-3, [product, stream], 0.0, roofs)
+        found = judge(Measurement(parts, flops, bytes_, flops_per_s, roofs, 9.9e-3, 10.1e-3))
+        assert found.regime == "mixed"
+
+
+def graph_case(graph_step_s: float | None, **beside: object) -> Verdict:
+    """An H100 step of 10 ms whose host takes 9 ms; 2 ms of it are bytes."""
+    roofs = Roofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
+    operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
+    parts = split(10e-3, [operator], 0.0, roofs)
+    return judge(
+        Measurement(parts, 1e9, 6e9, 680e12, roofs, 9.95e-3, 10.05e-3, graph_step_s=graph_step_s, **beside)  # type: ignore[arg-type]
+    )
+
+
+def test_a_graph_tells_the_host_from_granularity() -> None:
+    """A replay of 2.5 ms removed the host; one of 9 ms did not: many small kernels are left."""
+    assert "host" in graph_case(2.5e-3).flags
+    assert "granularity" in graph_case(9e-3).flags
+    assert not {"host", "granularity"} & set(graph_case(None).flags)
+
+
+def test_an_idle_host_contradicts_overhead() -> None:
+    found = graph_case(None, issue_s=2e-3)
+    assert any(item.signal == "host issue time / step" for item in found.conflicts)
+    assert graph_case(None, issue_s=9.5e-3).conflicts == graph_case(None).conflicts
+
+
+def test_power_capping_is_flagged() -> None:
+    assert "power-capped" in graph_case(None, power_capped=True).flags
+
+
+RANK = {"low": 0, "medium": 1, "high": 2}
+
+
+@given(st.floats(0.62, 1.0), st.sampled_from(["", "memory"]), st.booleans())
+def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float, side: str, graph: bool) -> None:
+    """A memory-bound step: a flat doubling and a graph that saves nothing agree with it."""
+    roofs = Roofs(1e12, Dispatch(1e-4, 0.0), overlaps=True)
+    operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
+    bare = Measurement(split(1e-2, [operator], 0.0, roofs), 1e9, share * 1e10, 1e14, roofs, 0.995e-2, 1.005e-2)
+    more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
+    assert RANK[judge(more).confidence] >= RANK[judge(bare).confidence]
+    against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")
+    assert RANK[judge(against).confidence] <= RANK[judge(bare).confidence]
+
+
+@pytest.mark.parametrize(
+    ("total", "active", "shared", "expected"),
+    [
+        (46.7e9, 12.9e9, 1.6e9, "memory-bound"),  # Mixtral-8x7B in 16 bits, batch 1: two of eight experts are read
+        (30.5e9, 3.3e9, 1.0e9, "memory-bound"),  # Qwen3-30B-A3B, batch 1
+    ],
+)
+def test_experts_count_by_what_is_touched(total: float, active: float, shared: float, expected: str) -> None:
+    """Time follows the experts that a token reads; charging all of them would put the step above the roof."""
+    bytes_ = 2 * active
+    found = on("H200", bytes_ / 4.3e12 / 0.8, bytes_, bytes_)
+    assert found.regime == expected
+    assert "above-roof" not in found.flags
+    assert "above-roof" in on("H200", bytes_ / 4.3e12 / 0.8, bytes_, 2 * total).flags
+    assert shared < active
+
+
+@pytest.mark.parametrize("slowdown", [3.0, 5.0])
+def test_a_slower_host_moves_a_memory_bound_cpu_step_to_overhead(slowdown: float) -> None:
+    """20 ms of bytes and 6 ms of dispatch add up to 26; with the host three times slower, to 38 and then some."""
+    bytes_ = 20e-3 * 30e9
+    before = on("2-core Xeon", 26e-3, 1e6, bytes_, dispatch=6 / 26)
+    after_s = 20e-3 + slowdown * 6e-3
+    after = on("2-core Xeon", after_s, 1e6, bytes_, dispatch=slowdown * 6e-3 / after_s)
+    assert before.regime == "memory-bound"
+    assert after.regime == ("overhead-bound" if slowdown * 6e-3 / after_s >= 0.5 else "memory-bound")
+
+
+@pytest.mark.parametrize("bits", [4.5, 8.0])
+def test_quantised_weights_whose_kernel_is_slow_are_not_called_memory_bound(bits: float) -> None:
+    """A 7B in 4 or 8 bits that takes as long as in 16: its own bytes explain a third to a half of the time."""
+    bytes_ = 7e9 * bits / 8
+    found = on("A100 SXM", 7e9 * 2 / 1.75e12, 14e9, bytes_)
+    assert found.regime in ("inconclusive", "mixed")

@@ -1,0 +1,188 @@
+"""How time grows when a size is doubled: the slope that was measured beside those that bytes and FLOPs predict."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Side = Literal["memory", "compute", "neither", "undecided"]
+
+# A slope decides between two predictions that lie at least this far apart; nearer, it proves nothing.
+_TELLING = 0.25
+# A doubling that costs less than this much of a doubled time has not yet reached the knee.
+_KNEE_SLOPE = 0.5
+_AS_GOOD = 0.01
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured size (a batch, a context, a prompt), with the work counted for it."""
+
+    size: int
+    time_s: float
+    low_s: float
+    high_s: float
+    flops: float
+    bytes: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """From one measured size to the next."""
+
+    smaller: int
+    larger: int
+    slope: float
+    """d log(time) / d log(size): 0 when the larger size is free, 1 when time grows in proportion."""
+    low: float
+    high: float
+    """The slope's interval, from those of both times."""
+    bytes_slope: float
+    """The slope if bytes set the time."""
+    flops_slope: float
+    """The slope if FLOPs set the time."""
+    gain: float
+    """Tokens/s of the larger size over those of the smaller."""
+    side: Side
+    """What the slope speaks for: a KV-dominated decode grows with the batch while memory-bound, so that a slope near 1
+    says nothing where both predictions are near 1."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A whole series of sizes."""
+
+    doublings: tuple[Doubling, ...]
+    best: int
+    """The smallest size that has, within a hundredth, the most tokens/s."""
+    largest: int
+    """The largest size that was measured."""
+    knee_measured: int | None
+    """The first size from which a doubling costs more than half of a doubled time; None when none does."""
+    knee_predicted: float | None
+    """Where the time of FLOPs overtakes that of bytes at the measured roofs; None when it never does."""
+
+    @property
+    def ever_compute_bound(self) -> bool:
+        """Whether any size could be compute-bound by the counts."""
+        return self.knee_predicted is not None
+
+
+def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> Scaling:
+    """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes."""
+    ordered = sorted(points, key=lambda point: point.size)
+    if len(ordered) < 2:
+        raise ValueError("a slope needs two sizes or more")
+    found = tuple(_doubling(smaller, larger) for smaller, larger in itertools.pairwise(ordered))
+    first, last = ordered[0], ordered[-1]
+    span = last.size - first.size
+    most = max(point.tokens_per_s for point in ordered)
+    return Scaling(
+        doublings=found,
+        best=next(point.size for point in ordered if point.tokens_per_s >= (1 - _AS_GOOD) * most),
+        largest=last.size,
+        knee_measured=next((item.smaller for item in found if item.slope >= _KNEE_SLOPE), None),
+        knee_predicted=crossover(
+            first.flops,
+            first.bytes,
+            (last.flops - first.flops) / span,
+            (last.bytes - first.bytes) / span,
+            flops_per_s,
+            bytes_per_s,
+            first.size,
+        ),
+    )
+
+
+def crossover(
+    flops: float,
+    bytes_: float,
+    flops_per_size: float,
+    bytes_per_size: float,
+    flops_per_s: float,
+    bytes_per_s: float,
+    size: float = 0.0,
+) -> float | None:
+    """The size from which FLOPs take longer than bytes; None when bytes stay ahead however large it gets.
+
+    FLOPs and bytes are linear in the size and known at `size`. With F(b) = F0 + f (b - b0) and B(b) likewise the two
+    times are equal at b0 + (B0 / W - F0 / P) / (f / P - k / W); it exists while f / k lies above the ridge P / W.
+    """
+    gained_s = flops_per_size / flops_per_s - bytes_per_size / bytes_per_s
+    lead_s = bytes_ / bytes_per_s - flops / flops_per_s
+    if lead_s <= 0:
+        return size
+    return size + lead_s / gained_s if gained_s > 0 else None
+
+
+def _doubling(smaller: Point, larger: Point) -> Doubling:
+    step = math.log(larger.size / smaller.size)
+
+    def slope(before: float, after: float) -> float:
+        return math.log(after / before) / step
+
+    low, high = slope(smaller.high_s, larger.low_s), slope(smaller.low_s, larger.high_s)
+    by_bytes, by_flops = slope(smaller.bytes, larger.bytes), slope(smaller.flops, larger.flops)
+    return Doubling(
+        smaller=smaller.size,
+        larger=larger.size,
+        slope=slope(smaller.time_s, larger.time_s),
+        low=low,
+        high=high,
+        bytes_slope=by_bytes,
+        flops_slope=by_flops,
+        gain=larger.tokens_per_s / smaller.tokens_per_s,
+        side=_side(low, high, by_bytes, by_flops),
+    )
+
+
+def _side(low: float, high: float, by_bytes: float, by_flops: float) -> Side:
+    """Which prediction the whole interval is nearer to; `neither` when it lies clearly outside both."""
+    if abs(by_flops - by_bytes) < _TELLING:
+        return "undecided"
+    lower, upper = sorted((by_bytes, by_flops))
+    middle = (lower + upper) / 2
+    if high < lower - _TELLING or low > upper + _TELLING:
+        return "neither"
+    if high < middle:
+        return "memory" if by_bytes < by_flops else "compute"
+    if low > middle:
+        return "compute" if by_bytes < by_flops else "memory"
+    return "undecided"
+
+
+def sentences(result: Scaling, what: str = "batch") -> list[str]:
+    """What the series says, in words with its figures."""
+    found = []
+    first = result.doublings[0]
+    free = [item for item in result.doublings if item.high < _KNEE_SLOPE]
+    if free and free[0] is first:
+        end = free[-1].larger if len(free) == len(result.doublings) else _contiguous_end(result)
+        found.append(
+            f"Up to {what} {end} a doubling costs less than half of a doubled time: more tokens/s for little, and not"
+            " yet compute-bound."
+        )
+    if result.knee_measured is not None:
+        found.append(f"The knee lies at {what} {result.knee_measured}: beyond it time grows with the {what}.")
+    if result.knee_predicted is None:
+        found.append(
+            f"By the counts no {what} is ever compute-bound here: the bytes that each step up adds take longer than its"
+            " FLOPs."
+        )
+    else:
+        found.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
+    found.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
+    return found
+
+
+def _contiguous_end(result: Scaling) -> int:
+    end = result.doublings[0].smaller
+    for item in result.doublings:
+        if item.high >= _KNEE_SLOPE:
+            break
+        end = item.larger
+    return end

@@ -1,0 +1,186 @@
+"""What the words mean, each in two lines, with the figures of a run where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from profiler.errors import RequestError, near_misses
+from profiler.runstore import Run
+from profiler.units import duration, percent, scaled, significant
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word and its meaning."""
+
+    meaning: str
+    figures: Callable[[Run], str | None] = lambda run: None
+    """This run's own figures for it, or None where it has none."""
+
+
+def explain(term: str, run: Run | None = None) -> str:
+    """The meaning of a term, and what it is in `run`. Raises RequestError for a term that is not known."""
+    known = {name.lower(): name for name in TERMS}
+    key = known.get(term.strip().lower())
+    if key is None:
+        hint = near_misses(term.lower(), tuple(known))
+        raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists it.")
+    figures = TERMS[key].figures(run) if run is not None else None
+    return f"{key}: {TERMS[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
+
+
+def footnotes(run: Run) -> list[str]:
+    """The terms that this run's report uses, one line each, with its figures where it has some."""
+    used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
+    used += sorted(set(run.cells["regime"].dropna()))
+    if run.cells["mbu"].notna().any():
+        used += ["MFU", "MBU"]
+    lines = []
+    for name in used:
+        figures = TERMS[name].figures(run)
+        lines.append(f"**{name}**: {TERMS[name].meaning}" + (f" Here: {figures}." if figures else ""))
+    return lines
+
+
+def _measured(run: Run, phase: str | None = None) -> pd.DataFrame:
+    cells = run.cells[run.cells["status"] == "ok"]
+    return cells if phase is None else cells[cells["phase"] == phase]
+
+
+def _range(run: Run, column: str, show: Callable[[float], str], phase: str = "decode") -> str | None:
+    values = _measured(run, phase)[column].dropna()
+    if values.empty:
+        return None
+    low, high = show(float(values.min())), show(float(values.max()))
+    return f"{low} in {phase}" if low == high else f"{low} to {high} in {phase}"
+
+
+def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
+    parts = [_range(run, column, show, phase) for phase in ("prefill", "decode")]
+    return "; ".join(part for part in parts if part) or None
+
+
+def _counted(regime: str) -> Callable[[Run], str | None]:
+    def figures(run: Run) -> str | None:
+        measured = _measured(run)
+        return f"{int((measured['regime'] == regime).sum())} of {len(measured)} cells" if len(measured) else None
+
+    return figures
+
+
+def _share(column: str) -> Callable[[Run], str | None]:
+    def figures(run: Run) -> str | None:
+        cells = _measured(run)
+        shares = (cells[column] / cells["latency_s"]).dropna()
+        return f"{percent(shares.min())} to {percent(shares.max())} of the time" if len(shares) else None
+
+    return figures
+
+
+def _roofs(run: Run) -> tuple[float, float]:
+    ceilings: dict[str, Any] = run.document.ceilings
+    compute = ceilings["compute"]
+    roof = compute.get(run.document.model["dtype"]) or max(compute.values(), key=lambda item: item["per_s"])
+    return float(roof["per_s"]), float(ceilings["memory_bytes_per_s"])
+
+
+def _ridge(run: Run) -> str:
+    flops_per_s, bytes_per_s = _roofs(run)
+    return f"{significant(flops_per_s / bytes_per_s)} FLOP/byte"
+
+
+def _interval(run: Run) -> str | None:
+    cells = _measured(run)
+    if cells.empty:
+        return None
+    widths = (cells["latency_high_s"] - cells["latency_low_s"]) / 2 / cells["latency_s"]
+    return f"half-width {100 * float(widths.median()):.1f} % at the median cell"
+
+
+TERMS: dict[str, Term] = {
+    "prefill": Term(
+        "the forward pass over a whole prompt; it fills the KV cache and gives the first token.",
+        lambda run: _range(run, "latency_s", duration, "prefill"),
+    ),
+    "decode": Term(
+        "one forward pass that adds one token to every sequence; it reads all weights and the KV cache.",
+        lambda run: _range(run, "latency_s", duration),
+    ),
+    "TTFT": Term(
+        "time to first token as a user sees it: the prompt to the device, the prefill, the token back on the host.",
+        lambda run: _range(run, "ttft_s", duration, "prefill"),
+    ),
+    "TPOT": Term(
+        "time per output token: one decode step; its median is `latency_s`, its tail `p90_s` and `p99_s`.",
+        lambda run: _range(run, "p99_s", duration),
+    ),
+    "intensity": Term(
+        "model FLOPs for each model byte; the x of the roofline.", lambda run: _both(run, "intensity", significant)
+    ),
+    "roofline": Term(
+        "the most FLOP/s that an intensity allows: bandwidth times intensity, and no more than the compute roof.",
+        lambda run: f"{scaled(_roofs(run)[1], 'B/s')} and {scaled(_roofs(run)[0], 'FLOP/s')}, measured here",
+    ),
+    "ridge point": Term("the intensity at which the memory roof meets the compute roof.", _ridge),
+    "MFU": Term(
+        "model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", lambda run: _both(run, "mfu", percent)
+    ),
+    "MBU": Term(
+        "model bytes/s over the datasheet's bandwidth; weights as stored, live KV once.",
+        lambda run: _both(run, "mbu", percent),
+    ),
+    "attained": Term(
+        "the share of the measured roofline: what the work demands at the measured roofs over the time it took.",
+        lambda run: _both(run, "attained", percent),
+    ),
+    "memory-bound": Term(
+        "moving bytes explains most of the device's time; fewer bytes help, faster arithmetic does not.",
+        _counted("memory-bound"),
+    ),
+    "compute-bound": Term(
+        "arithmetic explains most of the device's time; a faster dtype helps, fewer bytes do not.",
+        _counted("compute-bound"),
+    ),
+    "overhead-bound": Term(
+        "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not.",
+        _counted("overhead-bound"),
+    ),
+    "mixed": Term("two causes share the time so evenly that neither decides alone.", _counted("mixed")),
+    "inconclusive": Term(
+        "the evidence is missing, too noisy or contradicts itself; no label would be honest.", _counted("inconclusive")
+    ),
+    "dispatch": Term(
+        "what Python, transformers and torch spend to start a step's operators; measured on the hollow twin.",
+        _share("dispatch_s"),
+    ),
+    "hollow twin": Term(
+        "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
+        _share("dispatch_s"),
+    ),
+    "kernels": Term(
+        "what the library's kernels take beyond their own roofs at these shapes, measured by replaying them alone.",
+        _share("kernel_s"),
+    ),
+    "avoidable work": Term(
+        "what the library's path does beyond the algorithm's minimum: cache copies, repeated heads, conversions.",
+        _share("avoidable_s"),
+    ),
+    "unexplained": Term(
+        "the measured time less all terms of the split; a negative one says that a roof or a count is too low.",
+        _share("unexplained_s"),
+    ),
+    "model work": Term("the FLOPs and bytes that the algorithm needs at least; rates, MFU and MBU use it."),
+    "executed work": Term("the FLOPs and bytes that the library's path runs; what exceeds model work is avoidable."),
+    "KV cache": Term("keys and values of all earlier tokens, read whole at every decode step."),
+    "knee": Term("the batch beyond which time grows with the batch, and tokens/s hardly do."),
+    "interval": Term(
+        "where the median lies with 95 % confidence: a bootstrap over visits and over blocks of neighbouring steps.",
+        _interval,
+    ),
+    "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
+    "offloaded": Term("weights wait on the host or the disk and cross a link at every step; such cells get no regime."),
+}

@@ -1,0 +1,86 @@
+"""Doubling tests from first principles: planted regimes, the KV trap, and the published context of Llama-2-7B."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.diagnosis.scaling import Point, crossover, scaling, sentences
+
+A100_P, A100_W = 312e12, 2.039e12
+# Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
+WEIGHTS = 6_738_415_616 - 32_000 * 4096
+KV_TOKEN_BYTES = 524_288
+ATTENTION_FLOPS = 4 * 32 * 4096
+
+
+def decode(batch: int, context: int) -> tuple[float, float]:
+    flops = batch * (2 * WEIGHTS + ATTENTION_FLOPS * context)
+    return flops, 2 * WEIGHTS + batch * KV_TOKEN_BYTES * context
+
+
+def points(context: int, batches: list[int], overhead_s: float = 0.0) -> list[Point]:
+    found = []
+    for batch in batches:
+        flops, bytes_ = decode(batch, context)
+        time_s = max(flops / A100_P, bytes_ / A100_W, overhead_s)
+        found.append(Point(batch, time_s, 0.99 * time_s, 1.01 * time_s, flops, bytes_, batch / time_s))
+    return found
+
+
+def test_above_166_tokens_no_batch_of_llama_2_7b_is_compute_bound_on_an_a100() -> None:
+    """f / k = ridge: 13.2 GFLOP + 524,288 ctx over 524,288 ctx bytes equals 153 FLOP/byte at 165.8 tokens."""
+    known = {
+        context: crossover(
+            *decode(0, context), 2 * WEIGHTS + ATTENTION_FLOPS * context, KV_TOKEN_BYTES * context, A100_P, A100_W
+        )
+        for context in (165, 166)
+    }
+    assert known[165] is not None
+    assert known[166] is None
+
+
+def test_the_knee_at_context_zero_is_the_ridge() -> None:
+    """Without a cache decode's intensity is the batch, so that the knee is P / W = 153."""
+    flops, bytes_ = decode(1, 0)
+    found = crossover(flops, bytes_, 2 * WEIGHTS, 0.0, A100_P, A100_W, 1)
+    assert found == pytest.approx(A100_P / A100_W)
+
+
+def test_a_flat_series_is_memory_bound_and_a_proportional_one_compute_bound() -> None:
+    result = scaling(points(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]), A100_P, A100_W)
+    sides = [item.side for item in result.doublings]
+    assert sides[:5] == ["memory"] * 5
+    assert sides[-1] == "compute"
+    assert result.knee_measured in (128, 256)
+    assert result.knee_predicted == pytest.approx(170, rel=0.05)
+    assert result.best == 256  # from the knee on, larger batches give no more
+
+
+def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
+    """At 32k tokens the cache of each sequence outweighs the weights: bytes alone predict a slope near 1."""
+    result = scaling(points(32_768, [8, 16, 32]), A100_P, A100_W)
+    assert all(item.slope > 0.8 for item in result.doublings)
+    assert {item.side for item in result.doublings} == {"undecided"}
+    assert not result.ever_compute_bound
+    assert any("no batch is ever compute-bound" in sentence for sentence in sentences(result))
+
+
+def test_overhead_hides_the_bytes() -> None:
+    """A host that needs 50 ms a step: time does not grow at all, nor do the bytes; FLOPs would double."""
+    result = scaling(points(512, [1, 2, 4], overhead_s=50e-3), A100_P, A100_W)
+    assert [item.slope for item in result.doublings] == pytest.approx([0.0, 0.0])
+    assert {item.side for item in result.doublings} == {"memory"}
+    assert result.knee_measured is None
+
+
+def test_a_wide_interval_decides_nothing() -> None:
+    wide = [
+        Point(p.size, p.time_s, 0.5 * p.time_s, 2 * p.time_s, p.flops, p.bytes, p.tokens_per_s)
+        for p in points(16, [1, 2])
+    ]
+    assert scaling(wide, A100_P, A100_W).doublings[0].side == "undecided"
+
+
+def test_one_size_has_no_slope() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        scaling(points(16, [1]), A100_P, A100_W)
