@@ -74,6 +74,9 @@ def run(
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Finish an interrupted run.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 90.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure the roofs again, though kept for a day.")] = False,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="Add a pass that tells where inside a step the time goes.")
+    ] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Load .bin checkpoints, which can run code.")
@@ -106,6 +109,7 @@ def run(
             out=out,
             budget_s=budget,
             fresh=fresh,
+            breakdown=breakdown,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
         )

@@ -12,6 +12,7 @@ from typing import Any, Protocol, get_args
 
 from profiler._version import __version__
 from profiler.assessment import Assessment, Context, Replayed, execution_paths, expected_visit_s, no_room, setting_of
+from profiler.breakdown import break_down
 from profiler.catalog import DEFAULT_MODEL, resolve
 from profiler.clock import Clock, clock_for, instrument_s
 from profiler.diagnosis import advice
@@ -90,6 +91,7 @@ class Options:
     out: str | Path | None = None
     budget_s: float = DEFAULT_BUDGET_S
     fresh: bool = False
+    breakdown: bool = False
     trust_remote_code: bool = False
     allow_pickle: bool = False
 
@@ -103,6 +105,7 @@ class Prepared:
     grid: Grid
     budget_s: float
     fresh: bool
+    breakdown: bool
     out: Path
     resumed: bool
     """Whether `out` holds an interrupted run that is to be finished."""
@@ -125,6 +128,7 @@ def profile(
     out: str | Path | None = None,
     budget_s: float = DEFAULT_BUDGET_S,
     fresh: bool = False,
+    breakdown: bool = False,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     listener: Listener | None = None,
@@ -134,8 +138,9 @@ def profile(
     `model` is a hub id, a folder, a GGUF file or a card's name. `prompt_lens`, `batch_sizes` and `context_lens`
     (decodes at that depth, without a prefill for it) are numbers or texts in the range grammar; `engine` is one name or
     several with commas. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
-    folder under runs/. `fresh` measures the roofs again though they are under a day old. Raises RequestError (or one
-    of its kinds) before anything slow when the request is wrong.
+    folder under runs/. `fresh` measures the roofs again though they are under a day old; `breakdown` adds a pass that
+    tells where inside a step the time goes. Raises RequestError (or one of its kinds) before anything slow when the
+    request is wrong.
     KeyboardInterrupt leaves the cells measured so far in the folder.
     """
     options = Options(
@@ -153,6 +158,7 @@ def profile(
         out=out,
         budget_s=budget_s,
         fresh=fresh,
+        breakdown=breakdown,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
@@ -194,6 +200,7 @@ def prepare(options: Options) -> Prepared:
         grid=grid,
         budget_s=options.budget_s,
         fresh=options.fresh,
+        breakdown=options.breakdown,
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
         command=_command(request, grid),
@@ -260,8 +267,14 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     visits, gaps = store.restored() if prepared.resumed else ({}, {})
     watch = Watch(source)
     interrupted: KeyboardInterrupt | None = None
+    inside: list[dict[str, Any]] = []
     try:
         _measure(prepared, context, engines, store, assessment, visits, gaps, watch, listener, clock)
+        if prepared.breakdown and not context.loaded.offloaded:
+            listener.stage("looking inside a step")
+            for name, engine in engines.items():
+                cells = [cell for cell in visits if cell.engine == name]
+                inside += break_down(context, engine, cells, grid, clock)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     for cell, known in visits.items():
@@ -290,6 +303,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
                 "preparation_s": _preparation_s(visits),
                 "differences": assessment.differences,
             },
+            "breakdown": inside,
             "finished": interrupted is None,
         }
     )

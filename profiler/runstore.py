@@ -95,6 +95,7 @@ class RunDocument(BaseModel):
     health: dict[str, Any] = {}
     evidence: list[dict[str, Any]] = []
     scaling: list[dict[str, Any]] = []
+    breakdown: list[dict[str, Any]] = []
     answer: list[str] = []
     warnings: list[str] = []
     finished: bool = False

@@ -62,7 +62,7 @@ class Scaling:
     largest: int
     """The largest size that was measured."""
     knee_measured: int | None
-    """The first size from which a doubling costs more than half of a doubled time; None when none does."""
+    """The size from which on every doubling costs more than half of a doubled time; None when the last does not."""
     knee_predicted: float | None
     """Where the time of FLOPs overtakes that of bytes at the measured roofs; None when it never does."""
 
@@ -85,7 +85,7 @@ def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> 
         doublings=found,
         best=next(point.size for point in ordered if point.tokens_per_s >= (1 - _AS_GOOD) * most),
         largest=last.size,
-        knee_measured=next((item.smaller for item in found if item.slope >= _KNEE_SLOPE), None),
+        knee_measured=_knee(found),
         knee_predicted=crossover(
             first.flops,
             first.bytes,
@@ -96,6 +96,15 @@ def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> 
             first.size,
         ),
     )
+
+
+def _knee(found: Sequence[Doubling]) -> int | None:
+    knee = None
+    for item in reversed(found):
+        if item.slope < _KNEE_SLOPE:
+            break
+        knee = item.smaller
+    return knee
 
 
 def crossover(
@@ -158,16 +167,18 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> Side:
 def sentences(result: Scaling, what: str = "batch") -> list[str]:
     """What the series says, in words with its figures."""
     found = []
-    first = result.doublings[0]
-    free = [item for item in result.doublings if item.high < _KNEE_SLOPE]
-    if free and free[0] is first:
-        end = free[-1].larger if len(free) == len(result.doublings) else _contiguous_end(result)
+    first, knee = result.doublings[0].smaller, result.knee_measured
+    if knee is None:
         found.append(
-            f"Up to {what} {end} a doubling costs less than half of a doubled time: more tokens/s for little, and not"
-            " yet compute-bound."
+            f"Up to {what} {result.largest} time grows clearly slower than the {what}: not yet compute-bound, and more"
+            " tokens/s for little."
         )
-    if result.knee_measured is not None:
-        found.append(f"The knee lies at {what} {result.knee_measured}: beyond it time grows with the {what}.")
+    elif knee == first:
+        found.append(f"Time grows with the {what} from the first doubling on.")
+    else:
+        found.append(
+            f"The knee lies at {what} {knee}: up to it time grows clearly slower than the {what}, beyond it not."
+        )
     if result.knee_predicted is None:
         found.append(
             f"By the counts no {what} is ever compute-bound here: the bytes that each step up adds take longer than its"
@@ -177,12 +188,3 @@ def sentences(result: Scaling, what: str = "batch") -> list[str]:
         found.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
     found.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
     return found
-
-
-def _contiguous_end(result: Scaling) -> int:
-    end = result.doublings[0].smaller
-    for item in result.doublings:
-        if item.high >= _KNEE_SLOPE:
-            break
-        end = item.larger
-    return end

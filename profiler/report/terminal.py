@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from profiler.report.tables import engine_lines, instrument_line, roofs_lines, terminal_table
+from profiler.report.tables import breakdown_table, engine_lines, instrument_line, roofs_lines, terminal_table
 from profiler.runstore import Run
 from profiler.units import count
 
@@ -29,6 +29,8 @@ def print_run(run: Run, console: Console | None = None) -> None:
     )
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
     console.print(terminal_table(run))
+    if run.document.breakdown:
+        console.print(breakdown_table(run))
     for line in engine_lines(run):
         console.print(Text(line))
     console.print(Text(instrument_line(run), style="dim"))

@@ -1,0 +1,166 @@
+"""Inside a step: the time of each group of operators, in a pass of its own under module hooks, never while timing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.assessment import Context, path_of, step_of
+from profiler.clock import Clock
+from profiler.grid import Cell, Grid, Phase
+from profiler.loading import dtype_name
+from profiler.runstore import CELL_KEY
+from profiler.timing.engines import EagerEngine, Engine
+from profiler.timing.sweep import seeded_prompts
+from profiler.work.recognise import is_attention
+from profiler.work.walk import ModelWork, collapse_numbers
+
+_STEPS = 6
+BETWEEN = "between modules"
+"""Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""
+
+
+def break_down(
+    context: Context, engine: Engine, cells: Sequence[Cell], grid: Grid, clock: Clock
+) -> list[dict[str, Any]]:
+    """Seconds, FLOPs and bytes of each group in each phase of `cells`; one record a group.
+
+    A step is cut at the entry and the exit of every known module, and each piece is given to the innermost one; the
+    pieces add up to the hooked step by construction. What the hooks themselves add is the difference to the time that
+    was measured without them, which the reader is shown (`step_s` beside the cell's own).
+    """
+    if not isinstance(engine, EagerEngine) or type(engine).name == "compile":
+        return []
+    groups = _group_of_module(context.loaded.module, context.work)
+    vocab_size = context.loaded.config.get_text_config().vocab_size
+    records = []
+    for cell in cells:
+        for phase, pieces in _measured(context, engine, cell, grid, groups, clock, vocab_size):
+            records += _records(context, phase, cell, grid, pieces)
+    return records
+
+
+def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:
+    """Every module whose time has a name: those behind an operator, and the attention modules around their cores."""
+    by_name: dict[str, str] = {operator.name: str(operator.group) for operator in work.operators}
+    found: dict[nn.Module, str] = {}
+    for name, module in model.named_modules():
+        if is_attention(module):
+            found[module] = "attention"
+        elif (group := by_name.get(collapse_numbers(name))) is not None:
+            found[module] = group
+    return found
+
+
+class _Pieces:
+    """Marks at every entry and exit, and whose time lies between two of them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stack = [BETWEEN]
+        self.marks: list[Any] = []
+        self.owners: list[str] = []
+
+    def start(self) -> None:
+        self.marks, self.owners = [self._clock.mark()], []
+
+    def enter(self, group: str) -> None:
+        self._cut()
+        self._stack.append(group)
+
+    def leave(self) -> None:
+        self._cut()
+        self._stack.pop()
+
+    def finish(self) -> dict[str, float]:
+        """Seconds by group since `start`."""
+        self._cut()
+        self._clock.synchronize()
+        total: dict[str, float] = {}
+        for owner, seconds in zip(self.owners, self._clock.seconds(self.marks), strict=True):
+            total[owner] = total.get(owner, 0.0) + seconds
+        return total
+
+    def _cut(self) -> None:
+        self.owners.append(self._stack[-1])
+        self.marks.append(self._clock.mark())
+
+
+@contextmanager
+def _hooked(groups: dict[nn.Module, str], pieces: _Pieces) -> Iterator[None]:
+    hooks = []
+    for module, group in groups.items():
+        hooks.append(module.register_forward_pre_hook(lambda *_, group=group: pieces.enter(group)))
+        hooks.append(module.register_forward_hook(lambda *_: pieces.leave()))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _measured(
+    context: Context,
+    engine: Engine,
+    cell: Cell,
+    grid: Grid,
+    groups: dict[nn.Module, str],
+    clock: Clock,
+    vocab_size: int,
+) -> Iterator[tuple[Phase, dict[str, float]]]:
+    """Median seconds by group of a prefill and of a decode step."""
+    device, slots = context.loaded.request.device, cell.depth + grid.new_tokens
+    pieces = _Pieces(clock)
+    with torch.inference_mode():
+        engine.prepare(cell.batch_size, slots)
+        if cell.prompt_len:
+            ids = seeded_prompts(cell, vocab_size).to(device)
+            state = engine.prefill(ids, slots)
+            with _hooked(groups, pieces):
+                pieces.start()
+                state = engine.prefill(ids, slots)
+                yield "prefill", pieces.finish()
+        else:
+            state = engine.fill(cell.batch_size, cell.context_len, slots)
+        with _hooked(groups, pieces):
+            steps = []
+            for _ in range(min(_STEPS, grid.decode_steps)):
+                pieces.start()
+                state = engine.decode(state)
+                steps.append(pieces.finish())
+    yield "decode", {group: statistics.median(step.get(group, 0.0) for step in steps[1:]) for group in steps[0]}
+
+
+def _records(context: Context, phase: Phase, cell: Cell, grid: Grid, pieces: dict[str, float]) -> list[dict[str, Any]]:
+    step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
+    work: dict[str, list[float]] = {}
+    for operator in context.work.operators:
+        part = operator.work(step, path)
+        flops, bytes_ = float(part.model_flops), float(part.model_bytes)
+        roof_s = max(
+            flops / context.ceilings.compute_flops_per_s(dtype_name(operator.dtype)),
+            bytes_ / context.ceilings.memory_bytes_per_s,
+        )
+        sums = work.setdefault(str(operator.group), [0.0, 0.0, 0.0])
+        for index, value in enumerate((flops, bytes_, roof_s)):
+            sums[index] += value
+    key = dict(zip(CELL_KEY, (phase, cell.batch_size, cell.prompt_len, int(step.context), cell.engine), strict=True))
+    step_s = sum(pieces.values())
+    return [
+        {
+            **key,
+            "group": group,
+            "time_s": seconds,
+            "share": seconds / step_s,
+            "flops": work.get(group, [0.0] * 3)[0],
+            "bytes": work.get(group, [0.0] * 3)[1],
+            "roof_s": work.get(group, [0.0] * 3)[2],
+            "step_s": step_s,
+        }
+        for group, seconds in sorted(pieces.items(), key=lambda item: -item[1])
+    ]
