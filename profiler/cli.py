@@ -374,6 +374,24 @@ def export(
 
 
 @app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    name: Annotated[str, typer.Argument(help="roofline, map, split or throughput.")],
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw a picture of a run from its folder alone."""
+    from profiler.report.plots import save
+    from profiler.runstore import read_run
+
+    path = out or folder / f"{name}.png"
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise RequestError(f"--out {path}: the name must end in .png or .svg.")
+    save(read_run(folder), name, path)
+    print(path)
+
+
+@app.command()
 def explain(
     term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
     folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,

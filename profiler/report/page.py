@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from profiler.report.glossary import footnotes
-from profiler.report.plots import save_roofline
+from profiler.report.plots import save
 from profiler.report.tables import (
     engine_lines,
     instrument_line,
@@ -26,7 +26,8 @@ def write_reports(run: Run) -> None:
     """Write report.md, and roofline.png when at least one cell has a number."""
     has_numbers = bool((run.cells["status"] == "ok").any())
     if has_numbers:
-        save_roofline(run, run.folder / "roofline.png")
+        for name in ("roofline", "map", "split"):
+            save(run, name, run.folder / f"{name}.png")
     (run.folder / "report.md").write_text(markdown_report(run, picture=has_numbers), encoding="utf-8")
 
 
@@ -59,7 +60,7 @@ def markdown_report(run: Run, *, picture: bool) -> str:
     if not document.finished:
         lines += ["**Interrupted**: the cells below are those measured until then.", ""]
     if picture:
-        lines += ["![roofline](roofline.png)", ""]
+        lines += ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
     lines += [markdown_table(tokens_table(run))]
     lines += ["**Words**", "", *(f"- {line}" for line in footnotes(run)), ""]
     return "\n".join(lines)
