@@ -54,7 +54,8 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
             owner._parameters[key] = made[id(param)]
             if fresh and key == "weight" and param.__class__.__name__ in _QUANTISERS:
                 nn.init.normal_(owner._parameters[key], std=0.02)
-                owner._parameters[key] = _QUANTISERS[param.__class__.__name__](owner, param, target)
+                made[id(param)] = _QUANTISERS[param.__class__.__name__](owner, param, target)
+                owner._parameters[key] = made[id(param)]
         if fresh:
             _init_values(module, owner)
         if target is None and placement is not None:
@@ -89,9 +90,37 @@ def _dense_dtype(owner: nn.Module, param: nn.Parameter) -> torch.dtype:
 
 
 def _quantised_4bit(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
+    """Quantise a few rows at a time: the library's CPU kernel takes about a hundred bytes a weight while it works."""
+    from bitsandbytes.functional import QuantState, quantize_4bit
     from bitsandbytes.nn import Params4bit
 
-    return Params4bit(owner.weight.data, requires_grad=False, **template.__dict__).to(device)
+    dense: torch.Tensor = owner.weight.data
+    if template.compress_statistics:  # its second level runs over the scales of the whole matrix
+        return Params4bit(dense, requires_grad=False, **template.__dict__).to(device)
+    packed, scales, state = [], [], None
+    for rows in dense.split(_ROWS_A_SLICE):
+        data, state = quantize_4bit(
+            rows.contiguous(),
+            blocksize=template.blocksize,
+            compress_statistics=False,
+            quant_type=template.quant_type,
+            quant_storage=template.quant_storage,
+        )
+        packed.append(data)
+        scales.append(state.absmax)
+    whole = QuantState(
+        absmax=torch.cat(scales),
+        shape=dense.shape,
+        code=state.code if state else None,
+        blocksize=template.blocksize,
+        quant_type=template.quant_type,
+        dtype=dense.dtype,
+    )
+    options = {**template.__dict__, "quant_state": whole, "bnb_quantized": True}
+    parameter = Params4bit(torch.cat(packed), requires_grad=False, **options)
+    if parameter.module is not None:
+        parameter.module.quant_state = whole
+    return parameter
 
 
 def _quantised_int8(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
@@ -102,6 +131,9 @@ def _quantised_int8(owner: nn.Module, template: Any, device: torch.device) -> nn
         device
     )
 
+
+# A multiple of every block size, so that no block of scales is cut.
+_ROWS_A_SLICE = 256
 
 _QUANTISERS = {"Params4bit": _quantised_4bit, "Int8Params": _quantised_int8}
 
