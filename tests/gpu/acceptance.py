@@ -1,0 +1,475 @@
+"""Check roofscope's claims on this card: python tests/gpu/acceptance.py --out FOLDER
+
+Needs no network: models are cards with random weights, sized by the card's memory. Writes the runs, the pictures and
+`scoreboard.json` into FOLDER: every check with its figure, its threshold, and whether it held. Takes under nine minutes
+on one card; what does not fit into that time is listed as not run. Nothing of the card's settings is changed.
+
+--dry-run runs the very same script on a CPU with a tiny model; checks that need CUDA are then listed as not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import profiler
+from profiler.catalog import resolve
+from profiler.clock import clock_for
+from profiler.diagnosis.scaling import crossover
+from profiler.doubling import prepare_batch_test
+from profiler.hardware.ceilings import measurable_dtypes, measure
+from profiler.hardware.device import describe, software
+from profiler.hardware.telemetry import Watch, source_for
+from profiler.job import Options, execute
+from profiler.loading import ModelRequest, load, load_config
+from profiler.report.plots import PLOTS, save
+from profiler.report.progress import QuietListener
+from profiler.runstore import Run
+from profiler.selftest import run_selftest
+from profiler.timing.engines import ENGINES, EagerEngine, greedy_tokens
+from profiler.work.formats import stored
+from profiler.work.step import ExecutionPath, Step
+from profiler.work.walk import walk
+
+TIME_LIMIT_S = 9 * 60.0
+_GPU = "claimed of GPUs"
+SPLIT = ["weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s"]
+NCU_METRICS = "dram__bytes_read.sum,dram__bytes_write.sum"
+
+
+@dataclass
+class Check:
+    """One claim, held against a figure."""
+
+    name: str
+    passed: bool | None
+    """None: not run, and `why` says for what reason."""
+    value: Any = None
+    threshold: str = ""
+    why: str = ""
+
+
+@dataclass
+class Bench:
+    """What the checks share."""
+
+    device: torch.device
+    model: str
+    """The model of the main checks."""
+    small: str
+    """A model that is quick to load, for the checks of the time itself."""
+    folder: Path
+    started_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def left_s(self) -> float:
+        return TIME_LIMIT_S - (time.perf_counter() - self.started_s)
+
+    def run(self, name: str, model: str | None = None, **options: Any) -> Run:
+        options = {"budget_s": 20.0 if self.cuda else 1.5, "new_tokens": 32 if self.cuda else 8, **options}
+        return profiler.profile(
+            model or self.model, device=self.device.type, weights="random", out=self.folder / name, **options
+        )
+
+    def load(self, model: str, dtype: torch.dtype = torch.bfloat16, quant: Any = "none") -> Any:
+        source = resolve(model)
+        return load(ModelRequest(source, self.device, dtype, quant), load_config(source)).module
+
+
+def roofs(bench: Bench) -> Iterator[Check]:
+    """1. Labels of known kernels; roofs against the datasheet and against themselves."""
+    info = describe(bench.device)
+    dtypes = measurable_dtypes(bench.device)
+    model_dtype = "bfloat16" if bench.cuda else "float32"
+    first = measure(bench.device, info, dtypes, model_dtype=model_dtype)
+    second = measure(bench.device, info, dtypes, model_dtype=model_dtype)
+    for result in run_selftest(bench.device, info, first):
+        yield Check(f"selftest: {result.name}", result.right, result.verdict.regime, result.expected)
+    for name in dtypes:
+        apart = abs(second.compute[name].per_s / first.compute[name].per_s - 1)
+        yield Check(f"{name} product measured twice", apart < 0.03 if bench.cuda else None, apart, "< 3 % apart", _GPU)
+        peak = info.datasheet.peak_flops_per_s(name) if info.datasheet else None
+        if peak:
+            share = first.compute[name].per_s / peak
+            yield Check(f"{name} product / datasheet", 0.3 < share < 1.02, share, "0.3 .. 1.02")
+    apart = abs(second.memory_bytes_per_s / first.memory_bytes_per_s - 1)
+    yield Check("stream measured twice", apart < 0.03 if bench.cuda else None, apart, "< 3 % apart", _GPU)
+    if info.datasheet is None:
+        yield Check("roofs / datasheet", None, why="this device is not in the table of datasheets")
+        return
+    share = first.memory_bytes_per_s / info.datasheet.bandwidth_bytes_per_s
+    yield Check("stream / datasheet", 0.6 < share < 1.02, share, "0.6 .. 1.02")
+    if healthy := info.datasheet.healthy_gemm_flops_per_s:
+        share = first.compute["bfloat16"].per_s / healthy
+        yield Check("bf16 product / a healthy card's", share > 0.9, share, "> 0.9")
+
+
+def truth_of_time(bench: Bench) -> Iterator[Check]:
+    """2. A plain loop beside ours, interleaved in this process; the split adds up; the instrument is cheap."""
+    from profiler.grid import Cell, make_grid
+    from profiler.timing.outcomes import Visit
+    from profiler.timing.sweep import Plan, seeded_prompts, sweep, warm_up
+
+    model, clock, cell = bench.load(bench.small), clock_for(bench.device), Cell(1, 64)
+    vocab, engine = model.config.vocab_size, EagerEngine(model)
+    grid = make_grid([64], [1], 24)
+    warm_up(engine, cell, device=bench.device, clock=clock, vocab_size=vocab, budget_s=3.0)
+    ours: dict[str, list[float]] = {"prefill": [], "decode": []}
+    plain: dict[str, list[float]] = {"prefill": [], "decode": []}
+    ids = seeded_prompts(cell, vocab).to(bench.device)
+    for _ in range(6):
+        plan = Plan(grid, budget_s=1e-9)
+        [visit] = list(sweep({"eager": engine}, plan, device=bench.device, clock=clock, vocab_size=vocab))
+        assert isinstance(visit, Visit)
+        ours["prefill"] += visit.prefills_s
+        ours["decode"] += visit.decode_s[1:]
+        with torch.inference_mode():
+            clock.synchronize()
+            marks = [clock.mark()]
+            output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            token = output.logits[:, -1:].argmax(-1)
+            marks.append(clock.mark())
+            for _ in range(23):
+                output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+                token = output.logits[:, -1:].argmax(-1)
+                marks.append(clock.mark())
+            clock.synchronize()
+            prefill_s, _first, *decode_s = clock.seconds(marks)
+        plain["prefill"].append(prefill_s)
+        plain["decode"] += decode_s
+    for phase in ours:
+        ratio = statistics.median(ours[phase]) / statistics.median(plain[phase])
+        tolerance = 0.02 if bench.cuda else 0.5
+        yield Check(f"{phase}: ours / a plain loop", abs(ratio - 1) < tolerance, ratio, f"within {tolerance:.0%}")
+    run = bench.run(
+        "time", prompt_lens=[64, 512] if bench.cuda else [16], batch_sizes=[1, 4, 16] if bench.cuda else [1, 2]
+    )
+    cells = run.cells[run.cells["status"] == "ok"]
+    error = (cells[SPLIT].sum(axis=1) / cells["latency_s"] - 1).abs().max()
+    yield Check("the split adds up to the time", error < 1e-6, error, "exactly")
+    share = float((cells["unexplained_s"].abs() < 0.15 * cells["latency_s"]).mean())
+    yield Check("cells with under 15 % unexplained", share >= 0.8 if bench.cuda else None, share, ">= 0.8", _GPU)
+    cost = run.document.engine["instrument_s_per_step"] / cells[cells["phase"] == "decode"]["latency_s"].min()
+    yield Check("instrument / fastest step", cost < 0.005, cost, "< 0.5 %")
+
+
+def truth_of_counts(bench: Bench) -> Iterator[Check]:
+    """3. FLOPs against torch's counter on the device with SDPA; bytes against the memory controller, where ncu is."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = bench.load(bench.small)
+    work = walk(model)
+    ids = torch.zeros(1, 64, dtype=torch.long, device=bench.device)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    counted = int(work.work(Step(1, 64, 0), ExecutionPath()).model_flops)
+    # The counter charges attention kernels with the full square, and knows none of the CPU's.
+    full = int(work.work(Step(1, 64, 0), ExecutionPath(kernel="math")).executed_flops)
+    total = counter.get_total_flops()
+    if bench.cuda:
+        yield Check("prefill FLOPs: torch's counter", total == full, {"torch": total, "full square": full}, "equal")
+    else:
+        linears = counted - sum(
+            int(op.work(Step(1, 64, 0), ExecutionPath()).model_flops)
+            for op in work.operators
+            if op.group == "attention"
+        )
+        yield Check("prefill FLOPs of all linears: torch's counter", total == linears, total, f"= {linears}")
+    if not bench.cuda:
+        yield Check("bytes against the memory controller", None, why="needs CUDA")
+    elif shutil.which("ncu") is None:
+        yield Check("bytes against the memory controller", None, why="Nsight Compute (ncu) is not installed")
+    else:
+        yield from _dram_bytes(bench, work)
+
+
+def _dram_bytes(bench: Bench, work: Any) -> Iterator[Check]:
+    command = ["ncu", "--metrics", NCU_METRICS, "--csv", "--clock-control", "none", "--profile-from-start", "off"]
+    own = [sys.executable, __file__, "--ncu-target", bench.small]
+    done = subprocess.run(
+        [*command, *own], capture_output=True, text=True, timeout=max(60.0, bench.left_s), check=False
+    )
+    rows = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if done.returncode or not rows:
+        yield Check("bytes against the memory controller", None, why=f"ncu: {(done.stderr or done.stdout)[-200:]}")
+        return
+    units = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+    total = sum(
+        float(row["Metric Value"].replace(",", "")) * units[row["Metric Unit"]]
+        for row in csv.DictReader(rows)
+        if row.get("Metric Name") in NCU_METRICS.split(",")
+    )
+    executed = float(work.work(Step(1, 1, 513), ExecutionPath()).executed_bytes)
+    yield Check("decode bytes: executed / memory controller", abs(executed / total - 1) < 0.05, executed / total, "5 %")
+
+
+def ncu_target(model_name: str) -> None:
+    """One decode step between the profiler's marks, for Nsight Compute to look at."""
+    source = resolve(model_name)
+    model = load(ModelRequest(source, torch.device("cuda"), torch.bfloat16), load_config(source)).module
+    engine = EagerEngine(model)
+    with torch.inference_mode():
+        state = engine.decode(engine.prefill(torch.zeros(1, 512, dtype=torch.long, device="cuda"), 520))
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        engine.decode(state)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def engines(bench: Bench) -> Iterator[Check]:
+    """4. The same greedy tokens from every engine; their times side by side; the best against the memory roof."""
+    names = [name for name in ENGINES if bench.cuda or name in ("eager", "static")]
+    model = bench.load(bench.small, torch.float32)
+    prompt = torch.arange(1, 17, device=bench.device)[None]
+    tokens = {name: greedy_tokens(ENGINES[name](model), prompt, 16).tolist() for name in names}
+    for name in names[1:]:
+        yield Check(f"tokens: {name} = eager", tokens[name] == tokens["eager"], None, "equal")
+    for name in set(ENGINES) - set(names):
+        yield Check(f"tokens: {name} = eager", None, why="needs CUDA (compile is tested on a CPU elsewhere)")
+    del model
+    _free()
+    run = bench.run("engines", engine=",".join(names), prompt_lens=[128 if bench.cuda else 16], batch_sizes=[1])
+    decode = run.cells[run.cells["phase"] == "decode"]
+    times = {row["engine"]: row["latency_s"] for row in decode.to_dict("records")}
+    best = float(decode["bytes_per_s"].max()) / run.document.ceilings["memory_bytes_per_s"]
+    passed = best >= 0.85 if bench.cuda else None
+    why = "" if bench.cuda else "a claim about 7B models on GPUs"
+    yield Check("best engine / measured bandwidth, batch 1", passed, {"share": best, "step_s": times}, ">= 0.85", why)
+    if "graph" in times:
+        host = 1 - times["graph"] / times["eager"]
+        eager = decode[decode["engine"] == "eager"].iloc[0]
+        agree = (eager["regime"] == "overhead-bound") == (host >= 0.5) or eager["regime"] in ("mixed", "inconclusive")
+        yield Check("overhead verdict agrees with graph replay", agree, {"saved": host, "regime": eager["regime"]})
+
+
+def precision(bench: Bench) -> Iterator[Check]:
+    """5. Every precision: bytes as stored, its time, and which of bitsandbytes' kernels ran."""
+    linear_bytes: dict[str, float] = {}
+    for quant, share, tolerance in (("none", 1.0, 0.0), ("int8", 0.51, 0.03), ("nf4", 0.28, 0.03), ("fp4", 0.28, 0.03)):
+        run = bench.run(
+            f"precision-{quant}", bench.small, quant=quant, prompt_lens=[32], batch_sizes=[1, 8], dtype="bfloat16"
+        )
+        model = bench.load(bench.small, quant=quant)
+        work = walk(model)
+        linear_bytes[quant] = sum(
+            op.count * op.weight.weight_bytes
+            for op in work.operators
+            if hasattr(op, "weight") and op.group != "lm_head"
+        )
+        found = linear_bytes[quant] / linear_bytes["none"]
+        times = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")["latency_s"].to_dict()
+        passed = abs(found - share) <= tolerance
+        yield Check(
+            f"{quant}: linear bytes / bf16", passed, {"share": found, "step_s": times}, f"{share} +- {tolerance}"
+        )
+        if quant == "nf4" and bench.cuda:
+            yield _kernel_that_ran(model)
+        del model
+        _free()
+    if not bench.cuda:
+        yield Check("bitsandbytes' kernel by its name in a trace", None, why="needs CUDA")
+
+
+def _kernel_that_ran(model: Any) -> Check:
+    """One row through a 4-bit layer: the fused kernel, or dequantisation first, as the count predicts."""
+    layer = model.model.layers[0].mlp.up_proj
+    weight = stored(layer)
+    x = torch.randn(1, layer.in_features, device=model.device, dtype=weight.compute_dtype)
+    with torch.inference_mode(), torch.profiler.profile() as trace:
+        layer(x)
+    names = [event.key for event in trace.key_averages()]
+    dequantised = any("dequant" in name.lower() for name in names)
+    predicted = weight.dense_from_rows is not None and weight.dense_from_rows <= 1
+    return Check("nf4 at one row: predicted path = traced", dequantised == predicted, names[:12], "equal")
+
+
+def doubling(bench: Bench) -> Iterator[Check]:
+    """6. Doubling the batch: out of memory is a row, predicted peaks hold, the knee lies where it was predicted."""
+    length, most = (512, 60.0) if bench.cuda else (16, 2.0)
+    options = Options(
+        model=bench.small, prompt_lens=[length], new_tokens=16, weights="random", device=bench.device.type,
+        out=bench.folder / "doubling", budget_s=most,
+    )  # fmt: skip
+    run = execute(prepare_batch_test(options, "decode"), QuietListener())
+    cells = run.cells[run.cells["status"] == "ok"]
+    largest = cells[cells["batch_size"] == cells["batch_size"].max()].iloc[0]
+    key = {"phase": "prefill", "batch_size": int(largest["batch_size"])}
+    [predicted] = [
+        item["predicted_peak_memory_bytes"]
+        for item in run.document.evidence
+        if all(item[name] == value for name, value in key.items())
+    ]
+    ratio = predicted / largest["peak_memory_bytes"]
+    passed = 0.9 < ratio < 1.1 if bench.cuda else None
+    yield Check("predicted / measured peak memory", passed, ratio, "within 10 %", "" if bench.cuda else "resident set")
+    series = next(s for s in run.document.scaling if s["axis"] == "batch" and s["fixed"]["phase"] == "decode")
+    knees = {"predicted": series["knee_predicted"], "measured": series["knee_measured"], "best": series["best"]}
+    yield Check("knee of decode", True, knees, "shown, not judged: eager dispatch hides it on small models")
+    # Llama-2-7B on an A100: no batch is compute-bound above 166 tokens (arithmetic, docs of the doubling test).
+    weights = 2 * (6_738_415_616 - 32_000 * 4096)
+    none = crossover(0.0, weights, weights + 4 * 32 * 4096 * 166, 524_288 * 166, 312e12, 2.039e12)
+    yield Check("Llama-2-7B, A100, 166 tokens: no compute-bound batch", none is None, none, "None")
+
+
+def telemetry(bench: Bench) -> Iterator[Check]:
+    """7. What the device says of itself while it works; a second process is noticed."""
+    source = source_for(bench.device)
+    with Watch(source, interval_s=0.1) as watch:
+        x = torch.randn(2048 if bench.cuda else 256, 2048, device=bench.device)
+        end = time.perf_counter() + 2.0
+        while time.perf_counter() < end:
+            x @ x.T
+            clock_for(bench.device).synchronize()
+    seen = {name for r in watch.readings for name, value in asdict(r).items() if value not in (None, (), 0.0)}
+    wanted = {"clock_hz", "power_w", "temperature_c", "memory_used_bytes"} if bench.cuda else {"memory_used_bytes"}
+    yield Check("telemetry", wanted <= seen, sorted(seen), f"has {sorted(wanted)}")
+    yield Check("cost of telemetry", watch.cost_s < 0.02 * 2.0, watch.cost_s / 2.0, "< 2 % at ten looks a second")
+    if not bench.cuda:
+        yield Check("a second process on the card is noticed", None, why="needs CUDA")
+        return
+    spin = "import torch\nx = torch.randn(4096, 4096, device='cuda')\nwhile True: x @ x; torch.cuda.synchronize()"
+    neighbour = subprocess.Popen([sys.executable, "-c", spin])
+    try:
+        end = time.perf_counter() + 30
+        while time.perf_counter() < end and not (source.read().other_processes or 0):
+            time.sleep(0.5)
+        others = source.read().other_processes
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    passed = None if others is None else others >= 1
+    yield Check(
+        "a second process on the card is noticed", passed, others, ">= 1", "" if passed else "NVML hides processes"
+    )
+
+
+def settings(bench: Bench) -> Iterator[Check]:
+    """8. Nothing in this project sets a clock, a power limit, persistence or MIG."""
+    root = Path(__file__).resolve().parents[2]
+    setters = ("nvmlDeviceSet", "nvidia-smi -", "nvmlDeviceReset")
+    own = Path(__file__).resolve()
+    found = [
+        str(path.relative_to(root))
+        for path in [*(root / "profiler").rglob("*.py"), *(root / "tests").rglob("*.py")]
+        if path.resolve() != own and any(word in path.read_text(encoding="utf-8") for word in setters)
+    ]
+    yield Check("no call that changes the card", not found, found, "none")
+
+
+def _free() -> None:
+    import gc
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+CHECKS: tuple[Callable[[Bench], Iterator[Check]], ...] = (
+    settings, roofs, truth_of_time, truth_of_counts, engines, precision, telemetry, doubling,
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/acceptance"))
+    parser.add_argument("--dry-run", action="store_true", help="run on a CPU with a tiny model")
+    parser.add_argument("--ncu-target", metavar="MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ncu_target:
+        ncu_target(options.ncu_target)
+        return 0
+    if not options.dry_run and not torch.cuda.is_available():
+        print("no CUDA device answers; --dry-run runs the script on a CPU.", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    bench = _bench(options.out, dry_run=options.dry_run)
+    found: list[Check] = []
+    for group in CHECKS:
+        name = (group.__doc__ or "").split(".")[0]
+        if bench.left_s < 20:
+            found.append(Check(f"{name}. {group.__name__}", None, why="the time limit was reached"))
+            continue
+        try:
+            for check in group(bench):
+                found.append(check)
+                _say(check)
+        except Exception as error:
+            found.append(Check(f"{group.__name__}: ended early", False, why=f"{type(error).__name__}: {error}"[:500]))
+            _say(found[-1])
+            traceback.print_exc()
+        _free()
+    _write(bench, found)
+    return 0 if all(check.passed is not False for check in found) else 1
+
+
+def _bench(folder: Path, *, dry_run: bool) -> Bench:
+    if dry_run:
+        tiny = str(_tiny_model(folder))
+        return Bench(torch.device("cpu"), tiny, tiny, folder)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    main_model = "mistral-7b-v0.1" if memory > 22e9 else "tinyllama-1.1b"
+    return Bench(torch.device("cuda", 0), main_model, "tinyllama-1.1b", folder)
+
+
+def _tiny_model(folder: Path) -> Path:
+    """A Llama of two layers, as a folder with a config and no weights."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=256, max_position_embeddings=1024, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    path = folder / "tiny-llama"
+    config.save_pretrained(path)
+    return path
+
+
+def _say(check: Check) -> None:
+    mark = {True: "pass", False: "FAIL", None: "----"}[check.passed]
+    print(f"{mark}  {check.name}: {check.value} {check.threshold} {check.why}".rstrip(), flush=True)
+
+
+def _write(bench: Bench, found: list[Check]) -> None:
+    info = describe(bench.device)
+    document = {
+        "device": info.name,
+        "facts": source_for(bench.device).facts(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "software": software(),
+        "seconds": time.perf_counter() - bench.started_s,
+        "passed": sum(check.passed is True for check in found),
+        "failed": sum(check.passed is False for check in found),
+        "not_run": sum(check.passed is None for check in found),
+        "checks": [asdict(check) for check in found],
+    }
+    (bench.folder / "scoreboard.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
+    for folder in (bench.folder / "time", bench.folder / "doubling"):
+        if (folder / "cells.csv").exists():
+            from profiler.runstore import read_run
+
+            for name in PLOTS:
+                save(read_run(folder), name, folder / f"{name}.png")
+    print(f"{document['passed']} passed, {document['failed']} failed, {document['not_run']} not run: {bench.folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
