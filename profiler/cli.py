@@ -72,7 +72,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Finish an interrupted run.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 90.0,
+    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 60.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure the roofs again, though kept for a day.")] = False,
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Add a pass that tells where inside a step the time goes.")
@@ -371,6 +371,20 @@ def export(
         out.write_bytes(content)
     except OSError as error:
         raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    debug: Debug = False,
+) -> None:
+    """Write a run's report.html, report.md and pictures again, from its folder alone."""
+    from profiler.report.page import write_reports
+    from profiler.runstore import read_run
+
+    for folder in folders:
+        write_reports(read_run(folder))
+        print(folder / "report.html")
 
 
 @app.command()

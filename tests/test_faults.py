@@ -197,7 +197,7 @@ def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
     assert all(t is not None and 0 < t < 1 for t in times)
 
 
-STAGES = ("load", "_ceilings", "measure_dispatch", "warm_up", "replay_kernels", "write_reports")
+STAGES = ("load", "measure_ceilings", "measure_dispatch", "warm_up", "replay_kernels", "write_reports")
 
 
 @pytest.mark.parametrize("stage", STAGES)

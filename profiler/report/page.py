@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from profiler.report.glossary import footnotes
+from profiler.report.html import html_report
 from profiler.report.plots import save
 from profiler.report.tables import (
     engine_lines,
@@ -23,11 +24,12 @@ def _when(unix_s: float) -> str:
 
 
 def write_reports(run: Run) -> None:
-    """Write report.md, and roofline.png when at least one cell has a number."""
+    """Write report.html and report.md, and the pictures when at least one cell has a number."""
     has_numbers = bool((run.cells["status"] == "ok").any())
     if has_numbers:
         for name in ("roofline", "map", "split"):
             save(run, name, run.folder / f"{name}.png")
+    (run.folder / "report.html").write_text(html_report(run), encoding="utf-8")
     (run.folder / "report.md").write_text(markdown_report(run, picture=has_numbers), encoding="utf-8")
 
 

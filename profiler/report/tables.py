@@ -139,28 +139,32 @@ def roofs_lines(run: Run) -> list[str]:
 
 def breakdown_table(run: Run) -> Table:
     """Where the time inside a step goes: for the smallest and the largest cell of each phase."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("inside", no_wrap=True)
     for name in ("time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof"):
         table.add_column(name, justify="right", no_wrap=True)
+    for row in breakdown_rows(run):
+        if not row[0].startswith(" ") and table.row_count:
+            table.add_section()
+        table.add_row(*row)
+    return table
+
+
+def breakdown_rows(run: Run) -> list[list[str]]:
+    """A line for the step and one for each group in it, for the smallest and the largest cell of each phase."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for item in run.document.breakdown:
         cells.setdefault(tuple(item[name] for name in CELL_KEY), []).append(item)
     measured = run.cells.set_index(list(CELL_KEY))["latency_s"]
+    rows = []
     for phase in ("prefill", "decode"):
         keys = sorted((key for key in cells if key[0] == phase), key=lambda key: key[1] * (key[2] or key[3]))
         for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
             step_s, own_s = cells[key][0]["step_s"], float(measured.loc[key])
-            table.add_row(
-                f"{phase}, batch {key[1]} x {key[2] or key[3]}",
-                duration(step_s),
-                f"hooks {100 * (step_s / own_s - 1):+.1f} %",
-                *[""] * 4,
-            )
-            for item in cells[key]:
-                table.add_row(*_inside_row(item))
-            table.add_section()
-    return table
+            name = f"{phase}, batch {key[1]} x {key[2] or key[3]}"
+            rows.append([name, duration(step_s), f"hooks {100 * (step_s / own_s - 1):+.1f} %", *[""] * 4])
+            rows += [_inside_row(item) for item in cells[key]]
+    return rows
 
 
 def _inside_row(item: dict[str, Any]) -> list[str]:

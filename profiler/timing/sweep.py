@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -109,6 +110,7 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
+    bench = _Bench(plan.grid.new_tokens, device, clock, vocab_size, energy_j)
     shuffle = random.Random(_SEED)
     start = time.perf_counter()
     durations: dict[Cell, float] = {}
@@ -139,9 +141,7 @@ def sweep(
                 yield state.gap
                 continue
             before_s = time.perf_counter()
-            energy_before_j = energy_j()
-            outcome = _visit_safely(engines[cell.engine], cell, round_number, plan.grid, device, clock, vocab_size)
-            outcome = _with_energy(outcome, energy_before_j, energy_j())
+            outcome = _visit_safely(engines[cell.engine], cell, round_number, bench)
             durations[cell] = time.perf_counter() - before_s
             visits += 1
             if isinstance(outcome, Gap):
@@ -159,49 +159,52 @@ def warm_up(
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`."""
     deadline = time.perf_counter() + budget_s
     recent: list[float] = []
+    bench = _Bench(_WARM_UP_STEPS + 1, device, clock, vocab_size)
     with torch.inference_mode(), _no_gc():
-        engine.prepare(cell.batch_size, cell.depth + _WARM_UP_STEPS)
+        engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
         while time.perf_counter() < deadline:
-            loop = _run(engine, cell, _WARM_UP_STEPS, device, clock, vocab_size)
+            loop = _run(engine, cell, bench)
             recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
 
 
-def _visit_safely(
-    engine: Engine, cell: Cell, round_number: int, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
-) -> Visit | Gap:
+@dataclass(frozen=True)
+class _Bench:
+    """What every visit is measured with."""
+
+    new_tokens: int
+    device: torch.device
+    clock: Clock
+    vocab_size: int
+    energy_j: Callable[[], float | None] = lambda: None
+
+
+def _visit_safely(engine: Engine, cell: Cell, round_number: int, bench: _Bench) -> Visit | Gap:
     try:
         with torch.inference_mode(), _no_gc():
-            return _visit(engine, cell, round_number, grid, device, clock, vocab_size)
+            return _visit(engine, cell, round_number, bench)
     except torch.OutOfMemoryError as error:
-        return _out_of_memory(cell, device, error)
+        return _out_of_memory(cell, bench.device, error)
     except (RuntimeError, RequestError) as error:
         if "not enough memory" in str(error) or "out of memory" in str(error).lower():
-            return _out_of_memory(cell, device, error)
+            return _out_of_memory(cell, bench.device, error)
         return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
-def _with_energy(outcome: Visit | Gap, before_j: float | None, after_j: float | None) -> Visit | Gap:
-    if isinstance(outcome, Gap) or before_j is None or after_j is None:
-        return outcome
-    return replace(outcome, energy_j=after_j - before_j)
-
-
-def _visit(
-    engine: Engine, cell: Cell, round_number: int, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
-) -> Visit:
+def _visit(engine: Engine, cell: Cell, round_number: int, bench: _Bench) -> Visit:
     before_s = time.perf_counter()
-    engine.prepare(cell.batch_size, cell.depth + grid.new_tokens)
-    clock.synchronize()
+    engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
+    bench.clock.synchronize()
     preparation_s = time.perf_counter() - before_s
-    prefills = _prefills(engine, cell, grid, device, clock, vocab_size)
+    prefills = _prefills(engine, cell, bench)
     warm_ups = _warm_prefill(prefills) if round_number == 0 else []
-    reset_peak(device)
-    load = ForeignLoad()
-    at_unix_s = time.time()
-    more = _more_prefills(prefills)
-    loop = _run(engine, cell, grid.decode_steps, device, clock, vocab_size)
+    reset_peak(bench.device)
+    load, at_unix_s, before_j = ForeignLoad(), time.time(), bench.energy_j()
+    loop = _run(engine, cell, bench)
+    after_j, foreign_cores = bench.energy_j(), load.cores()
+    short = loop.prefill_s is not None and loop.prefill_s < _SHORT_PREFILL_S
+    more = list(itertools.islice(prefills, _MORE_PREFILLS)) if short else []
     _refuse_impossible([*loop.decode_s, *more, *([] if loop.prefill_s is None else [loop.prefill_s])])
     return Visit(
         cell=cell,
@@ -210,15 +213,16 @@ def _visit(
         decode_s=loop.decode_s,
         wall_s=loop.wall_s,
         warm_up_s=tuple(warm_ups),
-        peak_memory_bytes=peak_bytes(device),
+        peak_memory_bytes=peak_bytes(bench.device),
         at_unix_s=at_unix_s,
+        energy_j=None if before_j is None or after_j is None else after_j - before_j,
         ttft_s=loop.ttft_s,
         more_prefill_s=tuple(more),
         loop_s=loop.loop_s,
         issue_s=loop.issue_s,
         preparation_s=preparation_s,
-        device_memory_bytes=used_bytes(device),
-        foreign_cores=load.cores(),
+        device_memory_bytes=used_bytes(bench.device),
+        foreign_cores=foreign_cores,
     )
 
 
@@ -234,20 +238,20 @@ class _Loop:
     wall_s: float
 
 
-def _run(engine: Engine, cell: Cell, steps: int, device: torch.device, clock: Clock, vocab_size: int) -> _Loop:
-    """One prefill and `steps` decode steps with a mark after each; nothing is read before the end of the loop.
+def _run(engine: Engine, cell: Cell, bench: _Bench) -> _Loop:
+    """One prefill and its decode steps with a mark after each; nothing is read before the end of the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
-    slots = cell.depth + steps + 1
-    prompts = seeded_prompts(cell, vocab_size) if cell.prompt_len else None
+    clock, slots = bench.clock, cell.depth + bench.new_tokens
+    prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
     clock.synchronize()
     start_s = time.perf_counter()
     marks, ttft_s = [], None
     if prompts is None:
         state = engine.fill(cell.batch_size, cell.context_len, slots)
     else:
-        ids = prompts.to(device)
+        ids = prompts.to(bench.device)
         marks.append(clock.mark())
         state = engine.prefill(ids, slots)
         marks.append(clock.mark())
@@ -256,7 +260,7 @@ def _run(engine: Engine, cell: Cell, steps: int, device: torch.device, clock: Cl
     clock.synchronize()
     loop_start_s = time.perf_counter()
     loop_marks = [clock.mark()]
-    for _ in range(steps):
+    for _ in range(bench.new_tokens - 1):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
     issued_s = time.perf_counter()
@@ -279,30 +283,18 @@ def _refuse_impossible(times_s: Iterable[float]) -> None:
             raise RuntimeError(f"the clock gave a step of {value:g} s")
 
 
-def _prefills(
-    engine: Engine, cell: Cell, grid: Grid, device: torch.device, clock: Clock, vocab_size: int
-) -> Iterator[float]:
+def _prefills(engine: Engine, cell: Cell, bench: _Bench) -> Iterator[float]:
     """Seconds of one prefill of this cell after the other, each on its own."""
     if not cell.prompt_len:
         return
-    ids = seeded_prompts(cell, vocab_size).to(device)
+    ids = seeded_prompts(cell, bench.vocab_size).to(bench.device)
     while True:
-        clock.synchronize()
-        marks = [clock.mark()]
-        engine.prefill(ids, cell.depth + grid.new_tokens)
-        marks.append(clock.mark())
-        clock.synchronize()
-        yield clock.seconds(marks)[0]
-
-
-def _more_prefills(prefills: Iterator[float]) -> list[float]:
-    """Prefills beside the one that the loop follows, while they are short: one sample a visit is too few."""
-    times: list[float] = []
-    for seconds in prefills:
-        times.append(seconds)
-        if len(times) == _MORE_PREFILLS or seconds > _SHORT_PREFILL_S:
-            break
-    return times
+        bench.clock.synchronize()
+        marks = [bench.clock.mark()]
+        engine.prefill(ids, cell.depth + bench.new_tokens)
+        marks.append(bench.clock.mark())
+        bench.clock.synchronize()
+        yield bench.clock.seconds(marks)[0]
 
 
 def _warm_prefill(prefills: Iterator[float]) -> list[float]:
