@@ -15,7 +15,7 @@ from profiler.clock import Clock
 from profiler.grid import Cell, Grid, Phase
 from profiler.loading import dtype_name
 from profiler.runstore import CELL_KEY
-from profiler.timing.engines import EagerEngine, Engine
+from profiler.timing.engines import EagerEngine, Engine, StaticEngine
 from profiler.timing.sweep import seeded_prompts
 from profiler.work.recognise import is_attention
 from profiler.work.walk import ModelWork, collapse_numbers
@@ -34,8 +34,8 @@ def break_down(
     pieces add up to the hooked step by construction. What the hooks themselves add is the difference to the time that
     was measured without them, which the reader is shown (`step_s` beside the cell's own).
     """
-    if not isinstance(engine, EagerEngine) or type(engine).name == "compile":
-        return []
+    if engine.name not in (EagerEngine.name, StaticEngine.name):
+        return []  # hooks would change compiled code, and a graph runs none
     groups = _group_of_module(context.loaded.module, context.work)
     vocab_size = context.loaded.config.get_text_config().vocab_size
     records = []

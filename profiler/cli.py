@@ -14,6 +14,7 @@ from profiler._version import __version__
 from profiler.errors import RequestError, RoofscopeError, near_misses
 
 if TYPE_CHECKING:
+    from profiler.job import Listener, Options
     from profiler.runstore import Run
 
 EXIT_WRONG = 1
@@ -63,7 +64,7 @@ def run(
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, in the same grammar.")] = "1,2,4,8",
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
+    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes), or several: none,nf4.")] = "none",
     weights: Annotated[str, typer.Option(help="auto, checkpoint or random (nothing is downloaded).")] = "auto",
     engine: Annotated[
         str, typer.Option(help="How the model is stepped: eager, static, compile, graph, or several: eager,static.")
@@ -72,7 +73,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Finish an interrupted run.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 60.0,
+    budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 70.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure the roofs again, though kept for a day.")] = False,
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Add a pass that tells where inside a step the time goes.")
@@ -113,6 +114,12 @@ def run(
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
         )
+        precisions = [name.strip() for name in quant.split(",") if name.strip()]
+        if len(precisions) > 1:
+            if resume is not None:
+                raise RequestError("--resume finishes one run; give the folder of one precision and no --quant.")
+            _run_precisions(options, precisions, listener, output_format)
+            return
         prepared = prepare(options) if resume is None else prepare_resume(resume, model, options)
         try:
             result = execute(prepared, listener)
@@ -128,6 +135,20 @@ def run(
         print_run(result)
     if (result.cells["status"] != "ok").any():
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _run_precisions(options: Options, precisions: list[str], listener: Listener, output_format: str) -> None:
+    from profiler.precision import run_precisions
+
+    runs = run_precisions(options, precisions, listener)
+    if output_format == "json":
+        print(json.dumps([json.loads(_as_json(run)) for run in runs], indent=2))
+        return
+    from rich.console import Console
+
+    from profiler.report.precision_table import print_precisions
+
+    print_precisions(runs, Console(width=100))
 
 
 @app.command("batch-test")
@@ -351,7 +372,7 @@ def selftest(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    output_format: Annotated[str, typer.Option("--format", help="csv, md, json or parquet.")] = "csv",
+    output_format: Annotated[str, typer.Option("--format", help="csv, md, json, parquet or latex.")] = "csv",
     out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
     debug: Debug = False,
 ) -> None:

@@ -49,7 +49,7 @@ from profiler.work.footprint import model_storage_bytes
 from profiler.work.step import Attention
 from profiler.work.walk import ModelWork, walk
 
-DEFAULT_BUDGET_S = 60.0
+DEFAULT_BUDGET_S = 70.0
 DEFAULT_PROMPT_LENS = "64,128,256,512"
 DEFAULT_BATCH_SIZES = "1,2,4,8"
 DEFAULT_NEW_TOKENS = 32

@@ -28,9 +28,15 @@ def _parquet(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
+def _latex(frame: pd.DataFrame) -> bytes:
+    """A booktabs table; underscores in names are escaped."""
+    return frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="").encode()
+
+
 EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "csv": _csv,
     "md": _markdown,
     "json": _json,
     "parquet": _parquet,
+    "latex": _latex,
 }

@@ -1,0 +1,23 @@
+"""Several precisions of one model on one grid, run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from profiler.errors import RequestError
+from profiler.job import Listener, Options, execute, prepare
+from profiler.runstore import Run
+
+
+def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
+    """Profile the model once in each precision, in one folder with a run folder for each; all are checked first.
+
+    Raises RequestError for a precision that is named twice or does not exist, before anything is loaded.
+    """
+    if len(set(precisions)) < len(precisions):
+        raise RequestError(f"--quant {','.join(precisions)}: a precision is named twice.")
+    base = Path(options.out) if options.out is not None else prepare(replace(options, quant=precisions[0])).out
+    prepared = [prepare(replace(options, quant=name, out=base / name)) for name in precisions]
+    return [execute(one, listener) for one in prepared]
