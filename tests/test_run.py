@@ -43,7 +43,8 @@ def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
 
 def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
     names = {path.name for path in gguf_run.folder.iterdir()}
-    assert names == {"run.json", "samples.jsonl", "cells.csv", "roofline.png", "report.md"}
+    pictures = {"roofline.png", "split.png", "map.png"}
+    assert names == {"run.json", "samples.jsonl", "cells.csv", "report.md", "report.html", *pictures}
     assert tuple(gguf_run.cells.columns) == CELL_COLUMNS
     assert len(gguf_run.cells) == 2 * 2 * 2
     assert (gguf_run.cells["status"] == "ok").all()
@@ -110,7 +111,8 @@ def test_weights_and_dispatch_explain_decode_at_batch_1(gguf_run: profiler.Run) 
 
 def test_samples_are_the_raw_ones(gguf_run: profiler.Run) -> None:
     records = read_samples(gguf_run.folder)
-    visits = [record for record in records if (record["batch_size"], record["prompt_len"]) == (1, 64)]
+    every = [record for record in records if record["kind"] == "visit"]
+    visits = [record for record in every if (record["batch_size"], record["prompt_len"]) == (1, 64)]
     steady = [value for record in visits for value in record["decode_s"][1:]]
     decode = row(gguf_run, "decode", 1, 64)
     assert decode["samples"] == len(steady)
@@ -195,7 +197,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> No
     process = run_cli(str(tiny_folder), "--prompt-lens", "8,16,32", "--budget", "600", "--out", str(folder))
     samples = folder / "samples.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (samples.exists() and samples.stat().st_size > 0):
+    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=60)
@@ -240,7 +242,7 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--quiet")
     samples = folder / "samples.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (samples.exists() and samples.stat().st_size > 0):
+    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
         time.sleep(0.01)
     process.kill()
     process.communicate(timeout=60)
@@ -264,7 +266,7 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     assert (run.cells["status"] == "ok").all()
     after = samples.read_text().splitlines()
     assert after[: len(before)] == before
-    first_round = [record for record in read_samples(folder) if record["round"] == 0]
+    first_round = [record for record in read_samples(folder) if record.get("round") == 0]
     cells = [(record["batch_size"], record["prompt_len"]) for record in first_round]
     assert sorted(cells) == sorted(set(cells)), "a cell that was done is not done again"
     assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run stays as it is"

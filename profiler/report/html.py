@@ -15,7 +15,7 @@ from profiler.report.tables import breakdown_rows, engine_lines, instrument_line
 from profiler.runstore import Run
 from profiler.units import duration, percent, scaled, significant
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 860, 460, 70, 50, 16, 16
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 880, 460, 100, 50, 16, 16
 _MARGIN = 2.5
 _SPLIT = ("weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s")
 SPLIT_NAMES = {
@@ -57,6 +57,7 @@ def html_report(run: Run) -> str:
     )
     cells = run.cells.copy()
     cells["half_width"] = (cells["latency_high_s"] - cells["latency_low_s"]) / 2 / cells["latency_s"]
+    cells.loc[cells["samples"] < 2, "half_width"] = math.nan  # a single sample has no known width
     measured = cells[cells["status"] == "ok"]
     return environment.get_template("report.html.j2").render(
         run=run,

@@ -42,6 +42,14 @@ class FakeNvml:
             "nvmlDeviceGetTemperature": 71,
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=8 << 30),
             "nvmlDeviceGetTotalEnergyConsumption": 123_456,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=41),
+            "nvmlSystemGetDriverVersion": "580.1",
+            "nvmlDeviceGetEccMode": (1, 1),
+            "nvmlDeviceGetMigMode": (0, 0),
+            "nvmlDeviceGetPersistenceMode": 1,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+            "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+            "nvmlDeviceGetCurrPcieLinkWidth": 16,
         }
 
         def answer(*_: object) -> object:
@@ -58,8 +66,12 @@ def test_a_capped_and_shared_card() -> None:
     reading = source.read()
     assert (reading.clock_hz, reading.power_w, reading.power_limit_w) == (1.41e9, 699.0, 700.0)
     assert (reading.throttle, reading.other_processes, reading.temperature_c) == (("power cap",), 1, 71.0)
+    assert (reading.sm_active, reading.memory_active) == (0.97, 0.41)
     assert source.energy_j() == 123.456
     assert source.missing == ()
+    facts = source.facts()
+    assert (facts["ecc"], facts["mig"], facts["persistence"]) == (True, False, True)
+    assert (facts["default_power_limit_w"], facts["pcie_generation"], facts["driver"]) == (700.0, 5, "580.1")
     text = " ".join(complaints([reading] * 3))
     assert "power cap" in text
     assert "1 other processes" in text

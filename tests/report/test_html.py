@@ -69,7 +69,7 @@ def test_points_lie_within_the_axes(run: Run) -> None:
     page = Page(html_report(run))
     for tag, attrs in page.tags:
         if tag == "circle":
-            assert 70 <= float(attrs["cx"] or 0) <= 844
+            assert 100 <= float(attrs["cx"] or 0) <= 864
             assert 16 <= float(attrs["cy"] or 0) <= 410
 
 

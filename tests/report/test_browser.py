@@ -1,0 +1,49 @@
+"""report.html in a real browser: no console error, no request, the table sorts, a point tells its cell."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from profiler.report.html import html_report
+from profiler.runstore import read_run
+
+RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+
+# Clicks a heading and a point, and writes what a reader would see into the document.
+PROBE = """
+<script>
+const heads = [...document.querySelectorAll("#cells th button")];
+heads[heads.findIndex(head => head.textContent === "time")].click();
+const times = [...document.querySelectorAll("#cells tbody tr")].map(row => Number(row.children[6].dataset.sort));
+const probe = document.createElement("pre");
+probe.id = "probe";
+probe.textContent = JSON.stringify({
+  sorted: times.every((value, index) => !index || times[index - 1] <= value),
+  hover: document.querySelector(".point.decode title").textContent,
+  requests: performance.getEntriesByType("resource").length,
+});
+document.body.append(probe);
+</script>
+"""
+
+
+@pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
+def test_in_a_headless_browser(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(html_report(read_run(RUN)).replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [BROWSER, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=90, check=True
+    )
+    assert "CONSOLE" not in done.stderr
+    probe = done.stdout.split('<pre id="probe">')[1].split("</pre>")[0]
+    assert '"sorted":true' in probe
+    assert '"requests":0' in probe
+    assert '"hover":"decode 1 x' in probe
