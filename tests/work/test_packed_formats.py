@@ -86,6 +86,9 @@ def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
     inner = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]
     assert stored(linear).weight_bytes == storage_bytes(inner) == 128 * 256 + scale_bytes * 256
     assert stored(linear).compute_dtype == torch.bfloat16
+    planned = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16, device="meta")
+    quantization.quantize_(nn.Sequential(planned), getattr(quantization, config_name)())
+    assert stored(planned).weight_bytes == stored(linear).weight_bytes
 
 
 class Awq(nn.Module):
