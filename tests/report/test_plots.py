@@ -28,10 +28,10 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_svg_is_text_with_the_model_in_it(name: str, tmp_path: Path) -> None:
+def test_a_picture_is_an_svg_where_the_name_says_so(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.svg"
     save(read_run(RUN), name, path)
-    assert path.read_text().lstrip().startswith("<?xml")
+    assert "<svg" in path.read_text()
 
 
 def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:

@@ -91,6 +91,15 @@ def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
     assert stored(planned).weight_bytes == stored(linear).weight_bytes
 
 
+def test_torchao_int4_weight_only() -> None:
+    """4 bits a weight, and a bfloat16 scale and zero point a group of 128: 4.25 bits in torchao's CPU layout."""
+    prototype = pytest.importorskip("torchao.prototype.quantization.int4")
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
+    quantization.quantize_(nn.Sequential(linear), prototype.PrototypeInt4WeightOnlyConfig(group_size=128))
+    assert stored(linear).bits_per_weight == 4.25
+
+
 class Awq(nn.Module):
     """AWQ's GEMM layout, 4 bits in groups of 128: 8 outputs an int32 word, packed zero points, half scales."""
 
