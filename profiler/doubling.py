@@ -37,7 +37,7 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
         raise RequestError("a batch test doubles the batch at one length; give a single --prompt-len or --context-len.")
     request = first.request
     with quiet_libraries():
-        module = build_on_meta(first.config, request.dtype, request.quant, request.attn)
+        module = build_on_meta(first.config, request.dtype, request.quant, request.attn, as_run_here=True)
         work = walk(module)
         weights = planned_weight_bytes(module)
         roofs = measure_ceilings(

@@ -38,6 +38,10 @@ def model_warnings(context: Context) -> list[str]:
     warnings += _unhealthy(context)
     if context.info.kind == "cuda" and dtype == "bfloat16" and float(context.info.compute_capability) < 8.0:
         warnings.append(f"{context.info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
+    if (packed := context.loaded.unpacked_from) is not None:
+        warnings.append(
+            f"the {packed} checkpoint was unpacked: transformers runs it as {dtype}, and these are {dtype}'s figures."
+        )
     if not ceilings.beyond_cache:
         warnings.append("memory was too small to stream past the cache: the memory roof may be too high.")
     if not context.dispatch:

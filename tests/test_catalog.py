@@ -10,7 +10,8 @@ import torch
 
 from profiler.catalog import card_names, load_card, resolve
 from profiler.errors import ModelError
-from profiler.loading import build_on_meta, count_params, load_config
+from profiler.loading import build_on_meta, load_config
+from profiler.work.walk import walk
 
 # Public parameter counts: the hub's safetensors metadata, or the model's paper.
 PARAMS = {
@@ -45,7 +46,7 @@ def test_card_builds_to_its_public_parameter_count(name: str) -> None:
     source = resolve(name)
     assert source.card is not None
     config = load_config(source)
-    assert count_params(build_on_meta(config, torch.bfloat16)) == PARAMS[name] == source.card.params
+    assert walk(build_on_meta(config, torch.bfloat16)).params == PARAMS[name] == source.card.params
 
 
 @pytest.mark.parametrize("name", sorted(PARAMS))

@@ -15,7 +15,7 @@ from profiler.loading.request import (
     resolve_dtype,
     resolve_weights,
 )
-from profiler.loading.skeleton import build_on_meta, count_params, quiet_libraries
+from profiler.loading.skeleton import build_on_meta, quiet_libraries
 
 __all__ = [
     "DTYPES",
@@ -26,7 +26,6 @@ __all__ = [
     "build_on_meta",
     "check_context",
     "check_weights",
-    "count_params",
     "dtype_name",
     "load",
     "load_config",

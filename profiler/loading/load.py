@@ -15,7 +15,7 @@ from profiler.loading.config import pretrained_location
 from profiler.loading.placement import Placement, offloaded_bytes, place
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.skeleton import build_on_meta, count_params, quantization_config, quiet_libraries
+from profiler.loading.skeleton import build_on_meta, quantization_config, quiet_libraries
 
 
 def load(request: ModelRequest, config: Any) -> LoadedModel:
@@ -46,13 +46,33 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     return LoadedModel(
         module=module,
         request=request,
-        params=count_params(module),
         load_s=loaded_s,
         first_call_s=first_call_s,
         revision=getattr(module.config, "_commit_hash", None),
         placement=placement,
+        unpacked_from=_unpacked_from(request, config, module),
         offloaded_bytes=offloaded_bytes(module, placement),
     )
+
+
+def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str | None:
+    """The format of a checkpoint that was stored packed and lies in memory as dense weights."""
+    if request.weights != "checkpoint":
+        return None
+    if request.source.kind == "gguf":
+        return "GGUF"
+    own_format = getattr(config, "quantization_config", None)
+    if not own_format or request.quant != "none":
+        return None
+    tensors = [*module.parameters(), *module.buffers()]
+    if any((tensor.is_floating_point() and tensor.itemsize == 1) or tensor.dtype in _PACKED_IN for tensor in tensors):
+        return None
+    method = own_format.get("quant_method") if isinstance(own_format, dict) else own_format.quant_method
+    return str(getattr(method, "value", method))
+
+
+# Dtypes that hold several weights an element; int64 is left to positions and the like.
+_PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 
 
 def _first_call(module: nn.Module, request: ModelRequest) -> float:
@@ -92,7 +112,7 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Pla
         extra["attn_implementation"] = request.attn
     if request.quant != "none":
         extra["quantization_config"] = quantization_config(request.quant, request.dtype)
-    planned = build_on_meta(copy.deepcopy(config), request.dtype, request.quant, request.attn)
+    planned = build_on_meta(copy.deepcopy(config), request.dtype, request.quant, request.attn, as_run_here=True)
     placement = place(planned, request.device, quantised=request.quant != "none")
     del planned
     if placement is not None and placement.folder is not None:

@@ -46,14 +46,14 @@ class LoadedModel:
 
     module: nn.Module
     request: ModelRequest
-    params: int
-    """Parameters of the architecture (a packed 4-bit tensor counts its weights, a tied one counts once)."""
     load_s: float
     first_call_s: float = 0.0
     """Seconds of the very first forward pass, of one token: lazy initialisation of libraries, unpacking of weights."""
     revision: str | None = None
     placement: Placement | None = None
     """Where accelerate put each part, when the model did not fit on one device."""
+    unpacked_from: str | None = None
+    """The format of a checkpoint that came packed and now lies in memory as dense weights; None: it did neither."""
     offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are fetched at every step, by where they wait: `host` memory or `disk`."""
 

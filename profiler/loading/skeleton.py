@@ -12,20 +12,24 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError, first_line
+from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
 from profiler.loading.request import Quant
 
 
-def build_on_meta(config: Any, dtype: torch.dtype, quant: Quant = "none", attn: str | None = None) -> nn.Module:
+def build_on_meta(
+    config: Any, dtype: torch.dtype, quant: Quant = "none", attn: str | None = None, *, as_run_here: bool = False
+) -> nn.Module:
     """The model of `config` on the meta device: every module and shape, no bytes.
 
-    A checkpoint that comes quantised says so in its config; its layers are planned in that format. Raises ModelError
-    for a format that the installed transformers does not know.
+    A checkpoint that comes quantised says so in its config; its layers are planned in that format, or with
+    `as_run_here` in the one that transformers gives them on this machine. Raises ModelError for a format that cannot
+    be planned.
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
         own_format = getattr(config, "quantization_config", None)
         if quant == "none" and own_format:
-            return _plan_own_format(module, own_format)
+            return _plan_own_format(module, own_format, as_run_here)
         return quantise_modules(module, quant, dtype)
 
 
@@ -39,23 +43,38 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 
-def _plan_own_format(module: nn.Module, own_format: Any) -> nn.Module:
+def _plan_own_format(module: nn.Module, own_format: Any, as_run_here: bool) -> nn.Module:
     from transformers.quantizers import AutoHfQuantizer
 
-    method = own_format.get("quant_method") if isinstance(own_format, dict) else own_format.quant_method
-    method = getattr(method, "value", method)
+    options = own_format if isinstance(own_format, dict) else own_format.to_dict()
+    method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")))
+    if method in PACKED_LINEARS:
+        return plan_packed(module, method, options)
+    if method == "mxfp4" and not as_run_here:
+        return plan_mxfp4(module)
     try:
         quantizer = AutoHfQuantizer.from_config(own_format, pre_quantized=True)
-        if method == "compressed-tensors":
-            quantizer.validate_environment()  # decides whether this device has its FP8 kernels
-            if not quantizer.use_fp8_kernel:
-                return module  # transformers (5.23) unpacks these weights in the first forward and keeps them dense
+        if as_run_here or method == "compressed-tensors":
+            quantizer.validate_environment()
+            if _runs_dense(quantizer):
+                return module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
     except Exception as error:
         raise ModelError(
             f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
         ) from error
     return module
+
+
+def _runs_dense(quantizer: Any) -> bool:
+    """Whether transformers (5.23) turns the weights into dense ones, at loading or in the first forward pass.
+
+    It does so with FP8 below compute capability 8.9 and MXFP4 without triton's kernels, and says so in the quantizer's
+    own config once it has looked at the machine; with compressed-tensors unless its FP8 kernels are asked for.
+    """
+    if hasattr(quantizer, "use_fp8_kernel"):
+        return not quantizer.use_fp8_kernel
+    return bool(getattr(quantizer.quantization_config, "dequantize", False))
 
 
 def quantise_modules(module: nn.Module, quant: Quant, dtype: torch.dtype) -> nn.Module:
@@ -76,20 +95,6 @@ def quantization_config(quant: Quant, dtype: torch.dtype) -> Any:
     if quant == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quant, bnb_4bit_compute_dtype=dtype)
-
-
-def count_params(module: nn.Module) -> int:
-    """Parameters of the architecture: shared ones once, a packed 4-bit matrix as the weights it stands for."""
-    total = 0
-    seen: set[int] = set()
-    for owner in module.modules():
-        for name, param in owner.named_parameters(recurse=False):
-            if id(param) in seen:
-                continue
-            seen.add(id(param))
-            packed = name == "weight" and param.__class__.__name__ == "Params4bit"
-            total += owner.in_features * owner.out_features if packed else param.numel()
-    return total
 
 
 @contextlib.contextmanager

@@ -99,6 +99,27 @@ def is_linear(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" or (sized and held)
 
 
+def own_params(module: Any) -> dict[int, int]:
+    """Parameters that a module itself holds, by the identity of their tensor; a packed matrix as what it stands for.
+
+    GPTQ and AWQ keep their integers in buffers, beside scales and zero points that are no parameters of the model;
+    a byte of an MXFP4 block is two weights, and its scales are none.
+    """
+    packed = next((held for name in _PACKED if (held := getattr(module, name, None)) is not None), None)
+    dense = {id(param): param.numel() for param in module.parameters(recurse=False)}
+    if packed is not None:
+        bias = getattr(module, "bias", None)
+        return {id(packed): module.in_features * module.out_features, **({} if bias is None else {id(bias): len(bias)})}
+    weight = getattr(module, "weight", None)
+    for name, param in module.named_parameters(recurse=False):
+        if name.endswith("_blocks"):
+            dense[id(param)] = 2 * param.numel()
+            dense[id(getattr(module, name.removesuffix("_blocks") + "_scales"))] = 0
+    if type(weight).__name__ == "Params4bit":
+        dense[id(weight)] = module.in_features * module.out_features
+    return dense
+
+
 def stored(module: nn.Module) -> StoredWeight:
     """How the weight of a linear-like module is stored. Raises ValueError for a format that is not known."""
     for matches, describe in _FORMATS:

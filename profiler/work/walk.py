@@ -256,12 +256,10 @@ class _Visitor:
         fresh = 0
         owners = module.modules() if recurse else (module,)
         for owner in owners:
-            for key, param in owner.named_parameters(recurse=False):
-                if id(param) in self._counted:
-                    continue
-                self._counted.add(id(param))
-                packed = key == "weight" and type(param).__name__ == "Params4bit"
-                fresh += owner.in_features * owner.out_features if packed else param.numel()
+            for identity, params in formats.own_params(owner).items():
+                if identity not in self._counted:
+                    self._counted.add(identity)
+                    fresh += params
         self.total_params += fresh
         return fresh
 

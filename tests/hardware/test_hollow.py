@@ -10,6 +10,7 @@ from profiler.catalog import resolve
 from profiler.hardware.hollow import hollow_config
 from profiler.loading import ModelRequest, load, load_config
 from profiler.timing.engines import EagerEngine
+from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignor
         state = engine.prefill(torch.arange(6)[None], 16)
         with OperatorList() as operators:
             engine.decode(state)
-    return operators.names, loaded.params
+    return operators.names, walk(loaded.module).params
 
 
 @pytest.mark.parametrize(

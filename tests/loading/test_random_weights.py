@@ -12,6 +12,7 @@ from profiler.catalog import resolve
 from profiler.loading import LoadedModel, ModelRequest, Quant, load, load_config
 from profiler.loading.random_weights import _quantised_4bit
 from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
 
@@ -36,7 +37,7 @@ def test_steps_with_finite_logits(tiny_folder: str, quant: Quant) -> None:
 def test_tied_embeddings_stay_one_tensor() -> None:
     loaded = build("smollm2-135m")
     assert loaded.module.lm_head.weight is loaded.module.model.embed_tokens.weight
-    assert loaded.params == 134_515_008
+    assert walk(loaded.module).params == 134_515_008
 
 
 def test_weights_are_neither_zero_nor_equal(tiny_folder: str) -> None:
@@ -49,6 +50,7 @@ import sys, torch
 from profiler.catalog import resolve
 from profiler.loading import ModelRequest, load, load_config
 from profiler.memory import peak_bytes, reset_peak
+from profiler.work.walk import walk
 source = resolve(sys.argv[1]); config = load_config(source); cpu = torch.device("cpu")
 import transformers, accelerate, bitsandbytes
 from transformers import AutoModelForCausalLM

@@ -13,7 +13,7 @@ from profiler.loading import ModelRequest, Quant, build_on_meta, load, load_conf
 from profiler.timing.engines import EagerEngine, greedy_tokens
 from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import DEQUANTISATION, first_dense_row, is_linear, storage_bytes, stored
-from profiler.work.operators import Elementwise, Experts, Linear
+from profiler.work.operators import Elementwise, Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk
 
@@ -93,25 +93,6 @@ def test_norms_are_streamed_as_well() -> None:
     assert norms == (2 * 32 + 1) * 4096 * 2
 
 
-class Packed(torch.nn.Module):
-    """GPTQ's layout, 4 bits in groups of 128: int32 words of 8 weights, packed zero points, half scales, row groups."""
-
-    def __init__(self, ins: int, outs: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = ins, outs
-        self.register_buffer("qweight", torch.zeros(ins // 8, outs, dtype=torch.int32))
-        self.register_buffer("qzeros", torch.zeros(ins // 128, outs // 8, dtype=torch.int32))
-        self.register_buffer("scales", torch.zeros(ins // 128, outs, dtype=torch.float16))
-        self.register_buffer("g_idx", torch.zeros(ins, dtype=torch.int32))
-
-
-def test_gptq_groups_of_128() -> None:
-    """4 + 16/128 (scales) + 4/128 (zero points) bits a weight, and a 32-bit group index an input row."""
-    weight = stored(Packed(4096, 1024))
-    assert weight.bits_per_weight == 4 + 16 / 128 + 4 / 128 + 32 / 1024
-    assert weight.compute_dtype == torch.float16
-
-
 def test_float8_in_blocks_of_128() -> None:
     """8 bits a weight and a float32 scale a block of 128 x 128: 8.002 bits."""
     linear = torch.nn.Linear(1024, 512, bias=False)
@@ -162,31 +143,6 @@ def test_an_unknown_quantisation_is_a_named_error() -> None:
     config.quantization_config = {"quant_method": "wishful"}
     with pytest.raises(ModelError, match="wishful"):
         build_on_meta(config, torch.bfloat16)
-
-
-class Mxfp4Experts(torch.nn.Module):
-    """gpt-oss's layout: 4-bit pairs in blocks of 16 bytes, and a byte of scale a block of 32 weights."""
-
-    def __init__(self, experts: int, hidden: int, inner: int) -> None:
-        super().__init__()
-
-        def zeros(*shape: int) -> torch.nn.Parameter:
-            return torch.nn.Parameter(torch.zeros(*shape, dtype=torch.uint8), requires_grad=False)
-
-        self.gate_up_proj_blocks = zeros(experts, 2 * inner, hidden // 32, 16)
-        self.gate_up_proj_scales = zeros(experts, 2 * inner, hidden // 32)
-        self.down_proj_blocks = zeros(experts, hidden, inner // 32, 16)
-        self.down_proj_scales = zeros(experts, hidden, inner // 32)
-
-
-def test_mxfp4_experts_are_4_25_bits() -> None:
-    model = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
-    for layer in model.model.layers:
-        layer.mlp.experts = Mxfp4Experts(32, 2880, 2880)
-    [experts] = [op for op in walk(model).operators if isinstance(op, Experts)]
-    assert experts.matrices == ((2880, 5760), (2880, 2880))
-    weights = sum(ins * outs for ins, outs in experts.matrices)
-    assert experts.expert_bytes * 8 / weights == 4.25
 
 
 def test_cache_and_peak() -> None:

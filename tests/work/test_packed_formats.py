@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from profiler.catalog import resolve
+from profiler.errors import ModelError
 from profiler.loading import ModelRequest, build_on_meta, load, load_config
 from profiler.work.formats import storage_bytes, stored
-from profiler.work.operators import Linear
+from profiler.work.operators import Experts, Linear
 from profiler.work.step import Step
 from profiler.work.walk import walk
 
@@ -73,6 +76,7 @@ def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> 
     work = walk(loaded.module)
     linears = [op for op in work.operators if isinstance(op, Linear) and op.group != "lm_head"]
     assert all(op.weight.bits_per_weight == 16 for op in linears)
+    assert loaded.unpacked_from == "compressed-tensors"
     assert work.work(Step(1, 1, 8)).weight_bytes == planned
 
 
@@ -100,19 +104,141 @@ def test_torchao_int4_weight_only() -> None:
     assert stored(linear).bits_per_weight == 4.25
 
 
-class Awq(nn.Module):
-    """AWQ's GEMM layout, 4 bits in groups of 128: 8 outputs an int32 word, packed zero points, half scales."""
-
-    def __init__(self, ins: int, outs: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = ins, outs
-        self.register_buffer("qweight", torch.zeros(ins, outs // 8, dtype=torch.int32))
-        self.register_buffer("qzeros", torch.zeros(ins // 128, outs // 8, dtype=torch.int32))
-        self.register_buffer("scales", torch.zeros(ins // 128, outs, dtype=torch.float16))
+def planned(card: str, **quantization: Any) -> Any:
+    config = load_config(resolve(card))
+    config.quantization_config = quantization
+    return build_on_meta(config, torch.bfloat16)
 
 
-def test_awq_groups_of_128() -> None:
-    """AWQ keeps no group index: 4 + 16/128 + 4/128 = 4.15625 bits a weight (arXiv:2306.00978, group size 128)."""
-    weight = stored(Awq(4096, 1024))
-    assert weight.bits_per_weight == 4.15625
-    assert weight.format == "awq"
+def stored_bytes(module: nn.Module) -> int:
+    """What a checkpoint holds: all but the rotary tables, which are computed."""
+    return storage_bytes(
+        [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if "inv_freq" not in name)]
+    )
+
+
+@pytest.mark.parametrize(("group_size", "file_gb"), [(64, 4.02), (32, 4.28)])
+def test_gptq_is_planned_to_the_size_of_the_published_files(group_size: int, file_gb: float) -> None:
+    """TheBloke/Llama-2-7B-Chat-GPTQ lists 4.02 GB for 4 bits in groups of 64, and 4.28 GB in groups of 32."""
+    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=group_size, desc_act=True)
+    kept_dense = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
+    assert kept_dense == 2 * 32000 * 4096 * 2
+    assert stored_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005)
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (6_738_415_616, 1.0)
+
+
+def test_awq_keeps_no_group_index() -> None:
+    """4 + 16/128 + 4/128 = 4.15625 bits a weight (arXiv:2306.00978, group size 128); GPTQ adds 32 bits an input."""
+    awq = planned("mistral-7b-v0.1", quant_method="awq", bits=4, group_size=128, zero_point=True, version="gemm")
+    weight = stored(awq.model.layers[0].self_attn.k_proj)
+    assert (weight.format, weight.bits_per_weight) == ("awq", 4.15625)
+    gptq = planned("mistral-7b-v0.1", quant_method="gptq", bits=4, group_size=128)
+    assert stored(gptq.model.layers[0].self_attn.k_proj).bits_per_weight == 4.15625 + 32 / 1024
+
+
+def test_what_a_packed_checkpoint_leaves_dense() -> None:
+    module = planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"])
+    assert module.model.layers[0].mlp.gate.weight.dtype == torch.bfloat16
+    assert stored(module.model.layers[0].self_attn.q_proj).format == "awq"
+    only = planned(
+        "llama-2-7b", quant_method="gptq", bits=4, group_size=-1, modules_in_block_to_quantize=[["mlp.up_proj"]]
+    )
+    layer = only.model.layers[0]
+    assert isinstance(layer.mlp.down_proj, nn.Linear)
+    # One group a column: a scale and a zero point an output, and the group index an input.
+    assert stored(layer.mlp.up_proj).weight_bytes == 4096 * 11008 // 2 + 11008 * 2 + 11008 // 2 + 4096 * 4
+
+
+@pytest.mark.parametrize("quantization", [{"quant_method": "gptq"}, {"quant_method": "awq", "bits": 4}])
+def test_a_packed_checkpoint_without_its_width_is_a_named_error(quantization: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="bits"):
+        planned("smollm2-135m", **quantization)
+
+
+def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
+    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1), at 4.25 bits an expert's weight."""
+    module = planned("gpt-oss-20b", quant_method="mxfp4")
+    assert stored_bytes(module) / 2**30 == pytest.approx(12.8, abs=0.05)
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (20_914_757_184, 1.0)
+    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2880, 5760), (2880, 2880))
+    weights = sum(ins * outs for ins, outs in experts.matrices)
+    biases = 2 * (5760 + 2880)
+    assert (experts.expert_bytes - biases) * 8 / weights == 4.25
+
+
+def test_mxfp4_for_a_model_without_such_experts_is_a_named_error() -> None:
+    with pytest.raises(ModelError, match="gpt-oss"):
+        planned("smollm2-135m", quant_method="mxfp4")
+
+
+def saved(folder: Path, config: Any, tensors: dict[str, torch.Tensor], quantization: dict[str, Any]) -> Path:
+    """A checkpoint folder as a quantiser leaves it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({**config.to_dict(), "dtype": "bfloat16", "quantization_config": quantization})
+    )
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fp8_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek-V3's FP8: float8 weights with a float32 scale a block of 128 x 128."""
+    model = llama()
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        outs, ins = tensors[name].shape
+        blocks = tensors[name].float().reshape(outs // 128, 128, ins // 128, 128)
+        scale = blocks.abs().amax((1, 3)) / 448
+        tensors[name] = (blocks / scale[:, None, :, None]).reshape(outs, ins).to(torch.float8_e4m3fn)
+        tensors[name.replace("weight", "weight_scale_inv")] = scale
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    return saved(tmp_path_factory.mktemp("models") / "fp8", model.config, tensors, quantization)
+
+
+@pytest.fixture(scope="module")
+def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gpt-oss of one layer with four experts, their weights in blocks of 32."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=128,
+        layer_types=["full_attention"],
+    )
+    model = GptOssForCausalLM(config).to(torch.bfloat16)
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, ins, outs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (experts, outs, ins // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full((experts, outs, ins // 32), 120, dtype=torch.uint8)
+    return saved(tmp_path_factory.mktemp("models") / "mxfp4", config, tensors, {"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize(("fixture", "method"), [("fp8_folder", "fp8"), ("mxfp4_folder", "mxfp4")])
+def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
+    fixture: str, method: str, request: pytest.FixtureRequest
+) -> None:
+    """Without the kernels that these formats want, transformers unpacks them at loading: 16 bits a weight are read."""
+    if torch.cuda.is_available():
+        pytest.skip("a card may have the kernels")
+    source = resolve(str(request.getfixturevalue(fixture)))
+    config = load_config(source)
+    here = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16, as_run_here=True))
+    as_stored = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16))
+    loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="checkpoint"), config)
+    assert loaded.unpacked_from == method
+    step = Step(1, 1, 8)
+    assert walk(loaded.module).work(step).weight_bytes == here.work(step).weight_bytes
+    assert as_stored.work(step).weight_bytes < 0.75 * here.work(step).weight_bytes
+    assert as_stored.coverage == here.coverage == 1
