@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from profiler.clock import NOTHING, Timing
 from profiler.diagnosis import advice
 from profiler.diagnosis.regimes import Measurement, Verdict, judge
 from profiler.diagnosis.roofline import place
-from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, Split, split
+from profiler.diagnosis.step_time import TERMS, Demand, Dispatch, Roofs, Split, split
 from profiler.grid import Cell, Grid, Phase, decode_context
 from profiler.hardware.ceilings import Ceilings
 from profiler.hardware.device import Device
@@ -63,19 +64,17 @@ class Beside:
     power_capped: bool = False
 
 
-Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, float]]
-"""Seconds of the operators that were run alone, all instances of each together, by phase and cell."""
+@dataclass(frozen=True)
+class Alone:
+    """An operator's kernels run alone, all its instances together."""
 
-_SPLIT_COLUMNS = (
-    "floor_s",
-    "weights_s",
-    "kv_s",
-    "compute_s",
-    "kernel_s",
-    "avoidable_s",
-    "dispatch_s",
-    "unexplained_s",
-)
+    whole: Timing
+    conversion: Timing = NOTHING
+    """The part of it that only converts between formats."""
+
+
+Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, Alone]]
+"""The operators that were run alone, by phase and cell."""
 
 
 def execution_paths(
@@ -130,9 +129,7 @@ def step_of(phase: Phase, cell: Cell, grid: Grid) -> Step:
     return Step(cell.batch_size, 1, decode_context(cell.depth, grid.new_tokens))
 
 
-def _demand(
-    operator: Operator, step: Step, path: ExecutionPath, ceilings: Ceilings, replayed_s: float | None
-) -> Demand:
+def _demand(operator: Operator, step: Step, path: ExecutionPath, ceilings: Ceilings, alone: Alone | None) -> Demand:
     work = operator.work(step, path)
     return Demand(
         name=operator.name,
@@ -141,8 +138,19 @@ def _demand(
         weight_bytes=float(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
         kv_bytes=float(work.kv_read_bytes + work.kv_write_bytes),
         compute_flops_per_s=ceilings.compute_flops_per_s(dtype_name(operator.dtype)),
-        replayed_s=replayed_s,
+        **_as_replayed(alone),
     )
+
+
+def _as_replayed(alone: Alone | None) -> dict[str, float]:
+    if alone is None:
+        return {}
+    return {
+        "replayed_s": alone.whole.median_s,
+        "replayed_half_width_s": alone.whole.half_width_s,
+        "dequantise_s": alone.conversion.median_s,
+        "dequantise_half_width_s": alone.conversion.half_width_s,
+    }
 
 
 def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
@@ -158,20 +166,26 @@ def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
 
 
 def _split(
-    context: Context, phase: Phase, cell: Cell, grid: Grid, latency_s: float, replayed: Mapping[Operator, float]
+    context: Context,
+    phase: Phase,
+    cell: Cell,
+    grid: Grid,
+    latency_s: float,
+    replayed: Mapping[Operator, Alone],
+    latency_half_width_s: float = 0.0,
 ) -> Split:
     step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
     demands = []
     avoidable_bytes = 0.0
     for operator in context.work.operators:
-        total_s = replayed.get(operator)
-        demands.append(_demand(operator, step, path, context.ceilings, total_s))
+        alone = replayed.get(operator)
+        demands.append(_demand(operator, step, path, context.ceilings, alone))
         work = operator.work(step, path)
         # A replayed kernel has paid for its own operands; what is avoidable around it has not been paid for.
-        operands = 0 if total_s is not None else work.activation_bytes
+        operands = 0 if alone is not None else work.activation_bytes
         avoidable_bytes += float(operands + sum(_outside_kernel(work.avoidable_bytes)))
     working_set = float(context.work.work(step, path).model_bytes)
-    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase, cell, working_set))
+    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase, cell, working_set), latency_half_width_s)
 
 
 def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
@@ -185,6 +199,8 @@ def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float)
         memory_bytes_per_s=context.ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=context.dispatch.get((cell.engine, phase, cell.batch_size)),
         overlaps=context.info.overlaps_dispatch,
+        memory_half_width=context.ceilings.memory_half_width,
+        compute_half_width=context.ceilings.compute_half_width(context.dtype),
         fetch_s=sum(nbytes / links[where].per_s for where, nbytes in context.loaded.offloaded_bytes.items()),
     )
 
@@ -242,6 +258,7 @@ class Assessment:
             self._judged[phase, cell] = judged
             self._evidence[phase, cell] = {
                 **_evidence_record(self._rows[phase, cell], verdict),
+                "split_half_widths_s": dict(judged.split.half_widths_s),
                 "noise_reasons": list(noise.reasons),
                 "predicted_peak_memory_bytes": _predicted_peak(context, cell, grid),
             }
@@ -368,7 +385,7 @@ def _measured_row(
     cell: Cell,
     grid: Grid,
     visits: Sequence[Visit],
-    replayed: Mapping[Operator, float],
+    replayed: Mapping[Operator, Alone],
     noise: NoiseReport,
     beside: Beside,
 ) -> tuple[dict[str, Any], Verdict, advice.JudgedCell]:
@@ -385,7 +402,8 @@ def _measured_row(
         sheet.peak_flops_per_s(context.dtype) if sheet else None,
         sheet.bandwidth_bytes_per_s if sheet else None,
     )
-    parts = _split(context, phase, cell, grid, time_s.median_s, replayed)
+    half_width_s = (time_s.high_s - time_s.low_s) / 2
+    parts = _split(context, phase, cell, grid, time_s.median_s, replayed, half_width_s)
     user_facing = _user_facing(phase, cell, grid, visits)
     verdict = judge(
         Measurement(
@@ -418,7 +436,8 @@ def _measured_row(
         "mfu": math.nan if placement.mfu is None else placement.mfu,
         "mbu": math.nan if placement.mbu is None else placement.mbu,
         "attained": parts.attained,
-        **{name: getattr(parts, name) for name in _SPLIT_COLUMNS},
+        "floor_s": parts.floor_s,
+        **{name: getattr(parts, name) for name in TERMS},
         "regime": verdict.regime,
         "confidence": verdict.confidence,
         "peak_memory_bytes": max(peaks) if peaks else None,

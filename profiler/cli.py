@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_QUANT_HELP = "none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo or fp8 (torchao)"
 Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout)")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -64,7 +65,9 @@ def run(
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, in the same grammar.")] = "1,2,4,8",
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode after each prompt.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes), or several: none,nf4.")] = "none",
+    quant: Annotated[str, typer.Option(help=f"{_QUANT_HELP}; or several: none,nf4.")] = "none",
+    double_quant: Annotated[bool, typer.Option("--double-quant", help="nf4, fp4: quantise the scales too.")] = False,
+    compute_dtype: Annotated[str, typer.Option(help="nf4, fp4: the dtype of their products.")] = "auto",
     weights: Annotated[str, typer.Option(help="auto, checkpoint or random (nothing is downloaded).")] = "auto",
     engine: Annotated[
         str, typer.Option(help="How the model is stepped: eager, static, compile, graph, or several: eager,static.")
@@ -103,6 +106,8 @@ def run(
             new_tokens=new_tokens,
             dtype=dtype,
             quant=quant,
+            double_quant=double_quant,
+            compute_dtype=compute_dtype,
             weights=weights,
             engine=engine,
             attn=attn,
@@ -161,7 +166,7 @@ def batch_test(
     context: Annotated[int, typer.Option(help="Decode this deep in a filled cache instead.")] = 0,
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode.")] = 16,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
+    quant: Annotated[str, typer.Option(help=f"{_QUANT_HELP}.")] = "none",
     weights: Annotated[str, typer.Option(help="auto, checkpoint or random (nothing is downloaded).")] = "auto",
     engine: Annotated[str, typer.Option(help="eager, static, compile or graph.")] = "eager",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
@@ -213,7 +218,7 @@ def count(
     prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
     context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help="none, int8, nf4 or fp4 (bitsandbytes).")] = "none",
+    quant: Annotated[str, typer.Option(help=f"{_QUANT_HELP}.")] = "none",
     attn: Annotated[str, typer.Option(help="What is executed: sdpa (a fused kernel) or eager.")] = "sdpa",
     gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
     gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 NANOSECOND_S = 1e-9
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A median of measured seconds, and how far it may be off."""
+
+    median_s: float
+    half_width_s: float
+    """Half of the notch of a box plot, 1.57 IQR / sqrt(n): an interval of about 95 % for a median (McGill, Tukey and
+    Larsen, The American Statistician 32, 1978)."""
+
+    def times(self, count: int) -> Timing:
+        """The time of `count` such calls."""
+        return Timing(count * self.median_s, count * self.half_width_s)
+
+
+NOTHING = Timing(0.0, 0.0)
+
+
+def timing_of(samples: Sequence[float]) -> Timing:
+    """The median of `samples` seconds with its half-width; that of a single one is not known and given as 0."""
+    median_s = statistics.median(samples)
+    if len(samples) < 2:
+        return Timing(median_s, 0.0)
+    low, _, high = statistics.quantiles(samples, n=4)
+    return Timing(median_s, _NOTCH * (high - low) / math.sqrt(len(samples)))
+
+
+_NOTCH = 1.57
 
 
 class Clock(Protocol):

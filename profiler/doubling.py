@@ -10,7 +10,7 @@ from profiler.errors import RequestError
 from profiler.hardware.ceilings import Ceilings
 from profiler.hardware.device import describe
 from profiler.job import Options, Prepared, measure_ceilings, prepare
-from profiler.loading import build_on_meta, quiet_libraries
+from profiler.loading import plan, quiet_libraries
 from profiler.loading.placement import planned_weight_bytes
 from profiler.memory import available_bytes
 from profiler.work.footprint import predicted_peak_bytes
@@ -37,7 +37,7 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
         raise RequestError("a batch test doubles the batch at one length; give a single --prompt-len or --context-len.")
     request = first.request
     with quiet_libraries():
-        module = build_on_meta(first.config, request.dtype, request.quant, request.attn, as_run_here=True)
+        module = plan(request, first.config)
         work = walk(module)
         weights = planned_weight_bytes(module)
         roofs = measure_ceilings(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from profiler.assessment import Context, path_of, step_of
-from profiler.clock import Clock
+from profiler.assessment import Alone, Context, path_of, step_of
+from profiler.clock import NOTHING, Clock, Timing, timing_of
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, Grid, Phase
 from profiler.hardware.hollow import hollow_config
-from profiler.hardware.replay import replay_attention, replay_linears
+from profiler.hardware.replay import replay_attention, replay_calls, replay_linears
 from profiler.loading import LoadedModel, ModelRequest, load
 from profiler.timing.engines import ENGINES, CompileEngine, Engine
 from profiler.work.attention import AttentionCore
+from profiler.work.conversions import conversion_call
 from profiler.work.formats import is_linear, stored
 from profiler.work.operators import Linear, Operator
 from profiler.work.step import Step
@@ -31,6 +32,8 @@ _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + 2 * _TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
 _CORES_SHARE = 0.25
+# Kernels that only convert are few, and are run inside the linears as well.
+_CONVERSIONS_SHARE = 0.3
 _REPLAYED_LAYERS = 8
 
 
@@ -71,13 +74,16 @@ def measure_dispatch(
 def _dispatch_alone(
     twin: LoadedModel, engine: Engine, clock: Clock, batch_sizes: Sequence[int]
 ) -> dict[tuple[Phase, int], Dispatch]:
-    prefill_s, decode_s = _twin_alone_s(twin, engine, clock)
+    prefill, decode = _twin_alone(twin, engine, clock)
     # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
-    alone: dict[Phase, Dispatch] = {"prefill": Dispatch(prefill_s, 0.0), "decode": Dispatch(decode_s, 0.0)}
+    alone: dict[Phase, Dispatch] = {
+        "prefill": Dispatch(prefill.median_s, 0.0, prefill.half_width_s),
+        "decode": Dispatch(decode.median_s, 0.0, decode.half_width_s),
+    }
     return {(phase, batch): alone[phase] for phase in alone for batch in batch_sizes}
 
 
-def _twin_alone_s(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[float, float]:
+def _twin_alone(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[Timing, Timing]:
     """(prefill, decode step) of the twin. A low quantile: what slows a step down is noise, not more dispatch."""
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=twin.request.device)
     prefills: list[float] = []
@@ -95,28 +101,32 @@ def _twin_alone_s(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[floa
             prefill_s, *decode_s = clock.seconds(marks)
             prefills.append(prefill_s)
             decodes += decode_s[1:]
-    return min(prefills), sorted(decodes)[len(decodes) // 4]
+    return (
+        Timing(min(prefills), timing_of(prefills).half_width_s),
+        Timing(sorted(decodes)[len(decodes) // 4], timing_of(decodes).half_width_s),
+    )
 
 
 def _dispatch_among_weights(
     loaded: LoadedModel, twin: LoadedModel, engine: Engine, clock: Clock, batch_sizes: Sequence[int]
 ) -> dict[tuple[Phase, int], Dispatch]:
     pairs = _paired_linears(loaded.module, twin.module)
-    warm_prefill_s, warm_decode_s = _twin_alone_s(twin, engine, clock)
-    hooks_s = _hooks_s(twin, engine, pairs, clock, warm_decode_s)
+    warm_prefill, warm_decode = _twin_alone(twin, engine, clock)
+    hooks_s = _hooks_s(twin, engine, pairs, clock, warm_decode.median_s)
 
     def dispatch(warm_s: float, batch: int, query: int, context: int) -> Dispatch:
-        among_s = _among_weights_s(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
-        step_s = among_s - hooks_s
+        among = _among_weights(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
+        step_s = among.median_s - hooks_s
         calls_s = _calls_alone_s(twin, clock, batch=batch, query=query, context=context)
         # The bare calls were timed with warm caches; within a step they are as cold as all the rest.
-        return Dispatch(step_s, calls_s * max(1.0, step_s / warm_s))
+        half_width_s = math.hypot(among.half_width_s, warm_decode.half_width_s)
+        return Dispatch(step_s, calls_s * max(1.0, step_s / warm_s), half_width_s)
 
-    prefill = dispatch(warm_prefill_s, 1, _TWIN_PROMPT, 0)
+    prefill = dispatch(warm_prefill.median_s, 1, _TWIN_PROMPT, 0)
     table: dict[tuple[Phase, int], Dispatch] = {}
     for batch in batch_sizes:
         table["prefill", batch] = prefill
-        table["decode", batch] = dispatch(warm_decode_s, batch, 1, _TWIN_PROMPT)
+        table["decode", batch] = dispatch(warm_decode.median_s, batch, 1, _TWIN_PROMPT)
     return table
 
 
@@ -130,11 +140,11 @@ def _hooks_s(
     """What the hooks themselves cost a step: the twin's step with hooks that do nothing, less one without."""
     hooks = [hollow.register_forward_hook(lambda *_: None) for hollow, _ in pairs]
     try:
-        _prefill_s, hooked_s = _twin_alone_s(twin, engine, clock)
+        _prefill, hooked = _twin_alone(twin, engine, clock)
     finally:
         for hook in hooks:
             hook.remove()
-    return max(0.0, hooked_s - warm_decode_s)
+    return max(0.0, hooked.median_s - warm_decode_s)
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -143,7 +153,7 @@ def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
     return [(hollow, real[name]) for name, hollow in twin.named_modules() if is_linear(hollow)]
 
 
-def _among_weights_s(
+def _among_weights(
     twin: LoadedModel,
     engine: Engine,
     pairs: Sequence[tuple[nn.Module, nn.Module]],
@@ -152,7 +162,7 @@ def _among_weights_s(
     batch: int,
     query: int,
     request: ModelRequest,
-) -> float:
+) -> Timing:
     """Seconds that a twin's step takes beside the model's linears, which run after each of its own."""
     device, dtype = request.device, request.dtype
     widths = {stored(real).in_features for _, real in pairs}
@@ -186,7 +196,8 @@ def _among_weights_s(
                 real(x)
             marks.append(clock.mark())
             linears += clock.seconds(marks)
-    return max(0.0, statistics.median(with_linears[1:]) - statistics.median(linears[1:]))
+    together, apart = timing_of(with_linears[1:]), timing_of(linears[1:])
+    return Timing(max(0.0, together.median_s - apart.median_s), math.hypot(together.half_width_s, apart.half_width_s))
 
 
 def _calls_alone_s(twin: LoadedModel, clock: Clock, *, batch: int, query: int, context: int) -> float:
@@ -202,10 +213,10 @@ def _calls_alone_s(twin: LoadedModel, clock: Clock, *, batch: int, query: int, c
         budget_s=_TWIN_REPLAY_S,
         clock=clock,
     )
-    total_s = sum(each_s * linears.operators[key].count for key, each_s in times.items())
+    total_s = sum(each.median_s * linears.operators[key].count for key, each in times.items())
     for core in _replayable_cores(work):
         step = Step(batch, query, context)
-        total_s += core.count * _core_alone_s(core, step, request, _TWIN_REPLAY_S, clock)
+        total_s += core.count * _core_alone(core, step, request, _TWIN_REPLAY_S, clock).median_s
     return total_s
 
 
@@ -227,7 +238,7 @@ def _replayable_cores(work: ModelWork) -> list[AttentionCore]:
     ]
 
 
-def _core_alone_s(core: AttentionCore, step: Step, request: ModelRequest, budget_s: float, clock: Clock) -> float:
+def _core_alone(core: AttentionCore, step: Step, request: ModelRequest, budget_s: float, clock: Clock) -> Timing:
     return replay_attention(
         batch=int(step.batch),
         query=int(step.query),
@@ -246,10 +257,11 @@ def _core_alone_s(core: AttentionCore, step: Step, request: ModelRequest, budget
 
 def replay_kernels(
     context: Context, cells: Sequence[Cell], grid: Grid, clock: Clock, budget_s: float
-) -> dict[tuple[Phase, Cell], dict[Operator, float]]:
-    """Seconds of each linear and attention core of each cell, run alone, all their instances together.
+) -> dict[tuple[Phase, Cell], dict[Operator, Alone]]:
+    """Each linear and attention core of each cell run alone, all their instances together.
 
-    Cells of the same shape share one replay. `budget_s` is for all of them; each is visited once in any case.
+    Of a linear that converts between formats, those kernels are run on their own as well. Cells of the same shape share
+    one replay. `budget_s` is for all of them; each is visited once in any case.
     """
     request = context.loaded.request
     linears = _replayable(context.work, linear_modules(context.loaded.module))
@@ -258,19 +270,26 @@ def replay_kernels(
         shapes.setdefault((cell.batch_size, cell.batch_size), []).append(("decode", cell))
         if cell.prompt_len:
             shapes.setdefault((cell.batch_size * cell.prompt_len, cell.batch_size), []).append(("prefill", cell))
-    results: dict[tuple[Phase, Cell], dict[Operator, float]] = {}
+    results: dict[tuple[Phase, Cell], dict[Operator, Alone]] = {}
     for (tokens, last), users in shapes.items():
+        rows = {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()}
+        share_s = budget_s * (1 - _CORES_SHARE) / len(shapes)
+        conversions = _conversions(linears, rows, request)
         times = replay_linears(
             linears.modules,
-            {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()},
+            rows,
             device=request.device,
             dtype=request.dtype,
-            budget_s=budget_s * (1 - _CORES_SHARE) / len(shapes),
+            budget_s=share_s * (1 - _CONVERSIONS_SHARE if conversions else 1),
             clock=clock,
+        )
+        converted = replay_calls(
+            conversions, device=request.device, budget_s=share_s * _CONVERSIONS_SHARE if conversions else 0, clock=clock
         )
         for user in users:
             results[user] = {
-                linears.operators[key]: each_s * linears.operators[key].count for key, each_s in times.items()
+                op: Alone(times[key].times(op.count), converted.get(key, NOTHING).times(op.count))
+                for key, op in linears.operators.items()
             }
     cores = _replayable_cores(context.work)
     each_s = budget_s * _CORES_SHARE / max(1, len(results) * len(cores))
@@ -279,5 +298,18 @@ def replay_kernels(
         if path.attention != "sdpa" or path.cache != "dynamic":
             continue
         for core in cores:
-            totals[core] = core.count * _core_alone_s(core, step_of(phase, cell, grid), request, each_s, clock)
+            alone = _core_alone(core, step_of(phase, cell, grid), request, each_s, clock)
+            totals[core] = Alone(alone.times(core.count))
     return results
+
+
+def _conversions(
+    linears: _Linears, rows: dict[LinearKey, int], request: ModelRequest
+) -> dict[LinearKey, list[Callable[[], object]]]:
+    """What each linear runs to convert between formats, one call a layer; those that convert nothing are left out."""
+    found: dict[LinearKey, list[Callable[[], object]]] = {}
+    for key, modules in linears.modules.items():
+        calls = [conversion_call(module, rows[key], request.dtype) for module in modules]
+        if all(calls):
+            found[key] = [call for call in calls if call is not None]
+    return found

@@ -25,9 +25,12 @@ from profiler.hardware.sentinel import Sentinel, drift
 from profiler.hardware.telemetry import Watch, complaints, idle_power_w, source_for, summary
 from profiler.isolation import measure_dispatch, replay_kernels
 from profiler.loading import (
+    DTYPES,
     QUANTS,
     ModelRequest,
+    QuantOptions,
     check_context,
+    check_quant,
     check_weights,
     dtype_name,
     load,
@@ -84,6 +87,8 @@ class Options:
     new_tokens: int = DEFAULT_NEW_TOKENS
     dtype: str = "auto"
     quant: str = "none"
+    double_quant: bool = False
+    compute_dtype: str = "auto"
     weights: str = "auto"
     engine: str = DEFAULT_ENGINE
     attn: str | None = None
@@ -121,6 +126,8 @@ def profile(
     new_tokens: int = DEFAULT_NEW_TOKENS,
     dtype: str = "auto",
     quant: str = "none",
+    double_quant: bool = False,
+    compute_dtype: str = "auto",
     weights: str = "auto",
     engine: str = DEFAULT_ENGINE,
     attn: str | None = None,
@@ -151,6 +158,8 @@ def profile(
         new_tokens=new_tokens,
         dtype=dtype,
         quant=quant,
+        double_quant=double_quant,
+        compute_dtype=compute_dtype,
         weights=weights,
         engine=engine,
         attn=attn,
@@ -177,17 +186,23 @@ def prepare(options: Options) -> Prepared:
         raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
     if options.budget_s <= 0:
         raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
+    if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
+        raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
     source = resolve(options.model)
     where = resolve_device(options.device)
     config = load_config(source, options.trust_remote_code)
+    dtype = resolve_dtype(options.dtype, quant, where, config)
+    quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
+    check_quant(quant, quant_options, dtype, where)
     check_context(config, grid.longest_context)
     for name in grid.engines:
         check_engine(name, where, config, grid.longest_context)
     request = ModelRequest(
         source=source,
         device=where,
-        dtype=resolve_dtype(options.dtype, quant, where, config),
+        dtype=dtype,
         quant=quant,
+        quant_options=quant_options,
         weights=resolve_weights(source, options.weights),
         attn=options.attn,
         trust_remote_code=options.trust_remote_code,
@@ -234,6 +249,8 @@ def prepare_resume(folder: Path, model: str | None, options: Options) -> Prepare
         new_tokens=grid["new_tokens"],
         dtype=known["dtype"],
         quant=known["quant"],
+        double_quant=known.get("double_quant", False),
+        compute_dtype=known.get("compute_dtype", "auto") if known["quant"] in ("nf4", "fp4") else "auto",
         weights=known["weights"],
         engine=",".join(document.engine["names"]),
         attn=known["attention"],
@@ -457,6 +474,8 @@ def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> 
             "params": context.work.params,
             "dtype": context.dtype,
             "quant": request.quant,
+            "double_quant": request.quant_options.double,
+            "compute_dtype": dtype_name(request.quant_options.compute_dtype or request.dtype),
             "weights": request.weights,
             "storage_bytes": model_storage_bytes(loaded.module),
             "load_s": loaded.load_s,
@@ -506,6 +525,10 @@ def _command(request: ModelRequest, grid: Grid) -> str:
     for option, lens in (("--prompt-lens", grid.prompt_lens), ("--context-lens", grid.context_lens)):
         if lens:
             parts.insert(1, f"{option} {','.join(map(str, lens))}")
+    if request.quant_options.double:
+        parts.append("--double-quant")
+    if request.quant_options.compute_dtype is not None:
+        parts.append(f"--compute-dtype {dtype_name(request.quant_options.compute_dtype)}")
     if request.attn:
         parts.append(f"--attn {request.attn}")
     return " ".join(parts)

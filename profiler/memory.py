@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -100,3 +101,28 @@ def _cgroup_available_bytes() -> int:
         except (OSError, ValueError):
             continue
     return min((limit - used for limit in _cgroup_limits()), default=1 << 62)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Sum of the distinct storages behind `tensors` (the whole storage, as allocated); on meta, of their elements.
+
+    A tensor subclass that holds other tensors (torchao's packed weights) is taken apart.
+    """
+    sizes: dict[object, int] = {}
+    for tensor in tensors:
+        for inner in _inner_tensors(tensor):
+            if inner.device.type == "meta":
+                sizes[id(inner)] = inner.numel() * inner.element_size()
+            else:
+                storage = inner.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _inner_tensors(tensor: Any) -> list[torch.Tensor]:
+    if tensor is None:
+        return []
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [inner for name in names for inner in _inner_tensors(getattr(tensor, name))]

@@ -19,7 +19,7 @@ from profiler.errors import RunError
 from profiler.grid import Cell
 from profiler.timing.outcomes import Gap, Visit
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 CELL_COLUMNS = (
     "phase",
@@ -65,6 +65,7 @@ CELL_COLUMNS = (
     "joules_per_token",
     "device_memory_bytes",
     "stopped",
+    "dequantise_s",
 )
 """The columns of cells.csv. A prefill's latency is that of the whole prompt; a decode's that of one step."""
 
@@ -232,9 +233,14 @@ def _from_1(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _from_2(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 2 counted what dequantising took among the kernels' losses, and did not say how far a term may be off."""
+    return {**content, "evidence": [{"split_half_widths_s": {}, **item} for item in content.get("evidence", [])]}
+
+
 # From which schema to the next one.
-_MIGRATIONS = {1: _from_1}
-# Columns that cells.csv of schema 1 did not have, with what stands for them.
+_MIGRATIONS = {1: _from_1, 2: _from_2}
+# Columns that cells.csv of older schemas did not have, with what stands for them.
 _ADDED_SINCE_1: dict[str, str | float] = {
     "engine": "eager",
     "ttft_s": math.nan,
@@ -245,6 +251,7 @@ _ADDED_SINCE_1: dict[str, str | float] = {
     "joules_per_token": math.nan,
     "device_memory_bytes": math.nan,
     "stopped": "",
+    "dequantise_s": 0.0,
 }
 
 

@@ -17,11 +17,12 @@ import pandas as pd
 import pytest
 
 import profiler
+from profiler.diagnosis.step_time import TERMS
 from profiler.errors import RunError
 from profiler.grid import Cell
 from profiler.runstore import CELL_COLUMNS, SCHEMA_VERSION, RunStore, read_run, read_samples
 
-SPLIT = ["weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s"]
+SPLIT = list(TERMS)
 
 
 @pytest.fixture(scope="module")

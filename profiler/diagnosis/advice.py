@@ -152,7 +152,12 @@ def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
 
 def _beside(s: Split) -> str:
     """The largest term beside the bytes, where it is worth a word."""
-    terms = {"dispatch": s.dispatch_s, "kernels below the roof": s.kernel_s, "avoidable copies": s.avoidable_s}
+    terms = {
+        "dispatch": s.dispatch_s,
+        "dequantisation": s.dequantise_s,
+        "kernels below the roof": s.kernel_s,
+        "avoidable copies": s.avoidable_s,
+    }
     name = max(terms, key=lambda key: terms[key])
     return f", of which {name} {duration(terms[name])}" if terms[name] >= 0.1 * s.latency_s else ""
 
@@ -162,6 +167,7 @@ def _largest_terms(s: Split) -> str:
         "weights need": s.weights_s,
         "the KV cache needs": s.kv_s,
         "arithmetic needs": s.compute_s,
+        "dequantising takes": s.dequantise_s,
         "kernels lose": s.kernel_s,
         "avoidable copies take": s.avoidable_s,
         "dispatch takes": s.dispatch_s,

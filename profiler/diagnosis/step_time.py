@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class Demand:
     """The compute roof of the dtype that it runs in."""
     replayed_s: float | None = None
     """Time of its kernels alone at this very shape, where it was measured."""
+    replayed_half_width_s: float = 0.0
+    dequantise_s: float = 0.0
+    """The part of `replayed_s` that its kernels only convert between formats, timed on its own."""
+    dequantise_half_width_s: float = 0.0
 
     def roof_s(self, memory_bytes_per_s: float) -> float:
         """The operator's own roof: the longer of its arithmetic and its traffic."""
@@ -37,6 +42,8 @@ class Dispatch:
     """All of it: Python, the dispatcher, the calls of kernels that have next to nothing to do."""
     in_kernels_s: float
     """The part that a replayed kernel of the model pays as well: the bare calls of linears and attention cores."""
+    half_width_s: float = 0.0
+    """How far `step_s` may be off."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,27 @@ class Roofs:
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
     fetch_s: float = 0.0
     """Seconds that offloaded weights need to cross their links in a step."""
+    memory_half_width: float = 0.0
+    compute_half_width: float = 0.0
+    """How far the two roofs may be off, as shares of them."""
 
     @property
     def dispatch_s(self) -> float | None:
         """Seconds to dispatch the whole step."""
         return self.dispatch.step_s if self.dispatch else None
+
+
+TERMS = (
+    "weights_s",
+    "kv_s",
+    "compute_s",
+    "dequantise_s",
+    "kernel_s",
+    "avoidable_s",
+    "dispatch_s",
+    "unexplained_s",
+)
+"""The terms that add up to a measured step."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,8 @@ class Split:
     weights_s: float
     kv_s: float
     compute_s: float
+    dequantise_s: float
+    """Converting between formats: dense copies of packed weights, quantised inputs, scaled products."""
     kernel_s: float
     avoidable_s: float
     dispatch_s: float
@@ -73,6 +98,8 @@ class Split:
     """Sum over operators of max(F/P, B/W): what the work itself demands."""
     floor_s: float
     """The least time of this step here: the device's and the dispatch roof combined."""
+    half_widths_s: Mapping[str, float] = field(default_factory=dict)
+    """How far each of TERMS may be off, from the spread of what it was measured with (about 95 %)."""
 
     @property
     def attained(self) -> float:
@@ -80,15 +107,21 @@ class Split:
         return self.device_s / self.latency_s
 
 
-def split(latency_s: float, demands: Sequence[Demand], avoidable_bytes: float, roofs: Roofs) -> Split:
+def split(
+    latency_s: float,
+    demands: Sequence[Demand],
+    avoidable_bytes: float,
+    roofs: Roofs,
+    latency_half_width_s: float = 0.0,
+) -> Split:
     """Split a measured step.
 
-    measured = weights + KV + compute + kernel + avoidable + dispatch + unexplained. The first three are the operators'
-    own roofs; `kernel` is what their kernels took beyond them when run alone; `avoidable` moves `avoidable_bytes` at
-    the measured bandwidth; `dispatch` is what the host adds: all of it where nothing overlaps (CPU), else only what
-    does not hide behind the device.
+    measured = weights + KV + compute + dequantisation + kernel + avoidable + dispatch + unexplained. The first three
+    are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
+    alone; `avoidable` moves `avoidable_bytes` at the measured bandwidth; `dispatch` is what the host adds: all of it
+    where nothing overlaps (CPU), else only what does not hide behind the device.
     """
-    weights_s = kv_s = compute_s = kernel_s = 0.0
+    weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
     for demand in demands:
         if demand.compute_bound(roofs.memory_bytes_per_s):
             compute_s += demand.flops / demand.compute_flops_per_s
@@ -96,7 +129,8 @@ def split(latency_s: float, demands: Sequence[Demand], avoidable_bytes: float, r
             weights_s += demand.weight_bytes / roofs.memory_bytes_per_s
             kv_s += demand.kv_bytes / roofs.memory_bytes_per_s
         if demand.replayed_s is not None:
-            kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s)
+            dequantise_s += demand.dequantise_s
+            kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s) - demand.dequantise_s
     # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
     weights_s += roofs.fetch_s
     if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
@@ -105,17 +139,55 @@ def split(latency_s: float, demands: Sequence[Demand], avoidable_bytes: float, r
     device_s = weights_s + kv_s + compute_s
     avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s
     host_s = roofs.dispatch_s or 0.0
-    busy_s = device_s + kernel_s + avoidable_s
+    busy_s = device_s + dequantise_s + kernel_s + avoidable_s
     dispatch_s = max(0.0, host_s - busy_s) if roofs.overlaps else host_s
+    terms = {
+        "weights_s": weights_s,
+        "kv_s": kv_s,
+        "compute_s": compute_s,
+        "dequantise_s": dequantise_s,
+        "kernel_s": kernel_s,
+        "avoidable_s": avoidable_s,
+        "dispatch_s": dispatch_s,
+        "unexplained_s": latency_s - busy_s - dispatch_s,
+    }
     return Split(
         latency_s=latency_s,
-        weights_s=weights_s,
-        kv_s=kv_s,
-        compute_s=compute_s,
-        kernel_s=kernel_s,
-        avoidable_s=avoidable_s,
-        dispatch_s=dispatch_s,
-        unexplained_s=latency_s - busy_s - dispatch_s,
+        **terms,
         device_s=device_s,
         floor_s=max(device_s, host_s) if roofs.overlaps else device_s + host_s,
+        half_widths_s=_half_widths(terms, demands, roofs, latency_half_width_s),
     )
+
+
+def _half_widths(
+    terms: Mapping[str, float], demands: Sequence[Demand], roofs: Roofs, latency_half_width_s: float
+) -> dict[str, float]:
+    """How far each term may be off: independent errors add in quadrature, those of one roof add up.
+
+    What was replayed is known from its own time, so that an error of its roof only moves time between its terms; the
+    residual inherits the errors of the replays, of what stands at a roof alone, of dispatch and of the step itself.
+    """
+    memory, compute = roofs.memory_half_width, roofs.compute_half_width
+    replays = [demand for demand in demands if demand.replayed_s is not None]
+    replay_s = math.hypot(*(demand.replayed_half_width_s for demand in replays))
+    dequantise_s = math.hypot(*(demand.dequantise_half_width_s for demand in replays))
+    roof_s = sum(_roof_half_width_s(demand, roofs) for demand in replays)
+    unseen_s = sum(_roof_half_width_s(demand, roofs) for demand in demands if demand.replayed_s is None)
+    dispatch_s = roofs.dispatch.half_width_s if roofs.dispatch and terms["dispatch_s"] else 0.0
+    avoidable_s = memory * terms["avoidable_s"]
+    return {
+        "weights_s": memory * terms["weights_s"],
+        "kv_s": memory * terms["kv_s"],
+        "compute_s": compute * terms["compute_s"],
+        "dequantise_s": dequantise_s,
+        "kernel_s": math.hypot(replay_s, roof_s, dequantise_s),
+        "avoidable_s": avoidable_s,
+        "dispatch_s": dispatch_s,
+        "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
+    }
+
+
+def _roof_half_width_s(demand: Demand, roofs: Roofs) -> float:
+    share = roofs.compute_half_width if demand.compute_bound(roofs.memory_bytes_per_s) else roofs.memory_half_width
+    return share * demand.roof_s(roofs.memory_bytes_per_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
@@ -56,6 +57,11 @@ class Roof:
     samples: int
     method: str
 
+    @property
+    def half_width(self) -> float:
+        """How far the median may be off, as a share of it (the notch of a box plot, see `clock.timing_of`)."""
+        return 1.57 * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
+
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -92,6 +98,11 @@ class Ceilings:
         """The memory roof: the fastest stream that was seen, past every cache."""
         return max(roof.per_s for roof in self.memory.values())
 
+    @property
+    def memory_half_width(self) -> float:
+        """How far the memory roof may be off, as a share of it."""
+        return max(self.memory.values(), key=lambda roof: roof.per_s).half_width
+
     def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
         """The roof of a working set: what its size reaches when it is read again and again, or the memory roof.
 
@@ -116,8 +127,14 @@ class Ceilings:
 
     def compute_flops_per_s(self, dtype: str) -> float:
         """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
-        roof = self.compute.get(dtype)
-        return roof.per_s if roof else max(roof.per_s for roof in self.compute.values())
+        return self._compute_roof(dtype).per_s
+
+    def compute_half_width(self, dtype: str) -> float:
+        """How far that roof may be off, as a share of it."""
+        return self._compute_roof(dtype).half_width
+
+    def _compute_roof(self, dtype: str) -> Roof:
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
 
 
 def measure(

@@ -5,7 +5,6 @@ The products run in the model's order with the model's own weights.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from profiler.clock import Clock, clock_for
+from profiler.clock import Clock, Timing, clock_for, timing_of
 from profiler.hardware.ceilings import sample
 
 Key = TypeVar("Key", bound=Hashable)
@@ -29,52 +28,59 @@ def replay_linears(
     dtype: torch.dtype,
     budget_s: float,
     clock: Clock | None = None,
-) -> dict[Key, float]:
-    """Seconds that one call of each operator takes on its own: {operator: median seconds}.
+) -> dict[Key, Timing]:
+    """Seconds that one call of each operator takes on its own.
 
-    `linears` maps an operator to its modules, one a layer; `rows` gives its tokens. Modules are visited layer by
-    layer, as in a step, so that each weight comes from where a step finds it: memory, or a cache that holds them all.
-    On CUDA each operator's calls over all layers are captured as a graph and replayed: events around single calls of
-    small kernels would time the host.
+    `linears` maps an operator to its modules, one a layer; `rows` gives its tokens.
     """
-    clock = clock or clock_for(device)
     inputs = {
         name: torch.randn(1, rows[name], _in_features(modules[0]), device=device, dtype=dtype)
         for name, modules in linears.items()
     }
+    calls = {name: [partial(module, inputs[name]) for module in modules] for name, modules in linears.items()}
+    return replay_calls(calls, device=device, budget_s=budget_s, clock=clock)
+
+
+def replay_calls(
+    calls: Mapping[Key, Sequence[Callable[[], object]]],
+    *,
+    device: torch.device,
+    budget_s: float,
+    clock: Clock | None = None,
+) -> dict[Key, Timing]:
+    """Seconds that one call under each key takes on its own, where a key has one call a layer.
+
+    Calls are made layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a
+    cache that holds them all. On CUDA the calls of a key are captured as a graph and replayed: events around single
+    calls of small kernels would time the host.
+    """
+    clock = clock or clock_for(device)
     if device.type == "cuda":
-        each_s = budget_s / max(1, len(linears))
-        return {
-            name: _replayed_graph_s([partial(module, inputs[name]) for module in modules], clock, each_s)
-            for name, modules in linears.items()
-        }
+        each_s = budget_s / max(1, len(calls))
+        return {name: _replayed_graph(layers, clock, each_s) for name, layers in calls.items()}
     order = sorted(
-        (
-            (index / len(modules), name, module)
-            for name, modules in linears.items()
-            for index, module in enumerate(modules)
-        ),
+        ((index / len(layers), name, call) for name, layers in calls.items() for index, call in enumerate(layers)),
         key=lambda item: item[0],
     )
-    times: dict[Key, list[float]] = {name: [] for name in linears}
+    times: dict[Key, list[float]] = {name: [] for name in calls}
     with torch.inference_mode():
-        for _, name, module in _first_of_each(order):
-            module(inputs[name])
+        for layers in calls.values():
+            layers[0]()
         clock.synchronize()
         deadline = time.perf_counter() + budget_s
         while not all(times.values()) or time.perf_counter() < deadline:
             marks, names = [clock.mark()], []
-            for _, name, module in order:
-                module(inputs[name])
+            for _, name, call in order:
+                call()
                 marks.append(clock.mark())
                 names.append(name)
                 # A pass over large inputs may take long; it ends early once each operator has been seen.
-                if device.type == "cpu" and time.perf_counter() > deadline and set(names) == set(linears):
+                if time.perf_counter() > deadline and set(names) == set(calls):
                     break
             clock.synchronize()
             for name, seconds in zip(names, clock.seconds(marks), strict=True):
                 times[name].append(seconds)
-    return {name: statistics.median(samples) for name, samples in times.items()}
+    return {name: timing_of(samples) for name, samples in times.items()}
 
 
 def replay_attention(
@@ -91,8 +97,8 @@ def replay_attention(
     dtype: torch.dtype,
     budget_s: float,
     clock: Clock | None = None,
-) -> float:
-    """Seconds of one `scaled_dot_product_attention` at this shape, called as transformers calls it (median).
+) -> Timing:
+    """Seconds of one `scaled_dot_product_attention` at this shape, called as transformers calls it.
 
     Keys and values rotate over `layers` different ones, as the layers of a model do.
     """
@@ -106,7 +112,7 @@ def replay_attention(
         grouped, causal = query_heads != kv_heads, query > 1 and context == 0
         attend = partial(F.scaled_dot_product_attention, q, is_causal=causal, enable_gqa=grouped)
         calls = [partial(attend, key=k[layer], value=v[layer]) for layer in range(layers)]
-        return _replayed_graph_s(calls, clock, budget_s)
+        return _replayed_graph(calls, clock, budget_s)
     with torch.inference_mode():
         deadline = time.perf_counter() + budget_s
         while len(samples) < 2 * layers or time.perf_counter() < deadline:
@@ -124,10 +130,10 @@ def replay_attention(
             samples += clock.seconds(marks)
             if time.perf_counter() > deadline + budget_s:
                 break
-    return statistics.median(samples)
+    return timing_of(samples)
 
 
-def _replayed_graph_s(calls: Sequence[Callable[[], object]], clock: Clock, budget_s: float) -> float:
+def _replayed_graph(calls: Sequence[Callable[[], object]], clock: Clock, budget_s: float) -> Timing:
     """Seconds of one of `calls` on the device alone: all of them captured as one CUDA graph and replayed.
 
     A call that cannot be captured (one that waits for the device) is timed with events instead.
@@ -151,14 +157,7 @@ def _replayed_graph_s(calls: Sequence[Callable[[], object]], clock: Clock, budge
                 for call in calls:
                     call()
 
-        return statistics.median(sample(again, clock, budget_s)) / len(calls)
-
-
-def _first_of_each(order: Sequence[tuple[float, Key, nn.Module]]) -> list[tuple[float, Key, nn.Module]]:
-    seen: dict[Key, tuple[float, Key, nn.Module]] = {}
-    for item in order:
-        seen.setdefault(item[1], item)
-    return list(seen.values())
+        return timing_of([seconds / len(calls) for seconds in sample(again, clock, budget_s)])
 
 
 def _in_features(module: Any) -> int:

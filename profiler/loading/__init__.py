@@ -3,32 +3,35 @@
 from profiler.loading.checkpoint import check_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
+from profiler.loading.quantise import PLAIN, QUANTS, Quant, QuantOptions, check_quant
 from profiler.loading.request import (
     DTYPES,
-    QUANTS,
     LoadedModel,
     ModelRequest,
-    Quant,
     check_context,
     dtype_name,
     resolve_device,
     resolve_dtype,
     resolve_weights,
 )
-from profiler.loading.skeleton import build_on_meta, quiet_libraries
+from profiler.loading.skeleton import build_on_meta, plan, quiet_libraries
 
 __all__ = [
     "DTYPES",
+    "PLAIN",
     "QUANTS",
     "LoadedModel",
     "ModelRequest",
     "Quant",
+    "QuantOptions",
     "build_on_meta",
     "check_context",
+    "check_quant",
     "check_weights",
     "dtype_name",
     "load",
     "load_config",
+    "plan",
     "quiet_libraries",
     "resolve_device",
     "resolve_dtype",

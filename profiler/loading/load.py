@@ -13,9 +13,10 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.placement import Placement, offloaded_bytes, place
+from profiler.loading.quantise import quantization_config
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.skeleton import build_on_meta, quantization_config, quiet_libraries
+from profiler.loading.skeleton import plan, quiet_libraries
 
 
 def load(request: ModelRequest, config: Any) -> LoadedModel:
@@ -110,9 +111,11 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Pla
     where, extra = pretrained_location(request.source)
     if request.attn:
         extra["attn_implementation"] = request.attn
+    planned = plan(request, copy.deepcopy(config))
     if request.quant != "none":
-        extra["quantization_config"] = quantization_config(request.quant, request.dtype)
-    planned = build_on_meta(copy.deepcopy(config), request.dtype, request.quant, request.attn, as_run_here=True)
+        extra["quantization_config"] = quantization_config(
+            request.quant, request.dtype, request.quant_options, planned=planned, device=request.device
+        )
     placement = place(planned, request.device, quantised=request.quant != "none")
     del planned
     if placement is not None and placement.folder is not None:

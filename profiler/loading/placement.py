@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError
-from profiler.memory import available_bytes
+from profiler.memory import available_bytes, storage_bytes
 
 # A device that is filled to the last byte cannot run a step; accelerate's own maps keep about as much back.
 _FILL_LIMIT = 0.9
@@ -83,7 +83,7 @@ def planned_weight_bytes(module: nn.Module) -> int:
                 continue
             seen.add(id(param))
             kind = param.__class__.__name__
-            size = param.numel() * param.element_size()
+            size = storage_bytes([param])
             if key == "weight" and kind == "Params4bit":
                 size = owner.in_features * owner.out_features * 9 // 16  # 4.5 bits a weight: 4 + 32/64 of absmax
             elif key == "weight" and kind == "Int8Params":

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from profiler.loading.placement import Placement, dispatch, place, read_back, written
+from profiler.loading.quantise import TORCHAO_WEIGHTS, config_of, quantise_linears, quantise_modules
 from profiler.loading.request import ModelRequest
-from profiler.loading.skeleton import from_config, quantise_modules
+from profiler.loading.skeleton import from_config
 
 
 def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None]:
@@ -20,7 +21,7 @@ def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placeme
 
     with init_empty_weights(include_buffers=False), _skip_init():
         module = from_config(config, request.dtype, request.attn)
-    module = quantise_modules(module, request.quant, request.dtype)
+    module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
     module.tie_weights()
     placement = place(module, request.device, quantised=request.quant != "none")
     torch.manual_seed(0)
@@ -52,7 +53,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
             elif made[id(param)].device.type == "meta" and placement is not None:
                 made[id(param)] = nn.Parameter(read_back(names[id(param)], placement, on_disk), requires_grad=False)
             owner._parameters[key] = made[id(param)]
-            if fresh and key == "weight" and param.__class__.__name__ in _QUANTISERS:
+            if fresh and _is_quantised(key, param):
                 nn.init.normal_(owner._parameters[key], std=0.02)
                 made[id(param)] = _QUANTISERS[param.__class__.__name__](owner, param, target)
                 owner._parameters[key] = made[id(param)]
@@ -69,16 +70,20 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
 
 def _init_values(module: Any, owner: nn.Module) -> None:
     """Start values as transformers draws them; what it leaves alone is drawn here, so that nothing stays unset."""
-    for param in owner._parameters.values():
-        if param is not None and param.is_floating_point() and not hasattr(param, "quant_state"):
+    for key, param in owner._parameters.items():
+        if param is not None and param.is_floating_point() and not _is_quantised(key, param):
             nn.init.normal_(param, std=0.02) if param.dim() > 1 else nn.init.zeros_(param)
-    if not any(param.__class__.__name__ in _QUANTISERS for param in owner._parameters.values()):
+    if not any(_is_quantised(key, param) for key, param in owner._parameters.items()):
         with torch.no_grad():
             module._init_weights(owner)
 
 
+def _is_quantised(key: str, param: Any) -> bool:
+    return key == "weight" and type(param).__name__ in _QUANTISERS
+
+
 def _dense_shape(owner: nn.Module, key: str, param: nn.Parameter) -> tuple[int, ...]:
-    if key == "weight" and param.__class__.__name__ in _QUANTISERS:
+    if _is_quantised(key, param):
         return (owner.out_features, owner.in_features)
     return tuple(param.shape)
 
@@ -91,12 +96,10 @@ def _dense_dtype(owner: nn.Module, param: nn.Parameter) -> torch.dtype:
 
 def _quantised_4bit(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
     """Quantise a few rows at a time: the library's CPU kernel takes about a hundred bytes a weight while it works."""
-    from bitsandbytes.functional import QuantState, quantize_4bit
+    from bitsandbytes.functional import QuantState, quantize_4bit, quantize_blockwise
     from bitsandbytes.nn import Params4bit
 
     dense: torch.Tensor = owner.weight.data
-    if template.compress_statistics:  # its second level runs over the scales of the whole matrix
-        return Params4bit(dense, requires_grad=False, **template.__dict__).to(device)
     packed, scales, state = [], [], None
     for rows in dense.split(_ROWS_A_SLICE):
         data, state = quantize_4bit(
@@ -108,13 +111,19 @@ def _quantised_4bit(owner: nn.Module, template: Any, device: torch.device) -> nn
         )
         packed.append(data)
         scales.append(state.absmax)
+    absmax, nested = torch.cat(scales), {}
+    if template.compress_statistics:  # the second level runs over the scales of the whole matrix, as in quantize_4bit
+        offset = absmax.mean()
+        absmax, second = quantize_blockwise(absmax - offset, blocksize=_NESTED_BLOCK)
+        nested = {"offset": offset, "state2": second}
     whole = QuantState(
-        absmax=torch.cat(scales),
+        absmax=absmax,
         shape=dense.shape,
         code=state.code if state else None,
         blocksize=template.blocksize,
         quant_type=template.quant_type,
         dtype=dense.dtype,
+        **nested,
     )
     options = {**template.__dict__, "quant_state": whole, "bnb_quantized": True}
     parameter = Params4bit(torch.cat(packed), requires_grad=False, **options)
@@ -132,10 +141,21 @@ def _quantised_int8(owner: nn.Module, template: Any, device: torch.device) -> nn
     )
 
 
+def _quantised_by_torchao(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
+    quantise_linears(nn.Sequential(owner), config_of(template))
+    return cast(nn.Parameter, owner.weight)
+
+
+# bitsandbytes/functional.py, quantize_4bit: blocks of the second level.
+_NESTED_BLOCK = 256
 # A multiple of every block size, so that no block of scales is cut.
 _ROWS_A_SLICE = 256
 
-_QUANTISERS = {"Params4bit": _quantised_4bit, "Int8Params": _quantised_int8}
+_QUANTISERS = {
+    "Params4bit": _quantised_4bit,
+    "Int8Params": _quantised_int8,
+    **dict.fromkeys(TORCHAO_WEIGHTS, _quantised_by_torchao),
+}
 
 
 @contextlib.contextmanager

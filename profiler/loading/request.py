@@ -13,16 +13,15 @@ from profiler.catalog import Source
 from profiler.errors import DeviceError, RequestError
 from profiler.loading.checkpoint import weight_files
 from profiler.loading.placement import Placement
+from profiler.loading.quantise import PLAIN, Quant, QuantOptions
 
 Weights = Literal["auto", "checkpoint", "random"]
-Quant = Literal["none", "int8", "nf4", "fp4"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-QUANTS: tuple[Quant, ...] = get_args(Quant)
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class ModelRequest:
     device: torch.device
     dtype: torch.dtype
     quant: Quant = "none"
+    quant_options: QuantOptions = PLAIN
     weights: Literal["checkpoint", "random"] = "random"
     attn: str | None = None
     """Attention implementation asked for (`sdpa`, `eager`, ...); None takes transformers' own choice."""

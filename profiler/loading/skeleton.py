@@ -13,24 +13,45 @@ from torch import nn
 
 from profiler.errors import ModelError, first_line
 from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
-from profiler.loading.request import Quant
+from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules
+from profiler.loading.request import ModelRequest
 
 
 def build_on_meta(
-    config: Any, dtype: torch.dtype, quant: Quant = "none", attn: str | None = None, *, as_run_here: bool = False
+    config: Any,
+    dtype: torch.dtype,
+    quant: Quant = "none",
+    attn: str | None = None,
+    *,
+    options: QuantOptions = PLAIN,
+    device: torch.device | None = None,
+    as_run_here: bool = False,
 ) -> nn.Module:
     """The model of `config` on the meta device: every module and shape, no bytes.
 
     A checkpoint that comes quantised says so in its config; its layers are planned in that format, or with
-    `as_run_here` in the one that transformers gives them on this machine. Raises ModelError for a format that cannot
-    be planned.
+    `as_run_here` in the one that transformers gives them on this machine. `device` is where it will run (None: a CPU),
+    which decides the layout of some formats. Raises ModelError for a format that cannot be planned.
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
         own_format = getattr(config, "quantization_config", None)
         if quant == "none" and own_format:
             return _plan_own_format(module, own_format, as_run_here)
-        return quantise_modules(module, quant, dtype)
+        return quantise_modules(module, quant, dtype, options, device)
+
+
+def plan(request: ModelRequest, config: Any) -> nn.Module:
+    """The model of `request` on the meta device, as it would run on its device."""
+    return build_on_meta(
+        config,
+        request.dtype,
+        request.quant,
+        request.attn,
+        options=request.quant_options,
+        device=request.device,
+        as_run_here=True,
+    )
 
 
 def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
@@ -75,26 +96,6 @@ def _runs_dense(quantizer: Any) -> bool:
     if hasattr(quantizer, "use_fp8_kernel"):
         return not quantizer.use_fp8_kernel
     return bool(getattr(quantizer.quantization_config, "dequantize", False))
-
-
-def quantise_modules(module: nn.Module, quant: Quant, dtype: torch.dtype) -> nn.Module:
-    """Swap linear layers for bitsandbytes' own, as `from_pretrained` would (the head stays as it is)."""
-    if quant == "none":
-        return module
-    from transformers.quantizers import AutoHfQuantizer
-
-    quantizer = AutoHfQuantizer.from_config(quantization_config(quant, dtype), pre_quantized=False)
-    quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
-    return module
-
-
-def quantization_config(quant: Quant, dtype: torch.dtype) -> Any:
-    """bitsandbytes' configuration: blocks of 64 without double quantisation for 4-bit, LLM.int8() for int8."""
-    from transformers import BitsAndBytesConfig
-
-    if quant == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quant, bnb_4bit_compute_dtype=dtype)
 
 
 @contextlib.contextmanager

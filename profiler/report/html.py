@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from profiler.diagnosis.step_time import TERMS
 from profiler.report.glossary import footnotes
 from profiler.report.tables import breakdown_rows, engine_lines, instrument_line, noise_lines, roofs_lines
 from profiler.runstore import Run
@@ -17,11 +18,11 @@ from profiler.units import duration, percent, scaled, significant
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 880, 460, 100, 50, 16, 16
 _MARGIN = 2.5
-_SPLIT = ("weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s")
 SPLIT_NAMES = {
     "weights_s": "weights",
     "kv_s": "KV cache",
     "compute_s": "arithmetic",
+    "dequantise_s": "dequantisation",
     "kernel_s": "kernels below the roof",
     "avoidable_s": "avoidable copies",
     "dispatch_s": "dispatch",
@@ -115,7 +116,7 @@ def _roof_rows(run: Run) -> list[dict[str, str]]:
 
 def _bar(row: dict[Any, Any]) -> dict[str, Any]:
     """The split of one cell in percent of its time, positive parts stacked to the right of the negative ones."""
-    shares = {column: 100 * row[column] / row["latency_s"] for column in _SPLIT}
+    shares = {column: 100 * row[column] / row["latency_s"] for column in TERMS}
     left = sum(min(share, 0.0) for share in shares.values())
     parts, at = [], 0.0
     for column, share in shares.items():

@@ -150,6 +150,7 @@ _SPLIT_STYLE = {
     "weights_s": ("weights", "#0072B2", ""),
     "kv_s": ("KV cache", "#56B4E9", "//"),
     "compute_s": ("arithmetic", "#E69F00", ""),
+    "dequantise_s": ("dequantisation", "#009E73", "oo"),
     "kernel_s": ("kernels below the roof", "#D55E00", "\\\\"),
     "avoidable_s": ("avoidable copies", "#F0E442", ""),
     "dispatch_s": ("dispatch", "#CC79A7", ".."),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from profiler.memory import storage_bytes
 from profiler.work.attention import AttentionCore
-from profiler.work.formats import quant_state_tensors, storage_bytes
+from profiler.work.formats import quant_state_tensors
 from profiler.work.operators import Linear
 from profiler.work.step import ExecutionPath
 from profiler.work.walk import ModelWork

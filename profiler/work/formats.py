@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from profiler.memory import storage_bytes
 from profiler.work.step import Count
 
 # bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
@@ -126,20 +127,6 @@ def stored(module: nn.Module) -> StoredWeight:
         if matches(module):
             return describe(module)
     raise ValueError(f"{type(module).__name__} holds its weight in a format that is not known")
-
-
-def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Sum of the distinct storages behind `tensors` (the whole storage, as allocated); on meta, of their elements."""
-    sizes: dict[object, int] = {}
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.device.type == "meta":
-            sizes[id(tensor)] = tensor.numel() * tensor.element_size()
-        else:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
 
 
 def quant_state_tensors(state: Any) -> list[torch.Tensor]:
@@ -286,25 +273,33 @@ def _scaled_float8(module: Any) -> StoredWeight:
     )
 
 
-def _tensor_subclass(module: Any) -> StoredWeight:
-    """torchao: a tensor subclass that names its inner tensors (packed data, scales, zero points)."""
+def _torchao(module: Any) -> StoredWeight:
+    """torchao: a tensor subclass that names its inner tensors (packed data, scales, zero points).
+
+    Its int8 and its fp8 without quantised inputs are turned into a dense matrix at every call (torchao 0.18:
+    int8_tensor.py casts, float8_tensor.py dequantises); int4 is unpacked inside its kernel.
+    """
     weight = module.weight
-    names, _ = weight.__tensor_flatten__()
+    name = type(weight).__name__
+    quantised_inputs = getattr(weight, "act_quant_kwargs", None) is not None
     return StoredWeight(
-        format=type(weight).__name__,
+        format=_TORCHAO_FORMATS.get(name, name),
         in_features=module.in_features,
         out_features=module.out_features,
-        weight_bytes=storage_bytes(_inner_tensors(weight)),
+        weight_bytes=storage_bytes([weight]),
         bias_bytes=_bias_bytes(module),
-        compute_dtype=weight.dtype if names else torch.bfloat16,
+        compute_dtype=weight.qdata.dtype if quantised_inputs else weight.dtype,
+        dense_from_rows=1 if name in _CAST_AT_EACH_CALL and not quantised_inputs else None,
     )
 
 
-def _inner_tensors(tensor: Any) -> list[torch.Tensor]:
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [inner for name in names for inner in _inner_tensors(getattr(tensor, name))]
+_CAST_AT_EACH_CALL = ("Int8Tensor", "Float8Tensor")
+_TORCHAO_FORMATS = {
+    "Int8Tensor": "int8wo",
+    "Float8Tensor": "fp8",
+    "Int4OpaqueTensor": "int4wo",
+    "Int4TilePackedTo4dTensor": "int4wo",
+}
 
 
 def _method_name(module: Any) -> str:
@@ -334,7 +329,7 @@ _FORMATS: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...
     (_weight_class("Params4bit"), _bnb_4bit),
     (_weight_class("Int8Params"), _bnb_int8),
     (_has_packed, _packed),
-    (lambda module: hasattr(module.weight, "__tensor_flatten__"), _tensor_subclass),
+    (lambda module: hasattr(module.weight, "__tensor_flatten__"), _torchao),
     (_is_float8, _scaled_float8),
     (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
+from profiler.diagnosis.step_time import TERMS, Demand, Dispatch, Roofs, split
 
 W = 1e12  # bytes/s
 P = 100e12  # FLOP/s: the ridge is 100 FLOP/byte
@@ -19,7 +21,7 @@ CPU = Roofs(W, Dispatch(4e-3, 1e-3), overlaps=False)
 
 
 def terms(s) -> float:  # type: ignore[no-untyped-def]
-    return s.weights_s + s.kv_s + s.compute_s + s.kernel_s + s.avoidable_s + s.dispatch_s + s.unexplained_s
+    return sum(getattr(s, name) for name in TERMS)
 
 
 @pytest.mark.parametrize("roofs", [CUDA, CPU])
@@ -81,3 +83,28 @@ def test_offloaded_weights_pay_for_the_link() -> None:
     found = split(0.6, [demand(0, 8e9)], 0.0, roofs)
     assert found.weights_s == pytest.approx(0.5 + 8e-3)
     assert terms(found) == pytest.approx(0.6)
+
+
+def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
+    """A 4-bit matrix of 1 GB at 1 TB/s needs 1 ms; its kernel takes 5 ms, 3 of them to write and read a dense copy."""
+    packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
+    found = split(10e-3, [packed], 0.0, CUDA)
+    assert found.dequantise_s == pytest.approx(3e-3)
+    assert found.kernel_s == pytest.approx(1e-3)
+    assert terms(found) == pytest.approx(10e-3)
+
+
+def test_how_far_a_term_may_be_off() -> None:
+    """Errors of one roof scale its terms; independent ones add in quadrature (3 and 4 are 5)."""
+    roofs = Roofs(W, Dispatch(4e-3, 0.0, half_width_s=0.4e-3), overlaps=False, memory_half_width=0.01)
+    seen = Demand("op", "mlp", 1e9, 2e9, 1e9, P, replayed_s=5e-3, replayed_half_width_s=0.3e-3)
+    off = split(12e-3, [seen], 0.0, roofs).half_widths_s
+    assert set(off) == set(TERMS)
+    assert off["weights_s"] == pytest.approx(0.02e-3)
+    assert off["kv_s"] == pytest.approx(0.01e-3)
+    assert off["kernel_s"] == pytest.approx(math.hypot(0.3e-3, 0.03e-3))
+    # An error of the roof only moves time between weights and kernel; the residual does not see it.
+    assert off["unexplained_s"] == pytest.approx(0.5e-3)
+    alone = Demand("op", "mlp", 1e9, 2e9, 0.0, P)
+    noisy = split(12e-3, [alone], 0.0, Roofs(W, None, overlaps=False, memory_half_width=0.02), 0.03e-3).half_widths_s
+    assert noisy["unexplained_s"] == pytest.approx(0.05e-3)

@@ -30,6 +30,7 @@ import profiler
 from profiler.catalog import resolve
 from profiler.clock import clock_for
 from profiler.diagnosis.scaling import crossover
+from profiler.diagnosis.step_time import TERMS
 from profiler.doubling import prepare_batch_test
 from profiler.hardware.ceilings import measurable_dtypes, measure
 from profiler.hardware.device import describe, software
@@ -47,7 +48,7 @@ from profiler.work.walk import walk
 
 TIME_LIMIT_S = 9 * 60.0
 _GPU = "claimed of GPUs"
-SPLIT = ["weights_s", "kv_s", "compute_s", "kernel_s", "avoidable_s", "dispatch_s", "unexplained_s"]
+SPLIT = list(TERMS)
 NCU_METRICS = "dram__bytes_read.sum,dram__bytes_write.sum"
 
 

@@ -10,9 +10,10 @@ import torch
 from profiler.catalog import resolve
 from profiler.errors import ModelError
 from profiler.loading import ModelRequest, Quant, build_on_meta, load, load_config
+from profiler.memory import storage_bytes
 from profiler.timing.engines import EagerEngine, greedy_tokens
 from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import DEQUANTISATION, first_dense_row, is_linear, storage_bytes, stored
+from profiler.work.formats import DEQUANTISATION, first_dense_row, is_linear, stored
 from profiler.work.operators import Elementwise, Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk

@@ -15,7 +15,8 @@ from torch import nn
 from profiler.catalog import resolve
 from profiler.errors import ModelError
 from profiler.loading import ModelRequest, build_on_meta, load, load_config
-from profiler.work.formats import storage_bytes, stored
+from profiler.memory import storage_bytes
+from profiler.work.formats import stored
 from profiler.work.operators import Experts, Linear
 from profiler.work.step import Step
 from profiler.work.walk import walk

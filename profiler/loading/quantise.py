@@ -1,0 +1,221 @@
+"""The formats that weights are quantised to on request: bitsandbytes' and torchao's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import util
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import nn
+
+from profiler.errors import RequestError
+
+Quant = Literal["none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8"]
+QUANTS: tuple[Quant, ...] = get_args(Quant)
+
+FOUR_BIT: tuple[Quant, ...] = ("nf4", "fp4")
+TORCHAO: tuple[Quant, ...] = ("int8wo", "int4wo", "fp8")
+
+# torchao's int4 kernels know these groups; the largest that divides every width keeps the fewest scales.
+_INT4_GROUPS = (128, 64, 32)
+# _weight_int4pack_mm pads the inputs to whole tiles (torchao, int4_tile_packed_to_4d_tensor.py).
+_TILE_INPUTS = 1024
+_TILE_OUTPUTS = 8
+_TILE_WORDS = (128, 32, 4)
+_FP8_CAPABILITY = (8, 9)
+_INT4_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class QuantOptions:
+    """How a 4-bit format of bitsandbytes is kept and computed; other formats know neither."""
+
+    double: bool = False
+    """Whether the scales are quantised as well."""
+    compute_dtype: torch.dtype | None = None
+    """The dtype that products run in; None: the model's own."""
+
+
+PLAIN = QuantOptions()
+
+
+def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises RequestError for a combination that this machine or the format does not support, with what would work."""
+    if options != PLAIN and quant not in FOUR_BIT:
+        raise RequestError(
+            f"--double-quant and --compute-dtype belong to bitsandbytes' 4-bit formats, not to {quant!r};"
+            f" use --quant {' or '.join(FOUR_BIT)}."
+        )
+    if quant not in TORCHAO:
+        return
+    if util.find_spec("torchao") is None:
+        raise RequestError(f"--quant {quant} needs torchao: pip install 'roofscope[formats]'.")
+    if quant == "int4wo" and device.type == "cuda":
+        if torch.cuda.get_device_capability(device) < _INT4_CAPABILITY:
+            raise RequestError("--quant int4wo: torchao's int4 kernel needs compute capability 8.0; use --quant nf4.")
+        if dtype != torch.bfloat16:
+            raise RequestError("--quant int4wo: torchao's int4 kernel computes in bfloat16; use --dtype bfloat16.")
+
+
+def quantise_modules(
+    module: Any, quant: Quant, dtype: torch.dtype, options: QuantOptions = PLAIN, device: torch.device | None = None
+) -> nn.Module:
+    """Swap the weights of the linear layers of a model on meta, as `from_pretrained` would (the head stays as it is).
+
+    `device` is where the model will run, which decides the layout of int4wo and whether fp8 has units; None: a CPU.
+    Raises RequestError where no layer fits the format.
+    """
+    if quant == "none":
+        return cast(nn.Module, module)
+    if quant in TORCHAO:
+        quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
+        return cast(nn.Module, module)
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(quantization_config(quant, dtype, options), pre_quantized=False)
+    quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    return cast(nn.Module, module)
+
+
+def quantization_config(
+    quant: Quant,
+    dtype: torch.dtype,
+    options: QuantOptions = PLAIN,
+    *,
+    planned: Any = None,
+    device: torch.device | None = None,
+) -> Any:
+    """What `from_pretrained` is told: bitsandbytes' blocks of 64, LLM.int8(), or torchao's own configuration.
+
+    `planned` is the model on meta, whose widths decide the groups of int4wo.
+    """
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if quant in TORCHAO:
+        return TorchAoConfig(_torchao_config(quant, planned, device or torch.device("cpu")))
+    if quant == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quant,
+        bnb_4bit_compute_dtype=options.compute_dtype or dtype,
+        bnb_4bit_use_double_quant=options.double,
+    )
+
+
+def quantise_linears(module: Any, config: Any) -> None:
+    """torchao's own `quantize_` over the linear layers but for the head; on meta, where int4 does not run, by hand."""
+    from torchao.quantization import quantize_
+
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    group_size = getattr(config, "group_size", None)
+
+    def wanted(layer: nn.Module, _name: str) -> bool:
+        fits = isinstance(layer, nn.Linear) and layer is not head
+        return fits and (group_size is None or layer.in_features % group_size == 0)
+
+    if group_size is not None and next(module.parameters()).device.type == "meta":
+        plan = _INT4_PLANS[type(config).__name__]
+        for layer in module.modules():
+            if wanted(layer, ""):
+                layer.weight = nn.Parameter(plan(layer.weight, group_size), requires_grad=False)
+        return
+    quantize_(module, config, filter_fn=wanted)
+
+
+def _torchao_config(quant: Quant, module: Any, device: torch.device) -> Any:
+    """Weight-only int8 and int4, and fp8: with quantised inputs where the device multiplies fp8, else weight-only."""
+    if quant == "int8wo":
+        return _int8()
+    if quant == "fp8":
+        return _fp8(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY)
+    group_size = _int4_group_size(module)
+    return _int4_tiles(group_size) if device.type == "cuda" else _int4_opaque(group_size)
+
+
+def config_of(weight: Any) -> Any:
+    """The configuration that makes a weight such as this one (planned, by torchao)."""
+    return TORCHAO_WEIGHTS[type(weight).__name__](weight)
+
+
+def _int8() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig()
+
+
+def _fp8(quantised_inputs: bool) -> Any:
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, PerRow
+
+    if quantised_inputs:
+        return Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    return Float8WeightOnlyConfig()
+
+
+def _int4_opaque(group_size: int) -> Any:
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+    return PrototypeInt4WeightOnlyConfig(group_size=group_size)
+
+
+def _int4_tiles(group_size: int) -> Any:
+    from torchao.quantization import Int4WeightOnlyConfig
+
+    return Int4WeightOnlyConfig(group_size=group_size, int4_packing_format="tile_packed_to_4d")
+
+
+TORCHAO_WEIGHTS: dict[str, Callable[[Any], Any]] = {
+    "Int8Tensor": lambda weight: _int8(),
+    "Float8Tensor": lambda weight: _fp8(weight.act_quant_kwargs is not None),
+    "Int4OpaqueTensor": lambda weight: _int4_opaque(weight.block_size[-1]),
+    "Int4TilePackedTo4dTensor": lambda weight: _int4_tiles(weight.block_size[-1]),
+}
+"""torchao's weights by the name of their class, with the configuration that makes each."""
+
+
+def _int4_group_size(module: Any) -> int:
+    head = module.get_output_embeddings()
+    widths = {layer.in_features for layer in module.modules() if isinstance(layer, nn.Linear) and layer is not head}
+    for size in _INT4_GROUPS:
+        if widths and all(width % size == 0 for width in widths):
+            return size
+    raise RequestError(
+        f"--quant int4wo quantises in groups of {', '.join(map(str, _INT4_GROUPS))} inputs, and none of them divides"
+        " every layer of this model; use --quant nf4 or int8wo."
+    )
+
+
+def _planned_opaque(weight: torch.Tensor, group_size: int) -> torch.Tensor:
+    """torchao's layout on a CPU: two weights a byte, and a scale and a zero point a group in the model's dtype."""
+    from torchao.prototype.quantization.int4 import Int4OpaqueTensor
+
+    outs, ins = weight.shape
+    return Int4OpaqueTensor(
+        torch.empty(outs, ins // 2, dtype=torch.uint8, device="meta"),
+        torch.empty(ins // group_size, outs, 2, dtype=weight.dtype, device="meta"),
+        [1, group_size],
+        weight.shape,
+    )
+
+
+def _planned_tiles(weight: torch.Tensor, group_size: int) -> torch.Tensor:
+    """torchao's layout for tensor cores: inputs padded to a multiple of 1024, outputs to one of 8."""
+    from torchao.quantization.quantize_.workflows import Int4TilePackedTo4dTensor
+
+    outs = -(-weight.shape[0] // _TILE_OUTPUTS) * _TILE_OUTPUTS
+    ins = -(-weight.shape[1] // _TILE_INPUTS) * _TILE_INPUTS
+    inputs_a_tile, *words = _TILE_WORDS
+    return Int4TilePackedTo4dTensor(
+        torch.empty(outs // _TILE_OUTPUTS, ins // inputs_a_tile, *words, dtype=torch.int32, device="meta"),
+        torch.empty(ins // group_size, outs, 2, dtype=torch.bfloat16, device="meta"),
+        [1, group_size],
+        weight.shape,
+    )
+
+
+_INT4_PLANS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "PrototypeInt4WeightOnlyConfig": _planned_opaque,
+    "Int4WeightOnlyConfig": _planned_tiles,
+}
