@@ -13,12 +13,13 @@ import pandas as pd
 import torch
 
 from profiler.clock import NOTHING, Timing
-from profiler.diagnosis import advice
+from profiler.diagnosis.levers import Card, JudgedCell, Setting, levers, on_card
 from profiler.diagnosis.regimes import Measurement, Verdict, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.step_time import TERMS, Demand, Dispatch, Roofs, Split, split
 from profiler.grid import Cell, Grid, Phase, decode_context
 from profiler.hardware.ceilings import Ceilings
+from profiler.hardware.datasheet import gpus
 from profiler.hardware.device import Device
 from profiler.loading import (
     LoadedModel,
@@ -33,7 +34,7 @@ from profiler.timing.sampling import Estimate, NoiseReport, difference, estimate
 from profiler.timing.sweep import TARGET_HALF_WIDTH, seeded_prompts, steady
 from profiler.work.attention import AttentionCore
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import CONVERSIONS
+from profiler.work.formats import CONVERSIONS, four_bit_dense_from_rows
 from profiler.work.kernels import attention_path, outlier_columns
 from profiler.work.operators import Linear, Operator
 from profiler.work.step import ExecutionPath, Step
@@ -160,7 +161,7 @@ def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
         total = 0.0
         times: dict[Phase, int] = {"prefill": 2, "decode": grid.decode_steps}
         for phase in cell.phases:
-            total += times[phase] * _split(context, phase, cell, grid, latency_s=1.0, replayed={}).floor_s
+            total += times[phase] * _split(context, phase, cell, grid, latency_s=1.0, replayed={})[0].floor_s
         expected[cell] = total
     return expected
 
@@ -173,24 +174,24 @@ def _split(
     latency_s: float,
     replayed: Mapping[Operator, Alone],
     latency_half_width_s: float = 0.0,
-) -> Split:
+) -> tuple[Split, dict[str, float]]:
+    """The split of a cell's time, and the seconds of its avoidable traffic by cause."""
     step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
     demands = []
-    avoidable_bytes = 0.0
+    avoidable_bytes: dict[str, float] = {}
     for operator in context.work.operators:
         alone = replayed.get(operator)
         demands.append(_demand(operator, step, path, context.ceilings, alone))
         work = operator.work(step, path)
         # A replayed kernel has paid for its own operands; what is avoidable around it has not been paid for.
-        operands = 0 if alone is not None else work.activation_bytes
-        avoidable_bytes += float(operands + sum(_outside_kernel(work.avoidable_bytes)))
+        operands = {} if alone is not None else {"operands": work.activation_bytes}
+        for cause, nbytes in {**operands, **work.avoidable_bytes}.items():
+            if cause not in CONVERSIONS:  # which happen inside the replayed module
+                avoidable_bytes[cause] = avoidable_bytes.get(cause, 0.0) + float(nbytes)
     working_set = float(context.work.work(step, path).model_bytes)
-    return split(latency_s, demands, avoidable_bytes, _roofs(context, phase, cell, working_set), latency_half_width_s)
-
-
-def _outside_kernel(avoidable: Mapping[str, Any]) -> list[float]:
-    """Avoidable bytes that no replayed kernel moves itself; conversions happen inside the replayed module."""
-    return [float(value) for cause, value in avoidable.items() if cause not in CONVERSIONS]
+    roofs = _roofs(context, phase, cell, working_set)
+    parts = split(latency_s, demands, sum(avoidable_bytes.values()), roofs, latency_half_width_s)
+    return parts, {cause: nbytes / roofs.memory_bytes_per_s for cause, nbytes in avoidable_bytes.items()}
 
 
 def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float) -> Roofs:
@@ -230,7 +231,7 @@ class Assessment:
         self._grid = grid
         self._rows = {key: {**_counted_row(context, *key, grid), "status": "skipped"} for key in _keys(grid)}
         self._evidence: dict[tuple[Phase, Cell], dict[str, Any]] = {}
-        self._judged: dict[tuple[Phase, Cell], advice.JudgedCell] = {}
+        self._judged: dict[tuple[Phase, Cell], JudgedCell] = {}
         self._visits: dict[Cell, Sequence[Visit]] = {}
 
     def measured(
@@ -331,11 +332,24 @@ class Assessment:
 
     @property
     def evidence(self) -> list[dict[str, Any]]:
-        """What each verdict stands on, in the order of the rows."""
-        return [self._evidence[key] for key in self._rows if key in self._evidence]
+        """What each verdict stands on and what would change the cell, in the order of the rows."""
+        setting, judged = setting_of(self._context), self.judged
+        return [
+            {
+                **self._evidence[key],
+                "levers": [asdict(lever) for lever in levers(self._judged[key], setting, judged)],
+                "at_least_s_on": {
+                    card.name: time_s
+                    for card in setting.cards
+                    if (time_s := on_card(self._judged[key], card, setting)) is not None
+                },
+            }
+            for key in self._rows
+            if key in self._evidence
+        ]
 
     @property
-    def judged(self) -> list[advice.JudgedCell]:
+    def judged(self) -> list[JudgedCell]:
         """The cells with a verdict, in the order of the rows."""
         return [self._judged[key] for key in self._rows if key in self._judged]
 
@@ -388,7 +402,7 @@ def _measured_row(
     replayed: Mapping[Operator, Alone],
     noise: NoiseReport,
     beside: Beside,
-) -> tuple[dict[str, Any], Verdict, advice.JudgedCell]:
+) -> tuple[dict[str, Any], Verdict, JudgedCell]:
     samples = _samples(phase, visits)
     time_s: Estimate = estimate(samples)
     p90_s, p99_s = np.percentile(np.concatenate(samples), [90, 99])
@@ -403,7 +417,7 @@ def _measured_row(
         sheet.bandwidth_bytes_per_s if sheet else None,
     )
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    parts = _split(context, phase, cell, grid, time_s.median_s, replayed, half_width_s)
+    parts, avoidable_s = _split(context, phase, cell, grid, time_s.median_s, replayed, half_width_s)
     user_facing = _user_facing(phase, cell, grid, visits)
     verdict = judge(
         Measurement(
@@ -447,7 +461,7 @@ def _measured_row(
         "stopped": "interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
         **user_facing,
     }
-    judged = advice.JudgedCell(
+    judged = JudgedCell(
         phase=phase,
         batch_size=cell.batch_size,
         depth=cell.depth,
@@ -457,6 +471,9 @@ def _measured_row(
         bytes_per_s=placement.bytes_per_s,
         split=parts,
         verdict=verdict,
+        rows=int(step.batch * step.query),
+        memory_bytes=float(_predicted_peak(context, cell, grid)),
+        avoidable_s=avoidable_s,
     )
     return row, verdict, judged
 
@@ -492,16 +509,41 @@ def _evidence_record(row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]
     }
 
 
-def setting_of(context: Context) -> advice.Setting:
+def setting_of(context: Context) -> Setting:
+    """What advice needs to know of this device and model."""
     linears = [op for op in context.work.operators if isinstance(op, Linear) and op.rows != "last"]
+    cores = [op for op in context.work.operators if isinstance(op, AttentionCore)]
     bits = sum(op.count * op.weight.weight_bytes * 8 for op in linears)
     weights = sum(op.count * op.weight.in_features * op.weight.out_features for op in linears)
-    return advice.Setting(
+    device, ceilings = context.loaded.request.device, context.ceilings
+    sixteen = ceilings.compute.get(_SIXTEEN_BIT) if context.dtype == "float32" else None
+    shapes = {(op.weight.in_features, op.weight.out_features) for op in linears}
+    dense_from = [four_bit_dense_from_rows(device, torch.bfloat16, *shape) for shape in shapes]
+    return Setting(
         device_name="CPU" if context.info.kind == "cpu" else context.info.name.removeprefix("NVIDIA "),
-        memory_bytes_per_s=context.ceilings.memory_bytes_per_s,
-        compute_flops_per_s=context.ceilings.compute_flops_per_s(context.dtype),
+        memory_bytes_per_s=ceilings.memory_bytes_per_s,
+        compute_flops_per_s=ceilings.compute_flops_per_s(context.dtype),
         weight_bits=bits / weights if weights else 16.0,
         can_graph=context.info.kind == "cuda",
+        weights=float(weights),
+        cache_bits=8.0 * cores[0].itemsize if cores else 16.0,
+        four_bit_dense_from_rows=min(dense_from, default=None),
+        sixteen_bit_flops_per_s=sixteen.per_s if sixteen else None,
+        cards=_cards(context.dtype, context.info),
+    )
+
+
+_SIXTEEN_BIT = "bfloat16"
+# What is rented most; every other card is in `roofscope gpus`.
+_RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
+
+
+def _cards(dtype: str, here: Device) -> tuple[Card, ...]:
+    own = here.datasheet.gpu if here.datasheet else None
+    return tuple(
+        Card(gpu.gpu, float(gpu.memory_bytes), gpu.bandwidth_bytes_per_s, peak)
+        for gpu in gpus()
+        if gpu.gpu in _RENTED and gpu.gpu != own and (peak := gpu.peak_flops_per_s(dtype)) is not None
     )
 
 

@@ -81,6 +81,9 @@ def run(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Add a pass that tells where inside a step the time goes.")
     ] = False,
+    check_quality: Annotated[
+        bool, typer.Option("--check-quality", help="Hold a quantised checkpoint's answers against the original's.")
+    ] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Load .bin checkpoints, which can run code.")
@@ -116,6 +119,7 @@ def run(
             budget_s=budget,
             fresh=fresh,
             breakdown=breakdown,
+            check_quality=check_quality,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
         )

@@ -41,6 +41,7 @@ from profiler.loading import (
     resolve_weights,
 )
 from profiler.notices import cell_warnings, device_warnings, model_warnings, time_warnings
+from profiler.quality import check_quality, text_ids
 from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
 from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore, read_document, refuse_another
@@ -97,6 +98,7 @@ class Options:
     budget_s: float = DEFAULT_BUDGET_S
     fresh: bool = False
     breakdown: bool = False
+    check_quality: bool = False
     trust_remote_code: bool = False
     allow_pickle: bool = False
 
@@ -111,6 +113,8 @@ class Prepared:
     budget_s: float
     fresh: bool
     breakdown: bool
+    quality_ids: Sequence[int]
+    """Tokens over which a quantised model is held against the unquantised one; empty: it is not."""
     out: Path
     resumed: bool
     """Whether `out` holds an interrupted run that is to be finished."""
@@ -136,6 +140,7 @@ def profile(
     budget_s: float = DEFAULT_BUDGET_S,
     fresh: bool = False,
     breakdown: bool = False,
+    check_quality: bool = False,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     listener: Listener | None = None,
@@ -146,7 +151,8 @@ def profile(
     (decodes at that depth, without a prefill for it) are numbers or texts in the range grammar; `engine` is one name or
     several with commas. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
     folder under runs/. `fresh` measures the roofs again though they are under a day old; `breakdown` adds a pass that
-    tells where inside a step the time goes. Raises RequestError (or one of its kinds) before anything slow when the
+    tells where inside a step the time goes; `check_quality` holds a quantised checkpoint's answers against the
+    unquantised one's. Raises RequestError (or one of its kinds) before anything slow when the
     request is wrong.
     KeyboardInterrupt leaves the cells measured so far in the folder.
     """
@@ -168,6 +174,7 @@ def profile(
         budget_s=budget_s,
         fresh=fresh,
         breakdown=breakdown,
+        check_quality=check_quality,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
     )
@@ -194,6 +201,11 @@ def prepare(options: Options) -> Prepared:
     dtype = resolve_dtype(options.dtype, quant, where, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, where)
+    if source.kind == "gguf" and quant != "none":
+        raise RequestError(
+            f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
+            " give the model as a hub id or a folder of safetensors."
+        )
     check_context(config, grid.longest_context)
     for name in grid.engines:
         check_engine(name, where, config, grid.longest_context)
@@ -209,6 +221,7 @@ def prepare(options: Options) -> Prepared:
         allow_pickle=options.allow_pickle,
     )
     check_weights(request)
+    checked = options.check_quality and quant != "none" and request.weights == "checkpoint"
     return Prepared(
         request=request,
         config=config,
@@ -216,6 +229,7 @@ def prepare(options: Options) -> Prepared:
         budget_s=options.budget_s,
         fresh=options.fresh,
         breakdown=options.breakdown,
+        quality_ids=text_ids(request) if checked else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
         command=_command(request, grid),
@@ -285,6 +299,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     watch = Watch(source)
     interrupted: KeyboardInterrupt | None = None
     inside: list[dict[str, Any]] = []
+    quality: dict[str, Any] = {}
     try:
         _measure(prepared, context, engines, store, assessment, visits, gaps, watch, listener, clock)
         if prepared.breakdown and not context.loaded.offloaded:
@@ -292,6 +307,9 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
             for name, engine in engines.items():
                 cells = [cell for cell in visits if cell.engine == name]
                 inside += break_down(context, engine, cells, grid, clock)
+        if prepared.quality_ids:
+            listener.stage("holding the quantised model against the unquantised one")
+            quality = asdict(check_quality(context.loaded, prepared.quality_ids))
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
     for cell, known in visits.items():
@@ -321,6 +339,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
                 "differences": assessment.differences,
             },
             "breakdown": inside,
+            "quality": quality,
             "finished": interrupted is None,
         }
     )
@@ -436,9 +455,9 @@ def measure_ceilings(request: ModelRequest, info: Device, work: ModelWork, clock
 
 
 def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
-    """The dtypes that this model's products run in, and float32 as the yardstick."""
+    """The dtypes that this model's products run in; float32 as the yardstick, and bfloat16 as the way out of it."""
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
-    return sorted({"float32", dtype_name(request.dtype), *used})
+    return sorted({"float32", "bfloat16", dtype_name(request.dtype), *used})
 
 
 def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> RunDocument:

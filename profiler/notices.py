@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from profiler.assessment import Context
-from profiler.diagnosis import advice
+from profiler.diagnosis.levers import JudgedCell
 from profiler.grid import Cell
 from profiler.hardware.device import Device, load_average_per_core
 from profiler.timing.outcomes import Gap, Visit
@@ -73,7 +73,7 @@ def _unhealthy(context: Context) -> list[str]:
     ]
 
 
-def cell_warnings(judged: Sequence[advice.JudgedCell], gaps: Mapping[Cell, Gap]) -> list[str]:
+def cell_warnings(judged: Sequence[JudgedCell], gaps: Mapping[Cell, Gap]) -> list[str]:
     warnings = []
     above = [cell for cell in judged if "above-roof" in cell.verdict.flags]
     if above:

@@ -3,49 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from profiler.diagnosis.regimes import Verdict
+from profiler.diagnosis.levers import JudgedCell, Setting, levers
 from profiler.diagnosis.step_time import Split
 from profiler.units import duration, percent, scaled, significant
-
-
-@dataclass(frozen=True)
-class JudgedCell:
-    """A cell that was measured and judged."""
-
-    phase: str
-    batch_size: int
-    depth: int
-    """Prompt tokens of a prefill; tokens in the cache when a decode begins."""
-    tokens_per_s: float
-    flops_per_s: float
-    bytes_per_s: float
-    split: Split
-    verdict: Verdict
-    engine: str = "eager"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the answer needs to know of the device and the model."""
-
-    device_name: str
-    memory_bytes_per_s: float
-    compute_flops_per_s: float
-    weight_bits: float
-    """Stored bits a weight of the block linears, scales included."""
-    can_graph: bool
-    """Whether CUDA graphs exist on this device."""
-
-
-@dataclass(frozen=True)
-class Lever:
-    """A change and the most it can save on one cell."""
-
-    change: str
-    saves_s: float
-    because: str
 
 
 def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
@@ -84,35 +46,6 @@ def _engine_sentences(first: JudgedCell, others: Sequence[JudgedCell]) -> list[s
             f" against {first.engine}."
         )
     return found
-
-
-def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """Changes ranked by the seconds that they can save at most on this cell; none without a figure."""
-    s = cell.split
-    if "above-roof" in cell.verdict.flags:
-        return []  # a step faster than its own terms allow proves one of them wrong
-    found = []
-    if setting.weight_bits > 16:
-        found.append(
-            Lever(
-                "16-bit weights",
-                s.weights_s * (1 - 16 / setting.weight_bits),
-                "half the bytes at the measured bandwidth",
-            )
-        )
-    if setting.weight_bits >= 16:
-        found.append(
-            Lever(
-                "4-bit weights",
-                s.weights_s * (1 - 4.5 / setting.weight_bits),
-                "if their kernel reaches the memory roof",
-            )
-        )
-    found.append(Lever("a cache that is not copied (static)", s.avoidable_s, "the copies of this step"))
-    if s.dispatch_s > 0:
-        how = "CUDA graphs" if setting.can_graph else "torch.compile, which fuses the many small operators"
-        found.append(Lever(how, s.dispatch_s, "the host's share of this step"))
-    return sorted((lever for lever in found if lever.saves_s > 0), key=lambda lever: -lever.saves_s)
 
 
 def _because(cell: JudgedCell, setting: Setting) -> str:
@@ -206,7 +139,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
                 f"batch {largest.batch_size} gives {significant(gain, 2)}x the tokens/s"
                 f" for {significant(cost, 2)}x the step"
             )
-    ranked = levers(first, setting)
+    ranked = levers(first, replace(setting, cards=()))
     if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
         best = ranked[0]
         parts.append(
@@ -216,5 +149,8 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if not parts and "above-roof" in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
     if not parts:
-        return "Nothing to gain but a faster device: no change saves 5 % of a step."
+        return (
+            f"Nothing to gain but a faster device: this step is at {percent(first.split.attained)} of its roofline, and"
+            " no change saves 5 % of it."
+        )
     return f"What to change: {'; '.join(parts)}."

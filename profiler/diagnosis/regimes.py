@@ -33,7 +33,7 @@ RIDGE_BAND = 1.5
 DOMINANCE = 1.25
 """How much larger one share must be than the other to decide alone."""
 KERNEL_LOSS = 0.25
-"""Share of the step that the library's kernels lose at these shapes, from which they are named."""
+"""Share of the step that the library's kernels lose at these shapes (dequantising too), from which they are named."""
 WASTE = 0.20
 """Share of the step in avoidable work, from which the path is named."""
 
@@ -213,7 +213,7 @@ def _flags(m: Measurement, regime: Regime) -> tuple[str, ...]:
     s = m.split
     checks = (
         ("kv-bound", regime == "memory-bound" and s.kv_s > s.weights_s),
-        ("inefficient-kernels", s.kernel_s >= KERNEL_LOSS * s.latency_s),
+        ("inefficient-kernels", s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
         ("wasteful-path", s.avoidable_s >= WASTE * s.latency_s),
         ("cache-resident", m.cache_resident),
         ("offloaded", m.offloaded),

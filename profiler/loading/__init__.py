@@ -1,7 +1,7 @@
 """Source + precision + weights (checkpoint or random) -> LoadedModel."""
 
 from profiler.loading.checkpoint import check_weights
-from profiler.loading.config import load_config
+from profiler.loading.config import load_config, pretrained_location
 from profiler.loading.load import load
 from profiler.loading.quantise import PLAIN, QUANTS, Quant, QuantOptions, check_quant
 from profiler.loading.request import (
@@ -32,6 +32,7 @@ __all__ = [
     "load",
     "load_config",
     "plan",
+    "pretrained_location",
     "quiet_libraries",
     "resolve_device",
     "resolve_dtype",

@@ -12,6 +12,7 @@ from profiler.report.tables import (
     instrument_line,
     markdown_table,
     noise_lines,
+    quality_line,
     roofs_lines,
     tokens_table,
 )
@@ -55,6 +56,8 @@ def markdown_report(run: Run, *, picture: bool) -> str:
     ]
     if differences := engine_lines(run):
         lines += ["**Engines**", "", *(f"- {line}" for line in differences), ""]
+    if quality := quality_line(run):
+        lines += [f"**Quality**: {quality}.", ""]
     if noisy := noise_lines(run):
         lines += ["**Noise**", "", *(f"- {line}" for line in noisy), ""]
     if document.warnings:

@@ -208,6 +208,18 @@ def instrument_line(run: Run) -> str:
     return f"the instrument costs {duration(mark_s)} a step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
 
 
+def quality_line(run: Run) -> str | None:
+    """How far a quantised model's answers are from the unquantised one's, where that was asked for."""
+    found = run.document.quality
+    if not found:
+        return None
+    return (
+        f"against the unquantised model, over {found['tokens']} tokens: mean KL divergence"
+        f" {significant(found['mean_kl_nats'], 2)} nats, the same first choice at {percent(found['top1_agreement'])}"
+        " of them (a sanity figure, not a benchmark)"
+    )
+
+
 def noise_lines(run: Run) -> list[str]:
     """Why the figures of some cells are not quiet."""
     return [

@@ -5,7 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from profiler.report.tables import breakdown_table, engine_lines, instrument_line, roofs_lines, terminal_table
+from profiler.report.tables import (
+    breakdown_table,
+    engine_lines,
+    instrument_line,
+    quality_line,
+    roofs_lines,
+    terminal_table,
+)
 from profiler.runstore import Run
 from profiler.units import count
 
@@ -33,6 +40,8 @@ def print_run(run: Run, console: Console | None = None) -> None:
         console.print(breakdown_table(run))
     for line in engine_lines(run):
         console.print(Text(line))
+    if quality := quality_line(run):
+        console.print(Text(quality))
     console.print(Text(instrument_line(run), style="dim"))
     for warning in run.document.warnings:
         console.print(Text(f"! {warning}", style="yellow"))

@@ -174,7 +174,7 @@ def _bnb_4bit(module: Any) -> StoredWeight:
         compute_dtype=compute_dtype,
         dense_from_rows=None
         if fused_everywhere
-        else _bnb_4bit_dense_from_rows(weight.device, compute_dtype, module.in_features, module.out_features),
+        else four_bit_dense_from_rows(weight.device, compute_dtype, module.in_features, module.out_features),
     )
 
 
@@ -189,7 +189,7 @@ def _planned_4bit_bytes(elements: int, *, nested: bool) -> int:
 
 
 @cache
-def _bnb_4bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int:
+def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int:
     """From how many rows on bitsandbytes dequantises first.
 
     CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse

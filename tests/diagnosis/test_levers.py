@@ -1,0 +1,100 @@
+"""What a change saves, by hand-made splits: a 7B model in float16 at 1 TB/s, so that a gigabyte is a millisecond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiler.diagnosis.levers import Card, JudgedCell, Lever, Setting, levers, on_card
+from profiler.diagnosis.regimes import Verdict
+from profiler.diagnosis.step_time import Split
+
+SETTING = Setting("card", 1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
+MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
+
+
+def cell(batch: int = 1, rows: int | None = None, verdict: Verdict = MEMORY_BOUND, **terms: float) -> JudgedCell:
+    named = {name: terms.get(name, 0.0) for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "kernel_s")}
+    named |= {name: terms.get(name, 0.0) for name in ("avoidable_s", "dispatch_s", "unexplained_s")}
+    total = sum(named.values())
+    device = named["weights_s"] + named["kv_s"] + named["compute_s"]
+    parts = Split(latency_s=total, device_s=device, floor_s=device, **named)
+    return JudgedCell("decode", batch, 512, batch / total, 0.0, 0.0, parts, verdict, rows=rows or batch)
+
+
+def saved(found: list[Lever], change: str) -> float:
+    return next((lever.saves_s for lever in found if lever.change.startswith(change)), 0.0)
+
+
+def test_4_bit_weights_save_what_the_bytes_say() -> None:
+    """14 GB become 7e9 x 4.5 / 8 = 3.94 GB: 10.06 ms of 14."""
+    found = levers(cell(weights_s=14e-3), SETTING)
+    assert saved(found, "4-bit weights") == pytest.approx(14e-3 * (1 - 4.5 / 16))
+    assert found[0].change == "4-bit weights"
+
+
+def test_4_bit_weights_lose_where_their_kernel_writes_a_dense_copy() -> None:
+    """A dense copy of 7e9 weights is 14 GB written and 14 GB read: 28 ms for 10 saved."""
+    dense = replace(SETTING, four_bit_dense_from_rows=5)
+    assert saved(levers(cell(batch=4, weights_s=14e-3), dense), "4-bit weights") > 0
+    assert saved(levers(cell(batch=8, weights_s=14e-3), dense), "4-bit weights") == 0.0
+
+
+def test_4_bit_weights_save_nothing_where_compute_binds() -> None:
+    assert saved(levers(cell(compute_s=50e-3), SETTING), "4-bit weights") == 0.0
+
+
+def test_float32_weights_have_two_ways_down() -> None:
+    found = levers(cell(weights_s=28e-3), replace(SETTING, weight_bits=32.0))
+    assert saved(found, "16-bit weights") == pytest.approx(14e-3)
+    assert saved(found, "4-bit weights") == pytest.approx(28e-3 * (1 - 4.5 / 32))
+
+
+def test_each_copy_has_its_own_lever() -> None:
+    copies = {"cache copies": 3e-3, "repeat_kv copies": 2e-3, "attention matrix": 1e-3, "operands": 5e-3}
+    found = levers(replace(cell(weights_s=1e-3, avoidable_s=11e-3), avoidable_s=copies), SETTING)
+    assert saved(found, "a static cache") == pytest.approx(3e-3)
+    assert saved(found, "a fused attention kernel") == pytest.approx(3e-3)
+
+
+def test_an_8_bit_cache_halves_a_16_bit_one() -> None:
+    assert saved(levers(cell(kv_s=8e-3), SETTING), "an 8-bit KV cache") == pytest.approx(4e-3)
+    assert saved(levers(cell(kv_s=8e-3), replace(SETTING, cache_bits=32.0)), "an 8-bit KV cache") == pytest.approx(6e-3)
+
+
+def test_the_hosts_share_is_what_graphs_save() -> None:
+    found = levers(cell(weights_s=2e-3, dispatch_s=9e-3), SETTING)
+    assert (found[0].change, found[0].saves_s) == ("CUDA graphs", pytest.approx(9e-3))
+    assert "compile" in levers(cell(dispatch_s=9e-3), replace(SETTING, can_graph=False))[0].change
+
+
+def test_a_larger_batch_is_weighed_by_what_was_measured() -> None:
+    """At batch 8 a step takes 16 ms: a token's share is 2 ms, 12 less than alone."""
+    one, eight = cell(weights_s=14e-3), cell(batch=8, weights_s=14e-3, kv_s=2e-3)
+    found = levers(one, SETTING, [one, eight, replace(cell(batch=64, weights_s=1e-3), depth=9)])
+    assert saved(found, "batch 8") == pytest.approx(12e-3)
+    assert saved(levers(eight, SETTING, [one, eight]), "batch") == 0.0
+
+
+def test_another_card_by_its_roofs() -> None:
+    """Twice the bandwidth halves the bytes' time, four times the arithmetic quarters its own; it must fit as well."""
+    twice = Card("twice", 80e9, 2e12, 400e12)
+    here = replace(cell(weights_s=10e-3, kv_s=2e-3, compute_s=4e-3, dispatch_s=3e-3), memory_bytes=20e9)
+    assert on_card(here, twice, SETTING) == pytest.approx(6e-3 + 1e-3)
+    found = levers(here, replace(SETTING, cards=(twice, Card("small", 16e9, 9e12, 900e12))))
+    assert saved(found, "another card (twice)") == pytest.approx(9e-3)
+    assert saved(found, "another card (small)") == 0.0
+
+
+def test_a_16_bit_dtype_where_its_products_are_faster() -> None:
+    setting = replace(SETTING, compute_flops_per_s=20e12, sixteen_bit_flops_per_s=80e12)
+    assert saved(levers(cell(compute_s=8e-3), setting), "a 16-bit dtype") == pytest.approx(6e-3)
+    slower = replace(setting, sixteen_bit_flops_per_s=4e12)
+    assert saved(levers(cell(compute_s=8e-3), slower), "a 16-bit dtype") == 0.0
+
+
+def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
+    above = Verdict("memory-bound", "low", (), ("above-roof",))
+    assert levers(cell(weights_s=14e-3, verdict=above), SETTING) == []
+    assert levers(cell(compute_s=14e-3), SETTING) == []
