@@ -419,19 +419,23 @@ def report(
 
 @app.command()
 def plot(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    name: Annotated[str, typer.Argument(help="roofline, map, split or throughput.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN... NAME", help="Run folders, then the picture.")],
     out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw a picture of a run from its folder alone."""
+    """Draw a picture of a run (roofline, split, map, intensity, throughput, depth, doubling, steps) or of several
+    (precisions, devices) from their folders alone."""
     from profiler.report.plots import save
     from profiler.runstore import read_run
 
-    path = out or folder / f"{name}.png"
+    *runs, last = folders
+    name = str(last)
+    if not runs:
+        raise RequestError("give a run folder and then the name of a picture: roofscope plot RUN roofline.")
+    path = out or runs[0] / f"{name}.png"
     if path.suffix.lower() not in (".png", ".svg"):
         raise RequestError(f"--out {path}: the name must end in .png or .svg.")
-    save(read_run(folder), name, path)
+    save([read_run(folder) for folder in runs], name, path)
     print(path)
 
 

@@ -67,16 +67,17 @@ class Roofs:
         return self.dispatch.step_s if self.dispatch else None
 
 
-TERMS = (
-    "weights_s",
-    "kv_s",
-    "compute_s",
-    "dequantise_s",
-    "kernel_s",
-    "avoidable_s",
-    "dispatch_s",
-    "unexplained_s",
-)
+TERM_NAMES = {
+    "weights_s": "weights",
+    "kv_s": "KV cache",
+    "compute_s": "arithmetic",
+    "dequantise_s": "dequantisation",
+    "kernel_s": "kernels below the roof",
+    "avoidable_s": "avoidable copies",
+    "dispatch_s": "dispatch",
+    "unexplained_s": "unexplained",
+}
+TERMS = tuple(TERM_NAMES)
 """The terms that add up to a measured step."""
 
 

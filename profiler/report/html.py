@@ -10,24 +10,26 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from profiler.diagnosis.step_time import TERMS
+from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.report.glossary import footnotes
-from profiler.report.tables import breakdown_rows, engine_lines, instrument_line, noise_lines, roofs_lines
+from profiler.report.roofs import cache_levels, dispatch_roof
+from profiler.report.tables import (
+    breakdown_rows,
+    card_rows,
+    cell_name,
+    engine_lines,
+    instrument_line,
+    lever_rows,
+    noise_lines,
+    quality_line,
+    roofs_lines,
+    split_rows,
+)
 from profiler.runstore import Run
 from profiler.units import duration, percent, scaled, significant
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 880, 460, 100, 50, 16, 16
 _MARGIN = 2.5
-SPLIT_NAMES = {
-    "weights_s": "weights",
-    "kv_s": "KV cache",
-    "compute_s": "arithmetic",
-    "dequantise_s": "dequantisation",
-    "kernel_s": "kernels below the roof",
-    "avoidable_s": "avoidable copies",
-    "dispatch_s": "dispatch",
-    "unexplained_s": "unexplained",
-}
 _TABLE = (
     ("phase", "", None),
     ("engine", "", None),
@@ -67,7 +69,7 @@ def html_report(run: Run) -> str:
         roof_rows=_roof_rows(run),
         chart=_roofline(run, measured) if len(measured) else None,
         bars=[_bar(row) for row in measured.to_dict("records")],
-        split_names=SPLIT_NAMES,
+        split_names=TERM_NAMES,
         maps=_maps(measured),
         columns=[(column, label or column) for column, label, _ in _TABLE],
         rows=[_row(row) for row in cells.to_dict("records")],
@@ -76,6 +78,10 @@ def html_report(run: Run) -> str:
         noisy=noise_lines(run),
         scaling=[item for item in run.document.scaling if item["axis"] == "batch"],
         inside=breakdown_rows(run),
+        uncertain=split_rows(run),
+        levers=lever_rows(run),
+        cards=card_rows(run),
+        quality=quality_line(run),
         words=[line.replace("**", "", 2).split(": ", 1) for line in footnotes(run)] if len(measured) else [],
         duration=duration,
         significant=significant,
@@ -128,18 +134,13 @@ def _bar(row: dict[Any, Any]) -> dict[str, Any]:
         parts.append(
             {
                 "key": column.removesuffix("_s"),
-                "name": SPLIT_NAMES[column],
+                "name": TERM_NAMES[column],
                 "start": start,
                 "share": abs(share),
                 "signed": share,
             }
         )
-    return {"name": _cell_name(row), "time": duration(row["latency_s"]), "parts": parts}
-
-
-def _cell_name(row: dict[Any, Any]) -> str:
-    engine = "" if row["engine"] == "eager" else f" ({row['engine']})"
-    return f"{row['phase']} {row['batch_size']} x {row['prompt_len'] or row['context_len']}{engine}"
+    return {"name": cell_name(row), "time": duration(row["latency_s"]), "parts": parts}
 
 
 def _maps(cells: pd.DataFrame) -> list[dict[str, Any]]:
@@ -194,6 +195,12 @@ def _roofline(run: Run, cells: pd.DataFrame) -> dict[str, Any]:
             lines.append(
                 _roof_line("other", f"measured: {scaled(value, 'FLOP/s')} {name}", bandwidth, value, x_scale, y_scale)
             )
+    for level in cache_levels(run):
+        name = f"measured: a cache, at {level.nbytes >> 20} MiB, {scaled(level.bytes_per_s, 'B/s')}"
+        lines.append(_roof_line("cache", name, level.bytes_per_s, peak, x_scale, y_scale))
+    if (dispatch := dispatch_roof(run)) is not None:
+        name = f"measured: dispatch of a decode step, {duration(dispatch.step_s)}"
+        lines.append(_roof_line("dispatch", name, dispatch.bytes_per_s, peak, x_scale, y_scale))
     for where, link in ceilings.get("links", {}).items():
         lines.append(
             _roof_line(
@@ -221,7 +228,7 @@ def _roofline(run: Run, cells: pd.DataFrame) -> dict[str, Any]:
             "x": round(x_scale(row["intensity"]), 1),
             "y": round(y_scale(row["flops_per_s"]), 1),
             "phase": row["phase"],
-            "title": f"{_cell_name(row)}: {duration(row['latency_s'])}, {significant(row['tokens_per_s'])} tokens/s,"
+            "title": f"{cell_name(row)}: {duration(row['latency_s'])}, {significant(row['tokens_per_s'])} tokens/s,"
             f" {significant(row['intensity'])} FLOP/byte, {scaled(row['flops_per_s'], 'FLOP/s')},"
             f" {percent(row['attained'])} of the roofline, {row['regime']}",
         }

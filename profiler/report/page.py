@@ -10,6 +10,7 @@ from profiler.report.plots import save
 from profiler.report.tables import (
     engine_lines,
     instrument_line,
+    lever_rows,
     markdown_table,
     noise_lines,
     quality_line,
@@ -29,7 +30,7 @@ def write_reports(run: Run) -> None:
     has_numbers = bool((run.cells["status"] == "ok").any())
     if has_numbers:
         for name in ("roofline", "map", "split"):
-            save(run, name, run.folder / f"{name}.png")
+            save([run], name, run.folder / f"{name}.png")
     (run.folder / "report.html").write_text(html_report(run), encoding="utf-8")
     (run.folder / "report.md").write_text(markdown_report(run, picture=has_numbers), encoding="utf-8")
 
@@ -66,6 +67,10 @@ def markdown_report(run: Run, *, picture: bool) -> str:
         lines += ["**Interrupted**: the cells below are those measured until then.", ""]
     if picture:
         lines += ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
+    if levers := lever_rows(run):
+        lines += ["**What would change it** (the most that each change can save)", ""]
+        lines += [f"- {cell}: {change} {saves} ({share}), {because}" for cell, change, saves, share, because in levers]
+        lines += [""]
     lines += [markdown_table(tokens_table(run))]
     lines += ["**Words**", "", *(f"- {line}" for line in footnotes(run)), ""]
     return "\n".join(lines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from rich import box
 from rich.table import Table
 
+from profiler.diagnosis.step_time import TERMS
 from profiler.runstore import CELL_KEY, Run
 from profiler.units import duration, percent, scaled, significant
 
@@ -178,6 +180,76 @@ def _inside_row(item: dict[str, Any]) -> list[str]:
             percent(item["roof_s"] / time_s),
         ]
     return [f"  {item['group'].replace('_', ' ')}", duration(time_s), percent(item["share"]), *rates]
+
+
+def shown_cells(run: Run) -> list[dict[Any, Any]]:
+    """The smallest and the largest measured cell of each phase of the first engine, as rows."""
+    cells = run.cells[(run.cells["status"] == "ok") & (run.cells["engine"] == run.document.engine["names"][0])]
+    found = []
+    for phase in ("decode", "prefill"):
+        of_phase = cells[cells["phase"] == phase]
+        ordered = of_phase.sort_values(["batch_size", "prompt_len", "context_len"]).to_dict("records")
+        found += [ordered[index] for index in dict.fromkeys((0, len(ordered) - 1)) if ordered]
+    return found
+
+
+def cell_name(row: Mapping[Any, Any]) -> str:
+    """`decode 1 x 64 (static)`: phase, batch, prompt or context, and the engine unless it is the plain one."""
+    engine = "" if row["engine"] == "eager" else f" ({row['engine']})"
+    return f"{row['phase']} {row['batch_size']} x {row['prompt_len'] or row['context_len']}{engine}"
+
+
+def split_rows(run: Run) -> list[list[str]]:
+    """Name, time, and each term with how far it may be off, for the cells that `shown_cells` picks."""
+    evidence = _evidence(run)
+    rows = []
+    for row in shown_cells(run):
+        off = evidence.get(tuple(row[name] for name in CELL_KEY), {}).get("split_half_widths_s", {})
+        terms = [
+            f"{duration(row[term])} ± {duration(off[term])}" if off.get(term) else duration(row[term]) for term in TERMS
+        ]
+        rows.append([cell_name(row), duration(row["latency_s"]), *terms])
+    return rows
+
+
+def lever_rows(run: Run) -> list[list[str]]:
+    """Cell, change, what it saves at most and why, for the cells that `shown_cells` picks; the largest first."""
+    evidence = _evidence(run)
+    return [
+        [
+            cell_name(row),
+            lever["change"],
+            duration(lever["saves_s"]),
+            percent(lever["saves_s"] / row["latency_s"]),
+            lever["because"],
+        ]
+        for row in shown_cells(run)
+        for lever in evidence.get(tuple(row[name] for name in CELL_KEY), {}).get("levers", [])
+        if lever["saves_s"] >= _WORTH_SHOWING * row["latency_s"]
+    ]
+
+
+_WORTH_SHOWING = 0.01
+
+
+def card_rows(run: Run) -> list[list[str]]:
+    """The most tokens/s that other cards' datasheets allow for the cells that `shown_cells` picks; `-`: no room."""
+    evidence, rows = _evidence(run), []
+    shown = shown_cells(run)
+    found = [evidence.get(tuple(row[name] for name in CELL_KEY), {}).get("at_least_s_on", {}) for row in shown]
+    for card in dict.fromkeys(name for times in found for name in times):
+        figures = [
+            significant(row["tokens_per_s"] * row["latency_s"] / times[card]) if times.get(card) else "-"
+            for row, times in zip(shown, found, strict=True)
+        ]
+        rows.append([card, *figures])
+    here = ["here, measured", *(significant(row["tokens_per_s"]) for row in shown)]
+    heads = ["", *(cell_name(row) for row in shown)]
+    return [heads, here, *rows] if rows else []
+
+
+def _evidence(run: Run) -> dict[tuple[Any, ...], dict[str, Any]]:
+    return {tuple(item[name] for name in CELL_KEY): item for item in run.document.evidence}
 
 
 def engine_lines(run: Run) -> list[str]:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from profiler.errors import RequestError
-from profiler.report.plots import PLOTS, save
+from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 from profiler.runstore import read_run
 
-RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
+RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", [*PLOTS, *COMPARISONS])
 def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.png"
-    save(read_run(RUN), name, path)
+    save([read_run(RUN)], name, path)
     pixels = matplotlib.image.imread(path)[:, :, :3]
     assert pixels.shape[1] > 900
     dark = (pixels < 0.5).any(axis=2)
@@ -30,13 +30,48 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_picture_is_an_svg_where_the_name_says_so(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.svg"
-    save(read_run(RUN), name, path)
+    save([read_run(RUN)], name, path)
     assert "<svg" in path.read_text()
 
 
+def test_every_point_lies_within_the_axes() -> None:
+    """Every cell of the run can be seen: on the roofline, along the batch, along the depth."""
+    for name in ("roofline", "throughput", "depth"):
+        figure = draw([read_run(RUN)], name)
+        points = 0
+        for axes in figure.axes:
+            (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
+            for line in axes.lines:
+                if line.get_marker() not in ("o", "s", "^", "D", "v"):
+                    continue
+                x, y = (np.asarray(values, dtype=float) for values in line.get_data())
+                assert ((x >= x_low) & (x <= x_high) & (y >= y_low) & (y <= y_high)).all(), name
+                points += len(x)
+        assert points >= 32, name
+
+
+def test_text_does_not_overlap() -> None:
+    """Words inside the axes of each picture have room, at the size of a slide and at half of it."""
+    for name in ("roofline", "intensity", "map", "steps"):
+        for scale in (1.0, 0.75):
+            figure = draw([read_run(RUN)], name)
+            figure.set_size_inches(*(scale * figure.get_size_inches()))
+            figure.canvas.draw()
+            for axes in figure.axes:
+                boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+                for index, box in enumerate(boxes):
+                    assert not any(box.overlaps(other) for other in boxes[index + 1 :]), f"{name} at {scale}"
+
+
+def test_several_runs_are_for_comparisons_only() -> None:
+    runs = [read_run(RUN), read_run(RUN)]
+    with pytest.raises(RequestError, match="precisions and devices"):
+        draw(runs, "split")
+
+
 def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"use roofline, map, split, throughput.*roofline"):
-        save(read_run(RUN), "rofline", tmp_path / "x.png")
+    with pytest.raises(RequestError, match=r"use roofline, split, map.*roofline"):
+        save([read_run(RUN)], "rofline", tmp_path / "x.png")
 
 
 def test_plot_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
