@@ -9,8 +9,10 @@ from profiler.assessment import Context
 from profiler.diagnosis.levers import JudgedCell
 from profiler.grid import Cell
 from profiler.hardware.device import Device, load_average_per_core
+from profiler.loading import dtype_name
 from profiler.timing.outcomes import Gap, Visit
 from profiler.units import percent, scaled
+from profiler.work.operators import Linear
 
 
 def device_warnings(info: Device) -> list[str]:
@@ -36,6 +38,13 @@ def model_warnings(context: Context) -> list[str]:
                 f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
             )
     warnings += _unhealthy(context)
+    quant = context.loaded.request.quant
+    linears = [op.weight for op in context.work.operators if isinstance(op, Linear) and op.weight.dense_from_rows == 1]
+    if quant != "none" and linears:
+        warnings.append(
+            f"{quant} is emulated here: every product first writes a dense copy of its weights in"
+            f" {dtype_name(linears[0].compute_dtype)} and then reads it; it saves memory, and costs time."
+        )
     if context.info.kind == "cuda" and dtype == "bfloat16" and float(context.info.compute_capability) < 8.0:
         warnings.append(f"{context.info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
     if (packed := context.loaded.unpacked_from) is not None:

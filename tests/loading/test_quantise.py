@@ -1,0 +1,251 @@
+"""Every format that this machine quantises to: bytes to the last one, tokens of `generate`, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import profiler
+from profiler.catalog import resolve
+from profiler.errors import RequestError
+from profiler.job import Options, prepare
+from profiler.loading import PLAIN, LoadedModel, ModelRequest, Quant, QuantOptions, load, load_config, plan
+from profiler.loading.quantise import quantise_linears
+from profiler.memory import storage_bytes
+from profiler.quality import check_quality, compare, text_ids
+from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.work.conversions import conversion_call
+from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import stored
+from profiler.work.operators import Linear
+from profiler.work.step import Step
+from profiler.work.walk import walk
+
+CPU = torch.device("cpu")
+DOUBLE = QuantOptions(double=True)
+
+# Share of float16 that the linears of SmolLM2-135M keep (576 and 1536 inputs, groups of 64 for int4):
+# 4.5 / 16, 8 bits and a float32 a row, 4 bits and two bfloat16 a group of 64.
+SHARES: list[tuple[Quant, QuantOptions, float]] = [
+    ("nf4", PLAIN, 4.5 / 16),
+    ("fp4", PLAIN, 4.5 / 16),
+    ("nf4", DOUBLE, 4.127 / 16),
+    ("int8", PLAIN, 8.04 / 16),
+    ("int8wo", PLAIN, 8.05 / 16),
+    ("int4wo", PLAIN, 4.5 / 16),
+    ("fp8", PLAIN, 8.04 / 16),
+]
+
+
+slow = pytest.mark.slow
+
+
+def name_of(value: object) -> str:
+    if isinstance(value, QuantOptions):
+        return "double" if value.double else "single"
+    return str(value)
+
+
+def request_of(source: str, quant: Quant, options: QuantOptions = PLAIN, weights: Any = "checkpoint") -> ModelRequest:
+    return ModelRequest(resolve(source), CPU, torch.bfloat16, quant, options, weights)
+
+
+def linear_share(model: Any) -> float:
+    linears = [op for op in walk(model).operators if isinstance(op, Linear) and op.group != "lm_head"]
+    held = sum(op.count * op.weight.weight_bytes for op in linears)
+    return held / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
+
+
+# Of real weights the two that are asked for most; all the others in CI.
+QUICK = [case if case[:2] in (("nf4", PLAIN), ("int8", PLAIN)) else pytest.param(*case, marks=slow) for case in SHARES]
+
+
+@pytest.mark.parametrize(("quant", "options", "share"), QUICK, ids=name_of)
+def test_real_weights_in_every_format(
+    real_folder: Path, gguf_file: Path, quant: Quant, options: QuantOptions, share: float
+) -> None:
+    """Planned on meta = counted when loaded = the sum of the storages; the tokens are those of `generate`."""
+    if quant in ("int8wo", "int4wo", "fp8"):
+        pytest.importorskip("torchao")
+    request = request_of(str(real_folder), quant, options)
+    loaded = load(request, load_config(request.source))
+    step = Step(1, 1, 8)
+    counted = walk(loaded.module).work(step).weight_bytes
+    assert counted == walk(plan(request, load_config(request.source))).work(step).weight_bytes
+    # The head is tied to the embedding table, so that a step reads all there is but for the rotary tables.
+    assert counted == model_storage_bytes(loaded.module) - storage_bytes(loaded.module.buffers())
+    assert linear_share(loaded.module) == pytest.approx(share, rel=0.02)
+    prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
+    expected = loaded.module.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)[:, 5:]
+    assert torch.equal(greedy_tokens(EagerEngine(loaded.module), prompt, 8), expected)
+
+
+@pytest.mark.parametrize(("quant", "options", "share"), SHARES, ids=name_of)
+def test_random_weights_in_every_format(quant: Quant, options: QuantOptions, share: float) -> None:
+    """Built layer by layer in their final format, to the byte of what was planned."""
+    if quant in ("int8wo", "int4wo", "fp8"):
+        pytest.importorskip("torchao")
+    request = request_of("smollm2-135m", quant, options, "random")
+    loaded = load(request, load_config(request.source))
+    counted = walk(loaded.module)
+    assert counted.params == 134_515_008
+    assert (
+        counted.work(Step(1, 1, 8)).weight_bytes
+        == walk(plan(request, load_config(request.source))).work(Step(1, 1, 8)).weight_bytes
+    )
+    assert linear_share(loaded.module) == pytest.approx(share, rel=0.02)
+    with torch.inference_mode():
+        assert torch.isfinite(loaded.module(torch.arange(10)[None]).logits.float()).all()
+
+
+def test_double_quantisation_in_slices_is_the_librarys_own() -> None:
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    from profiler.loading.random_weights import _quantised_4bit
+
+    dense = torch.randn(768, 512, dtype=torch.bfloat16)
+    options = {"quant_type": "nf4", "compress_statistics": True}
+    whole = Params4bit(dense.clone(), requires_grad=False, **options).to("cpu")
+    owner = Linear4bit(512, 768, bias=False, **options)
+    template = owner.weight
+    owner.weight = torch.nn.Parameter(dense.clone(), requires_grad=False)
+    sliced: Any = _quantised_4bit(owner, template, CPU)
+    assert torch.equal(sliced.data, whole.data)
+    mine, own = (dequantize_4bit(packed.data, packed.quant_state) for packed in (sliced, whole))
+    assert torch.equal(mine, own)
+
+
+def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
+    """576 inputs are padded to 1024 and 9 groups of 64 to 16; two bfloat16 a group and output (torchao's tinygemm)."""
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = torch.nn.Linear(576, 1536, bias=False, dtype=torch.bfloat16, device="meta")
+    config = quantization.Int4WeightOnlyConfig(group_size=64, int4_packing_format="tile_packed_to_4d")
+    quantise_linears(torch.nn.Sequential(linear), config)
+    assert stored(linear).weight_bytes == 1536 * 1024 // 2 + 1536 * 16 * 2 * 2
+    assert stored(linear).format == "int4wo"
+
+
+@pytest.mark.parametrize(
+    ("quant", "rows", "converts"),
+    [
+        ("nf4", 1, True),
+        ("nf4", 64, True),
+        ("int8", 1, True),
+        ("int8wo", 1, True),
+        ("fp8", 8, True),
+        ("int4wo", 1, False),
+    ],
+)
+def test_the_kernel_that_converts(tiny_folder: Path, quant: Quant, rows: int, converts: bool) -> None:
+    """On a CPU without bitsandbytes' fused kernel all but torchao's int4 convert, and give the dense weight back."""
+    if quant in ("int8wo", "int4wo", "fp8"):
+        pytest.importorskip("torchao")
+    request = request_of(str(tiny_folder), quant, weights="random")
+    loaded = load(request, load_config(request.source))
+    linear = loaded.module.model.layers[0].mlp.up_proj
+    call = conversion_call(linear, rows, torch.bfloat16)
+    if quant == "nf4" and stored(linear).dense_from_rows is None:
+        pytest.skip("this CPU has AVX512-BF16, where bitsandbytes fuses every row count")
+    assert (call is not None) == converts
+    if call is None or quant in ("int8", "int8wo"):  # whose scales are applied to the product
+        return
+    with torch.inference_mode():
+        dense: Any = call()
+        x = torch.randn(1, linear.in_features, dtype=torch.bfloat16)
+        expected = linear(x).float()
+        found = (x.float() @ dense.float().T) if dense.shape[1] == linear.in_features else x.float() @ dense.float()
+        assert torch.allclose(found, expected, atol=0.05 * float(expected.abs().max()))
+
+
+def test_divergence_of_two_known_distributions() -> None:
+    """KL((1/2, 1/2) || (1/4, 3/4)) = ln(2 / sqrt 3) nats; the same first choice at one of two positions."""
+    reference = torch.log(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+    other = torch.log(torch.tensor([[0.25, 0.75], [0.9, 0.1]]))
+    found = compare(reference, other)
+    assert found.mean_kl_nats == pytest.approx(math.log(2 / math.sqrt(3)) / 2, rel=1e-5)
+    assert (found.top1_agreement, found.tokens) == (0.5, 2)
+
+
+@slow
+def test_8_bits_stay_nearer_to_the_original_than_4(real_folder: Path) -> None:
+    def quality(quant: Quant) -> Any:
+        request = request_of(str(real_folder), quant)
+        loaded: LoadedModel = load(request, load_config(request.source))
+        return check_quality(loaded, text_ids(request))
+
+    eight, four = quality("int8"), quality("nf4")
+    assert 0 < eight.mean_kl_nats < four.mean_kl_nats < 0.5
+    assert 0.5 < four.top1_agreement < eight.top1_agreement <= 1
+    assert eight.tokens > 100
+
+
+@slow
+@pytest.mark.parametrize("quant", ["nf4", "int8"])
+def test_a_quantised_run_fills_every_column(real_folder: Path, quant: Quant, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(real_folder),
+        quant=quant,
+        prompt_lens=[64],
+        batch_sizes=[1, 2],
+        new_tokens=8,
+        budget_s=4,
+        check_quality=True,
+        out=tmp_path / quant,
+    )
+    from_a_device = {"mfu", "mbu", "joules_per_token", "device_memory_bytes", "issue_s"}
+    for phase, cells in run.cells.groupby("phase"):
+        other = {"ttft_s"} if phase == "decode" else {"first_step_s"}
+        assert set(cells.columns[cells.isna().any()]) <= from_a_device | other
+    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
+    assert 0 < decode["dequantise_s"] < decode["latency_s"]
+    assert 0 < run.document.quality["mean_kl_nats"] < 0.5
+    assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quant": "int8", "double_quant": True}, "--quant nf4 or fp4"),
+        ({"quant": "none", "compute_dtype": "float16"}, "4-bit"),
+        ({"quant": "nf4", "compute_dtype": "float8"}, "auto, float32"),
+        ({"quant": "int3"}, "use none, int8, nf4, fp4, int8wo, int4wo, fp8"),
+    ],
+)
+def test_a_combination_that_does_not_exist_is_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        prepare(Options(**options))
+
+
+def test_no_group_divides_this_model(tiny_folder: Path) -> None:
+    pytest.importorskip("torchao")
+    request = request_of("gpt2", "int8wo", weights="random")
+    config = load_config(request.source)
+    with pytest.raises(RequestError, match=r"nf4 or int8wo"):
+        plan(ModelRequest(request.source, CPU, torch.bfloat16, "int4wo"), config)
+
+
+def test_a_gguf_file_is_not_quantised_again(gguf_file: Path) -> None:
+    with pytest.raises(RequestError, match="safetensors"):
+        prepare(Options(model=str(gguf_file), quant="nf4"))
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.loading.quantise.util.find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"pip install 'roofscope\[formats\]'"):
+        prepare(Options(quant="int8wo"))
+
+
+def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
+    with pytest.raises(RequestError, match="tokenizer"):
+        text_ids(request_of(str(tiny_folder), "nf4"))
+
+
+def test_the_compute_dtype_is_what_products_run_in(tiny_folder: Path) -> None:
+    request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
+    loaded = load(request, load_config(request.source))
+    assert stored(loaded.module.model.layers[0].mlp.up_proj).compute_dtype == torch.float16
