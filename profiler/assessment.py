@@ -290,6 +290,15 @@ class Assessment:
                     }
         return sides
 
+    def unexplained(self, share: float) -> list[tuple[Phase, Cell]]:
+        """Cells that leave more than `share` of their time unexplained, the worst first."""
+        left = {key: judged.split.unexplained_s / judged.split.latency_s for key, judged in self._judged.items()}
+        return sorted((key for key in left if left[key] > share), key=lambda key: -left[key])
+
+    def carried(self, phase: Phase, cell: Cell, groups: Mapping[str, float]) -> None:
+        """Take in which groups of operators carry the unexplained part of a cell, in seconds."""
+        self._evidence[phase, cell]["unexplained_in_s"] = dict(groups)
+
     def has(self, cell: Cell) -> bool:
         """Whether every phase of a cell is judged; an interruption may come between two."""
         return all((phase, cell) in self._judged for phase in cell.phases)

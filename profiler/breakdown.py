@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from profiler.assessment import Context, path_of, step_of
+from profiler.assessment import Alone, Context, path_of, step_of
 from profiler.clock import Clock
 from profiler.grid import Cell, Grid, Phase
 from profiler.loading import dtype_name
 from profiler.runstore import CELL_KEY
 from profiler.timing.engines import EagerEngine, Engine, StaticEngine
 from profiler.timing.sweep import seeded_prompts
+from profiler.work.operators import Operator
 from profiler.work.recognise import is_attention
+from profiler.work.step import Work
 from profiler.work.walk import ModelWork, collapse_numbers
 
 _STEPS = 6
@@ -45,6 +47,52 @@ def break_down(
     return records
 
 
+def carriers(
+    context: Context,
+    engine: Engine,
+    cell: Cell,
+    phase: Phase,
+    grid: Grid,
+    clock: Clock,
+    alone: Mapping[Operator, Alone],
+) -> dict[str, float]:
+    """Seconds of a cell's step that nothing explains, by group, the largest first.
+
+    A group's time under hooks, less its operators' own (replayed, or at their roof with their traffic), and less its
+    share of dispatch by the number of its operators. Empty where the engine's code cannot be hooked.
+    """
+    records = [item for item in break_down(context, engine, [cell], grid, clock) if item["phase"] == phase]
+    step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
+    explained: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for operator in context.work.operators:
+        group = BETWEEN if operator.group in ("other", "embedding") else str(operator.group)
+        part = operator.work(step, path)
+        traffic_s = float(part.activation_bytes + sum(part.avoidable_bytes.values()))
+        traffic_s /= context.ceilings.memory_bytes_per_s
+        own_s = _roof_s(context, operator, part) + traffic_s
+        if operator in alone:
+            own_s = alone[operator].whole.median_s
+        explained[group] = explained.get(group, 0.0) + own_s
+        calls[group] = calls.get(group, 0) + operator.count
+    dispatch = context.dispatch.get((cell.engine, phase, cell.batch_size))
+    host_s = dispatch.step_s if dispatch and not context.info.overlaps_dispatch else 0.0
+    excess = {
+        item["group"]: item["time_s"]
+        - explained.get(item["group"], 0.0)
+        - host_s * calls.get(item["group"], 0) / sum(calls.values())
+        for item in records
+    }
+    return dict(sorted(excess.items(), key=lambda item: -item[1]))
+
+
+def _roof_s(context: Context, operator: Operator, part: Work) -> float:
+    return max(
+        float(part.model_flops) / context.ceilings.compute_flops_per_s(dtype_name(operator.dtype)),
+        float(part.model_bytes) / context.ceilings.memory_bytes_per_s,
+    )
+
+
 def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:
     """Every module whose time has a name: those behind an operator, and the attention modules around their cores."""
     by_name: dict[str, str] = {operator.name: str(operator.group) for operator in work.operators}
@@ -60,8 +108,10 @@ def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:
 class _Pieces:
     """Marks at every entry and exit, and whose time lies between two of them."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, ranges: bool) -> None:
         self._clock = clock
+        self._ranges = ranges
+        """Whether each group is an NVTX range as well, which Nsight's tools show."""
         self._stack = [BETWEEN]
         self.marks: list[Any] = []
         self.owners: list[str] = []
@@ -70,12 +120,16 @@ class _Pieces:
         self.marks, self.owners = [self._clock.mark()], []
 
     def enter(self, group: str) -> None:
+        if self._ranges:
+            torch.cuda.nvtx.range_push(group)
         self._cut()
         self._stack.append(group)
 
     def leave(self) -> None:
         self._cut()
         self._stack.pop()
+        if self._ranges:
+            torch.cuda.nvtx.range_pop()
 
     def finish(self) -> dict[str, float]:
         """Seconds by group since `start`."""
@@ -115,7 +169,7 @@ def _measured(
 ) -> Iterator[tuple[Phase, dict[str, float]]]:
     """Median seconds by group of a prefill and of a decode step."""
     device, slots = context.loaded.request.device, cell.depth + grid.new_tokens
-    pieces = _Pieces(clock)
+    pieces = _Pieces(clock, ranges=device.type == "cuda")
     with torch.inference_mode():
         engine.prepare(cell.batch_size, slots)
         if cell.prompt_len:
@@ -142,10 +196,7 @@ def _records(context: Context, phase: Phase, cell: Cell, grid: Grid, pieces: dic
     for operator in context.work.operators:
         part = operator.work(step, path)
         flops, bytes_ = float(part.model_flops), float(part.model_bytes)
-        roof_s = max(
-            flops / context.ceilings.compute_flops_per_s(dtype_name(operator.dtype)),
-            bytes_ / context.ceilings.memory_bytes_per_s,
-        )
+        roof_s = _roof_s(context, operator, part)
         sums = work.setdefault(str(operator.group), [0.0, 0.0, 0.0])
         for index, value in enumerate((flops, bytes_, roof_s)):
             sums[index] += value

@@ -81,6 +81,9 @@ def run(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Add a pass that tells where inside a step the time goes.")
     ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="The same, and keep a Chrome trace of one decode step.")
+    ] = False,
     check_quality: Annotated[
         bool, typer.Option("--check-quality", help="Hold a quantised checkpoint's answers against the original's.")
     ] = False,
@@ -119,6 +122,7 @@ def run(
             budget_s=budget,
             fresh=fresh,
             breakdown=breakdown,
+            trace=trace,
             check_quality=check_quality,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,

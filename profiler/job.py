@@ -12,7 +12,7 @@ from typing import Any, Protocol, get_args
 
 from profiler._version import __version__
 from profiler.assessment import Assessment, Context, Replayed, execution_paths, expected_visit_s, no_room, setting_of
-from profiler.breakdown import break_down
+from profiler.breakdown import break_down, carriers
 from profiler.catalog import DEFAULT_MODEL, resolve
 from profiler.clock import Clock, clock_for, instrument_s
 from profiler.diagnosis import advice
@@ -49,6 +49,7 @@ from profiler.series import doubling_tests
 from profiler.timing.engines import ENGINES, Engine, check_engine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, Progress, sweep, warm_up
+from profiler.trace import trace_steps
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.step import Attention
 from profiler.work.walk import ModelWork, walk
@@ -61,6 +62,9 @@ DEFAULT_NEW_TOKENS = 32
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# A residual of more than this share of a step is looked into, for so much of the sweep's time.
+_UNEXPLAINED_SHARE = 0.20
+_CARRIERS_SHARE = 0.15
 
 
 class Listener(Protocol):
@@ -98,6 +102,7 @@ class Options:
     budget_s: float = DEFAULT_BUDGET_S
     fresh: bool = False
     breakdown: bool = False
+    trace: bool = False
     check_quality: bool = False
     trust_remote_code: bool = False
     allow_pickle: bool = False
@@ -113,6 +118,8 @@ class Prepared:
     budget_s: float
     fresh: bool
     breakdown: bool
+    trace: bool
+    """Whether a Chrome trace of one decode step is kept."""
     quality_ids: Sequence[int]
     """Tokens over which a quantised model is held against the unquantised one; empty: it is not."""
     out: Path
@@ -140,6 +147,7 @@ def profile(
     budget_s: float = DEFAULT_BUDGET_S,
     fresh: bool = False,
     breakdown: bool = False,
+    trace: bool = False,
     check_quality: bool = False,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
@@ -150,10 +158,10 @@ def profile(
     `model` is a hub id, a folder, a GGUF file or a card's name. `prompt_lens`, `batch_sizes` and `context_lens`
     (decodes at that depth, without a prefill for it) are numbers or texts in the range grammar; `engine` is one name or
     several with commas. `budget_s` bounds the sweep, whose first round is always finished. `out` defaults to a new
-    folder under runs/. `fresh` measures the roofs again though they are under a day old; `breakdown` adds a pass that
-    tells where inside a step the time goes; `check_quality` holds a quantised checkpoint's answers against the
-    unquantised one's. Raises RequestError (or one of its kinds) before anything slow when the
-    request is wrong.
+    folder under runs/. `fresh` measures the roofs again though they are under a day old. `breakdown` adds a pass that
+    tells where inside a step the time goes, `trace` keeps a Chrome trace of one as well, and `check_quality` holds a
+    quantised checkpoint's answers against the unquantised one's. Raises RequestError (or one of its kinds) before
+    anything slow when the request is wrong.
     KeyboardInterrupt leaves the cells measured so far in the folder.
     """
     options = Options(
@@ -174,6 +182,7 @@ def profile(
         budget_s=budget_s,
         fresh=fresh,
         breakdown=breakdown,
+        trace=trace,
         check_quality=check_quality,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
@@ -229,6 +238,7 @@ def prepare(options: Options) -> Prepared:
         budget_s=options.budget_s,
         fresh=options.fresh,
         breakdown=options.breakdown,
+        trace=options.trace,
         quality_ids=text_ids(request) if checked else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
@@ -299,14 +309,18 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     watch = Watch(source)
     interrupted: KeyboardInterrupt | None = None
     inside: list[dict[str, Any]] = []
+    active: list[dict[str, Any]] = []
     quality: dict[str, Any] = {}
     try:
         _measure(prepared, context, engines, store, assessment, visits, gaps, watch, listener, clock)
-        if prepared.breakdown and not context.loaded.offloaded:
+        if (prepared.breakdown or prepared.trace) and not context.loaded.offloaded:
             listener.stage("looking inside a step")
             for name, engine in engines.items():
                 cells = [cell for cell in visits if cell.engine == name]
                 inside += break_down(context, engine, cells, grid, clock)
+                ends = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
+                folder = store.folder if prepared.trace else None
+                active += trace_steps(context, engine, list(dict.fromkeys([ends[0], ends[-1]])), grid, folder)
         if prepared.quality_ids:
             listener.stage("holding the quantised model against the unquantised one")
             quality = asdict(check_quality(context.loaded, prepared.quality_ids))
@@ -336,10 +350,14 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
             "engine": {
                 **document.engine,
                 "preparation_s": _preparation_s(visits),
+                "graph_breaks": {
+                    name: engine.graph_breaks for name, engine in engines.items() if hasattr(engine, "graph_breaks")
+                },
                 "differences": assessment.differences,
             },
             "breakdown": inside,
             "quality": quality,
+            "activity": active,
             "finished": interrupted is None,
         }
     )
@@ -437,6 +455,13 @@ def _measure(
     for cell in measured:
         slowed = {name for visit in visits[cell] for name in watch.throttled(visit.at_unix_s, visit.wall_s)}
         assessment.measured(cell, visits[cell], replayed, sorted(slowed), drift(looks), sides)
+    deadline = time.perf_counter() + _CARRIERS_SHARE * prepared.budget_s
+    for phase, cell in assessment.unexplained(_UNEXPLAINED_SHARE):
+        if time.perf_counter() > deadline or context.loaded.offloaded:
+            break
+        listener.stage(f"looking for what is unexplained in {phase} batch {cell.batch_size} x {cell.depth}")
+        alone = replayed.get((phase, cell), {})
+        assessment.carried(phase, cell, carriers(context, engines[cell.engine], cell, phase, grid, clock, alone))
 
 
 def _record(outcome: Visit | Gap) -> dict[str, Any]:

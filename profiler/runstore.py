@@ -97,6 +97,7 @@ class RunDocument(BaseModel):
     evidence: list[dict[str, Any]] = []
     scaling: list[dict[str, Any]] = []
     breakdown: list[dict[str, Any]] = []
+    activity: list[dict[str, Any]] = []
     quality: dict[str, Any] = {}
     answer: list[str] = []
     warnings: list[str] = []

@@ -14,6 +14,7 @@ from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.report.glossary import footnotes
 from profiler.report.roofs import cache_levels, dispatch_roof
 from profiler.report.tables import (
+    activity_lines,
     breakdown_rows,
     card_rows,
     cell_name,
@@ -24,6 +25,7 @@ from profiler.report.tables import (
     quality_line,
     roofs_lines,
     split_rows,
+    unexplained_lines,
 )
 from profiler.runstore import Run
 from profiler.units import duration, percent, scaled, significant
@@ -79,6 +81,7 @@ def html_report(run: Run) -> str:
         scaling=[item for item in run.document.scaling if item["axis"] == "batch"],
         inside=breakdown_rows(run),
         uncertain=split_rows(run),
+        active=[*activity_lines(run), *unexplained_lines(run)],
         levers=lever_rows(run),
         cards=card_rows(run),
         quality=quality_line(run),

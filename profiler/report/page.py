@@ -8,6 +8,7 @@ from profiler.report.glossary import footnotes
 from profiler.report.html import html_report
 from profiler.report.plots import save
 from profiler.report.tables import (
+    activity_lines,
     engine_lines,
     instrument_line,
     lever_rows,
@@ -16,6 +17,7 @@ from profiler.report.tables import (
     quality_line,
     roofs_lines,
     tokens_table,
+    unexplained_lines,
 )
 from profiler.runstore import Run
 from profiler.units import count, scaled
@@ -59,6 +61,8 @@ def markdown_report(run: Run, *, picture: bool) -> str:
         lines += ["**Engines**", "", *(f"- {line}" for line in differences), ""]
     if quality := quality_line(run):
         lines += [f"**Quality**: {quality}.", ""]
+    if inside := [*activity_lines(run), *unexplained_lines(run)]:
+        lines += ["**Inside a step**", "", *(f"- {line}" for line in inside), ""]
     if noisy := noise_lines(run):
         lines += ["**Noise**", "", *(f"- {line}" for line in noisy), ""]
     if document.warnings:

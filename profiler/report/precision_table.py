@@ -24,7 +24,7 @@ def print_precisions(runs: Sequence[Run], console: Console) -> None:
     console.print()
     memory = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     memory.add_column("precision", no_wrap=True)
-    for name in ("computes in", "in memory", "saved", "decode, first cell", "dequantising", "tok/s"):
+    for name in ("computes in", "memory", "saved", "decode", "of it dequantising", "tok/s"):
         memory.add_column(name, justify="right", no_wrap=True)
     memory.add_column("regime", no_wrap=True)
     for run in runs:

@@ -280,6 +280,45 @@ def instrument_line(run: Run) -> str:
     return f"the instrument costs {duration(mark_s)} a step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
 
 
+def unexplained_lines(run: Run) -> list[str]:
+    """Which groups of operators carry what a cell's split does not explain, where that is a fifth of its time."""
+    latency_s = run.cells.set_index(list(CELL_KEY))["latency_s"]
+    left_s = run.cells.set_index(list(CELL_KEY))["unexplained_s"]
+    lines = []
+    for item in run.document.evidence:
+        groups = item.get("unexplained_in_s")
+        if not groups:
+            continue
+        key = tuple(item[name] for name in CELL_KEY)
+        most = [f"{name.replace('_', ' ')} ({duration(excess)})" for name, excess in list(groups.items())[:2]]
+        lines.append(
+            f"{cell_name(item)}: {percent(left_s.loc[key] / latency_s.loc[key])} of its time is not explained;"
+            f" under hooks most of it lies in {' and '.join(most)}"
+        )
+    return lines
+
+
+def activity_lines(run: Run) -> list[str]:
+    """Kernels, gaps and busy share of the steps that were traced, and what to type to look deeper."""
+    on_cuda = run.document.device["kind"] == "cuda"
+    what = "kernels" if on_cuda else "operators"
+    lines = [
+        f"{cell_name(item)}: {item['kernels']} {what}, one of them running {percent(item['busy_share'])} of the time;"
+        f" {item['gaps']} gaps of {duration(item['gap_s'] / item['gaps']) if item['gaps'] else '0'} on average"
+        for item in run.document.activity
+    ]
+    for name, breaks in run.document.engine.get("graph_breaks", {}).items():
+        lines.append(f"{name}: {breaks} graph breaks")
+    if lines and on_cuda:
+        command = f"{run.document.command} --breakdown"
+        lines.append(f"with NVTX ranges a group: nsys profile --trace=cuda,nvtx -o step {command}")
+        lines.append(
+            "bytes a kernel: ncu --nvtx --metrics dram__bytes_read.sum,dram__bytes_write.sum --clock-control none"
+            f" {command}"
+        )
+    return lines
+
+
 def quality_line(run: Run) -> str | None:
     """How far a quantised model's answers are from the unquantised one's, where that was asked for."""
     found = run.document.quality

@@ -6,12 +6,14 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.report.tables import (
+    activity_lines,
     breakdown_table,
     engine_lines,
     instrument_line,
     quality_line,
     roofs_lines,
     terminal_table,
+    unexplained_lines,
 )
 from profiler.runstore import Run
 from profiler.units import count
@@ -38,6 +40,8 @@ def print_run(run: Run, console: Console | None = None) -> None:
     console.print(terminal_table(run))
     if run.document.breakdown:
         console.print(breakdown_table(run))
+    for line in (*activity_lines(run), *unexplained_lines(run)):
+        console.print(Text(line))
     for line in engine_lines(run):
         console.print(Text(line))
     if quality := quality_line(run):

@@ -108,6 +108,12 @@ class CompileEngine(StaticEngine):
         mode = "reduce-overhead" if model.device.type == "cuda" else None
         self._step: Callable[[torch.Tensor, Any], torch.Tensor] = torch.compile(self._token, mode=mode)
         self._caches: dict[tuple[int, int], Any] = {}
+        torch._dynamo.utils.counters.clear()
+
+    @property
+    def graph_breaks(self) -> int:
+        """How often compiling had to leave a step's graph and go on in Python; 0 is one whole graph."""
+        return sum(torch._dynamo.utils.counters["graph_break"].values())
 
     def prepare(self, batch: int, slots: int) -> None:
         """Compile for this shape; its cache is kept, because the compiled code holds its address."""
