@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from profiler.clock import Clock, clock_for, time_calls
 from profiler.hardware.device import Device
+from profiler.hardware.telemetry import Source, Watch, source_for
 from profiler.memory import available_bytes
 
 # 4x the last-level cache, as BabelStream and STREAM ask for, so that the cache cannot serve the stream.
@@ -43,6 +44,11 @@ _LEAST_SAMPLES = 5
 _MOST_SAMPLES = 100
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
+_CLOCK_LOOKS_S = 0.1
+# A short look at what was kept; faster than this it has been outgrown.
+_CHECK_S = 0.3
+_CHECK_BYTES = 256 << 20
+_OUTGROWN = 1.05
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Roof:
     """Quartiles of the samples."""
     samples: int
     method: str
+    clock_hz: float | None = None
+    """The device's clock while it was measured (median), where the device says."""
 
     @property
     def half_width(self) -> float:
@@ -146,31 +154,62 @@ def measure(
     clock: Clock | None = None,
     stage_budget_s: float = _STAGE_BUDGET_S,
     known: Ceilings | None = None,
+    source: Source | None = None,
 ) -> Ceilings:
     """Measure the roofs of `device`: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
-    What `known` holds already is kept, whatever its dtypes. Data are random, because a product of zeros draws less
-    power and runs faster than any real one (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given
-    'Predictable' Data!", 2024).
+    What `known` holds already is kept, whatever its dtypes, unless a short look shows that the device is faster than
+    that: then it was measured in a busy minute. `source` tells the clock during each probe. Data are random, because a
+    product of zeros draws less power and runs faster than any real one (Horace He, "Strangely, Matrix Multiplications
+    on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     clock = clock or clock_for(device)
     start = time.perf_counter()
-    roofs = known or _measure_streams(device, info, clock, stage_budget_s)
+    source = source or source_for(device)
+    if known is not None and _outgrown(known, device, clock):
+        known = None
+    roofs = known or _measure_streams(device, info, clock, stage_budget_s, source)
     memory, compute = dict(roofs.memory), dict(roofs.compute)
     if model_dtype != "int8" and f"{_GEMV} {model_dtype}" not in memory:
-        memory[f"{_GEMV} {model_dtype}"] = _gemv(device, model_dtype, roofs.stream_bytes, clock, stage_budget_s)
+        probe = partial(_gemv, device, model_dtype, roofs.stream_bytes, clock, stage_budget_s)
+        memory[f"{_GEMV} {model_dtype}"] = _clocked(probe, source)
     for dtype in dtypes:
         if dtype not in compute:
-            compute[dtype] = _gemm(device, dtype, clock, stage_budget_s)
+            compute[dtype] = _clocked(partial(_gemm, device, dtype, clock, stage_budget_s), source)
     measured_s = roofs.measured_s + time.perf_counter() - start
     return replace(roofs, compute=compute, memory=memory, measured_s=measured_s)
 
 
-def _measure_streams(device: torch.device, info: Device, clock: Clock, stage_budget_s: float) -> Ceilings:
+def _clocked(probe: Callable[[], Roof], source: Source) -> Roof:
+    """A probe's roof with the clock that the device reported while it ran."""
+    with Watch(source, interval_s=_CLOCK_LOOKS_S) as watch:
+        roof = probe()
+    clocks = [reading.clock_hz for reading in watch.readings if reading.clock_hz is not None]
+    return replace(roof, clock_hz=statistics.median(clocks) if clocks else None)
+
+
+def _outgrown(known: Ceilings, device: torch.device, clock: Clock) -> bool:
+    """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then."""
+    elements = min(known.stream_bytes, _CHECK_BYTES) // 4
+    data = torch.rand(elements, device=device)
+    read = 4 * elements / statistics.median(sample(data.sum, clock, _CHECK_S))
+    if read > _OUTGROWN * known.memory_bytes_per_s:
+        return True
+    for dtype, roof in known.compute.items():
+        if dtype == "float32":
+            size = int(roof.method.split("x")[0])
+            product = _square_product(device, dtype, size)
+            return 2.0 * size**3 / statistics.median(sample(product, clock, _CHECK_S)) > _OUTGROWN * roof.per_s
+    return False
+
+
+def _measure_streams(
+    device: torch.device, info: Device, clock: Clock, stage_budget_s: float, source: Source
+) -> Ceilings:
     """The roofs that no dtype decides."""
     wanted = max(_STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     stream_bytes = min(wanted, _STREAM_MOST_BYTES, int(available_bytes(device) * _STREAM_MEMORY_SHARE))
-    memory = _streams(device, stream_bytes, clock, stage_budget_s)
+    memory = _streams(device, stream_bytes, clock, stage_budget_s, source)
     return Ceilings(
         compute={},
         memory=memory,
@@ -221,19 +260,22 @@ def _roof(work: float, seconds: Sequence[float], method: str) -> Roof:
     return Roof(work / statistics.median(seconds), work / quartiles[2], work / quartiles[0], len(seconds), method)
 
 
-def _streams(device: torch.device, nbytes: int, clock: Clock, budget_s: float) -> dict[str, Roof]:
+def _streams(device: torch.device, nbytes: int, clock: Clock, budget_s: float, source: Source) -> dict[str, Roof]:
     """Read-dominant stream, copy and triad. Bytes by STREAM's convention (a write is counted once)."""
     elements = nbytes // 4
     a = torch.rand(elements, device=device)
-    roofs = {"read": _roof(nbytes, sample(a.sum, clock, budget_s), f"sum of {nbytes >> 20} MiB float32")}
+
+    def probe(nbytes: int, call: Callable[[], object], budget_s: float, method: str) -> Roof:
+        return _clocked(lambda: _roof(nbytes, sample(call, clock, budget_s), method), source)
+
     # Copy and triad share the budget of memory with `a`: three buffers of a third each.
     third = elements // 3
     x, y, z = a[:third], a[third : 2 * third], a[2 * third : 3 * third]
-    roofs["copy"] = _roof(8 * third, sample(lambda: z.copy_(x), clock, budget_s / 2), "copy: 1 read, 1 write")
-    roofs["triad"] = _roof(
-        12 * third, sample(lambda: torch.add(x, y, alpha=3.0, out=z), clock, budget_s / 2), "triad: 2 reads, 1 write"
-    )
-    return roofs
+    return {
+        "read": probe(nbytes, a.sum, budget_s, f"sum of {nbytes >> 20} MiB"),
+        "copy": probe(8 * third, lambda: z.copy_(x), budget_s / 2, "1 read, 1 write"),
+        "triad": probe(12 * third, lambda: torch.add(x, y, alpha=3.0, out=z), budget_s / 2, "2 reads, 1 write"),
+    }
 
 
 def _curve(device: torch.device, largest: int, clock: Clock, budget_s: float) -> tuple[CurvePoint, ...]:
@@ -280,7 +322,7 @@ def _gemv(device: torch.device, dtype: str, nbytes: int, clock: Clock, budget_s:
             F.linear(x, weight)
 
     nbytes_pass = count * outs * ins * kind.itemsize
-    return _roof(nbytes_pass, sample(one_pass, clock, budget_s), f"matrix-vector products, {count} x {outs}x{ins}")
+    return _roof(nbytes_pass, sample(one_pass, clock, budget_s), f"{count} of {outs}x{ins}")
 
 
 def _gemm(device: torch.device, dtype: str, clock: Clock, budget_s: float) -> Roof:
@@ -300,7 +342,7 @@ def _gemm(device: torch.device, dtype: str, clock: Clock, budget_s: float) -> Ro
         worth_sampling = once_s >= enough_s / 8 or size == _GEMM_LARGEST
         if worth_sampling or time.perf_counter() > deadline - budget_s / 2:
             share_s = max(deadline - time.perf_counter(), 0) / 3
-            roof = _roof(2.0 * size**3, sample(call, clock, share_s), f"{size}x{size}x{size} {dtype}")
+            roof = _roof(2.0 * size**3, sample(call, clock, share_s), f"{size}x{size}x{size}")
             best = roof if best is None or roof.per_s > best.per_s else best
         done = once_s >= enough_s or size >= _GEMM_LARGEST
         if best is not None and (done or time.perf_counter() > deadline):

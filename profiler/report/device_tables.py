@@ -37,7 +37,7 @@ def gpus_table(gpus: Sequence[Datasheet]) -> Table:
 def ceilings_table(document: dict[str, Any]) -> Table:
     """The measured roofs of one device, with quartiles and the datasheet beside them."""
     table = _table("roof")
-    for name in ("measured", "quartiles", "of datasheet", "samples"):
+    for name in ("measured", "quartiles", "of datasheet", "clock", "samples"):
         table.add_column(name, justify="right")
     table.add_column("how")
     for kind, unit in (("compute", "FLOP/s"), ("memory", "B/s")):
@@ -48,11 +48,12 @@ def ceilings_table(document: dict[str, Any]) -> Table:
                 scaled(roof["per_s"], unit),
                 f"{scaled(roof['low_per_s'], '')}- {scaled(roof['high_per_s'], '')}",
                 percent(roof["per_s"] / sheet) if sheet else "-",
+                scaled(roof["clock_hz"], "Hz") if roof["clock_hz"] else "-",
                 str(roof["samples"]),
                 roof["method"],
             )
     for name, seconds in document["launch"].items():
-        table.add_row(f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "one tiny kernel")
+        table.add_row(f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel")
     return table
 
 

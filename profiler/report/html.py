@@ -117,6 +117,7 @@ def _roof_rows(run: Run) -> list[dict[str, str]]:
                     "value": scaled(roof["per_s"], unit),
                     "spread": f"{scaled(roof['low_per_s'], unit)} to {scaled(roof['high_per_s'], unit)}",
                     "share": percent(roof["per_s"] / peak) if peak else "-",
+                    "clock": scaled(roof["clock_hz"], "Hz") if roof.get("clock_hz") else "-",
                     "method": roof["method"],
                 }
             )

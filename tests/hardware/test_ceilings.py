@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from profiler.hardware import ceilings
 from profiler.hardware.device import Device, describe
+from profiler.hardware.telemetry import NoSource, Reading
 
 CPU = torch.device("cpu")
 SMALL = Device("cpu", "fake", 1 << 30, 1 << 20, 1, "none", None)
@@ -41,6 +43,36 @@ def test_rates_are_work_over_the_clocks_time() -> None:
     assert roofs.memory["copy"].per_s == pytest.approx(2 / 3 * roofs.stream_bytes, rel=1e-6)
     assert roofs.memory["triad"].per_s == pytest.approx(roofs.stream_bytes, rel=1e-6)
     assert roofs.beyond_cache
+
+
+class Ticking(NoSource):
+    """A device whose clock is 1.2 GHz in the first look and 1.0 GHz ever after."""
+
+    def __init__(self) -> None:
+        self._clocks = itertools.chain([1.2e9], itertools.repeat(1.0e9))
+
+    def read(self) -> Reading:
+        return Reading(clock_hz=next(self._clocks))
+
+
+def test_each_probe_knows_the_clock_it_ran_at() -> None:
+    roofs = ceilings.measure(CPU, SMALL, ["float32"], model_dtype="float32", stage_budget_s=0.5, source=Ticking())
+    assert all(roof.clock_hz == 1.0e9 for roof in (roofs.memory["gemv float32"], *roofs.compute.values()))
+    silent = ceilings.measure(CPU, SMALL, ["float32"], model_dtype="float32", stage_budget_s=0.1, source=NoSource())
+    assert silent.compute["float32"].clock_hz is None
+
+
+def test_roofs_from_a_busy_minute_are_not_kept() -> None:
+    """What was kept at half of today's speed is measured again; what still stands is taken as it is."""
+    first = ceilings.measure(CPU, SMALL, ["float32"], model_dtype="float32", stage_budget_s=0.3)
+
+    def again(slower: float) -> ceilings.Ceilings:
+        memory = {name: replace(roof, per_s=roof.per_s / slower) for name, roof in first.memory.items()}
+        known = replace(first, memory=memory)
+        return ceilings.measure(CPU, SMALL, ["float32"], model_dtype="float32", stage_budget_s=0.3, known=known)
+
+    assert again(2.0).measured_at_unix_s > first.measured_at_unix_s
+    assert again(0.5).measured_at_unix_s == first.measured_at_unix_s
 
 
 def test_a_slow_product_does_not_eat_the_budget() -> None:
