@@ -395,19 +395,44 @@ def test_what_a_user_waits_for(gguf_run: profiler.Run) -> None:
 def test_two_runs_in_a_row_agree_where_both_are_quiet(tmp_path: Path) -> None:
     """At least 9 of 10 cells that call themselves quiet in both runs overlap in their intervals.
 
-    3 % are added to each, since these are two processes on a machine that others use as well.
+    A dozen cells cannot tell 0.9 from 0.8, so that the test fails where so few agreements would come about once in a
+    hundred times at a true 0.9. Between two runs, minutes apart, a shared machine changes; by how much its sentinel
+    says, and that is granted, 3 % at least. A machine that changed by a tenth is another one.
     """
-    both = [
+    runs = [
         profiler.profile(
-            "smollm2-135m", prompt_lens=[64, 128], batch_sizes=[1, 2], budget_s=25, out=tmp_path / str(number)
-        ).cells
+            "smollm2-135m", prompt_lens=[64, 128, 256], batch_sizes=[1, 2], budget_s=30, out=tmp_path / str(number)
+        )
         for number in range(2)
     ]
-    cells = both[0].merge(both[1], on=["phase", "batch_size", "prompt_len"], suffixes=("", "_again"))
+    changed = machine_change(*runs)
+    if changed > 0.1:
+        pytest.skip(f"this machine changed by {changed:.0%} between the two runs")
+    keys = ["phase", "batch_size", "prompt_len"]
+    cells = runs[0].cells.merge(runs[1].cells, on=keys, suffixes=("", "_again"))
     quiet = cells[(cells["noise"] == "quiet") & (cells["noise_again"] == "quiet")]
     if len(quiet) < 3:
         pytest.skip("this machine is too noisy for any claim to be made")
-    agree = (quiet["latency_low_s"] <= 1.03 * quiet["latency_high_s_again"]) & (
-        quiet["latency_low_s_again"] <= 1.03 * quiet["latency_high_s"]
+    room = 1 + max(0.03, changed)
+    agree = (quiet["latency_low_s"] <= room * quiet["latency_high_s_again"]) & (
+        quiet["latency_low_s_again"] <= room * quiet["latency_high_s"]
     )
-    assert agree.mean() >= 0.9, quiet
+    shown = quiet[[*keys, "latency_low_s", "latency_high_s", "latency_low_s_again", "latency_high_s_again"]]
+    assert chance_of_so_many(int((~agree).sum()), len(agree), 0.1) > 0.01, f"{shown}\nmachine: {changed:.1%}"
+
+
+def machine_change(first: profiler.Run, second: profiler.Run) -> float:
+    """By how much the same small work took longer or shorter in the second run, the larger of memory and compute."""
+    looks = [
+        pd.DataFrame([item for item in read_samples(run.folder) if item["kind"] == "sentinel"])
+        for run in (first, second)
+    ]
+    ratios = [looks[1][kind].median() / looks[0][kind].median() for kind in ("memory", "compute")]
+    return max(max(ratio, 1 / ratio) - 1 for ratio in ratios)
+
+
+def chance_of_so_many(failures: int, cells: int, share: float) -> float:
+    """The probability of at least so many failures when each cell fails with probability `share`."""
+    return sum(
+        math.comb(cells, count) * share**count * (1 - share) ** (cells - count) for count in range(failures, cells + 1)
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from profiler.catalog import resolve
-from profiler.clock import HostClock
+from profiler.clock import HostClock, timing_of
 from profiler.grid import Cell, make_grid
 from profiler.loading import ModelRequest, load, load_config
 from profiler.timing.engines import DecodeState, EagerEngine
@@ -114,34 +115,50 @@ def test_the_first_decode_step_is_kept_apart() -> None:
 
 @pytest.mark.slow
 def test_times_agree_with_a_plain_loop(gguf_file: Path) -> None:
-    """Our decode step and prefill against nothing but the model and perf_counter, interleaved in this process."""
+    """Our decode step and prefill against nothing but the model and perf_counter: within 3 %.
+
+    Both are run in turn in this process, in either order, so that a drift of the machine falls on both alike; what the
+    ratios of the rounds scatter is granted beside the 3 %, and a machine that scatters as much proves nothing.
+    """
     source = resolve(str(gguf_file))
     model = load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
     engine = EagerEngine(model)
-    cell = Cell(1, 128)
-    warm_up(engine, cell, device=CPU, clock=HostClock(), vocab_size=49152, budget_s=5.0)
-    grid = make_grid([128], [1], 24)
+    warm_up(engine, Cell(1, 128), device=CPU, clock=HostClock(), vocab_size=49152, budget_s=5.0)
+    ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for number in range(10):
+        loops = {"ours": lambda: our_loop(engine), "plain": lambda: plain_loop(model)}
+        names = ("ours", "plain") if number % 2 else ("plain", "ours")
+        found = {name: loops[name]() for name in names}
+        for phase, ratio in ratios.items():
+            ratio.append(found["ours"][phase] / found["plain"][phase])
+    for phase, ratio in ratios.items():
+        timing = timing_of(ratio)
+        if timing.half_width_s > 0.03:
+            pytest.skip(f"this machine is too noisy: the {phase} ratio is only known to {timing.half_width_s:.1%}")
+        assert timing.median_s == pytest.approx(1.0, abs=0.03 + timing.half_width_s), (phase, ratio)
+
+
+def our_loop(engine: EagerEngine) -> dict[str, float]:
+    """Medians of one visit: a prefill of 128 tokens, and the steps behind it."""
+    plan = Plan(make_grid([128], [1], 24), budget_s=1e-9)
+    [visit] = list(sweep({"eager": engine}, plan, device=CPU, clock=HostClock(), vocab_size=49152))
+    assert isinstance(visit, Visit)
+    return {"prefill": statistics.median(visit.prefills_s), "decode": statistics.median(steady(visit.decode_s))}
+
+
+def plain_loop(model: Any) -> dict[str, float]:
+    """The same with the model alone."""
     ids = torch.randint(0, 49152, (1, 128), generator=torch.Generator().manual_seed(3))
-    ours: dict[str, list[float]] = {"prefill": [], "decode": []}
-    plain: dict[str, list[float]] = {"prefill": [], "decode": []}
-    for _ in range(5):
-        plan = Plan(grid, budget_s=1e-9)
-        [visit] = list(sweep({"eager": engine}, plan, device=CPU, clock=HostClock(), vocab_size=49152))
-        assert isinstance(visit, Visit)
-        assert visit.prefill_s is not None
-        ours["prefill"].append(visit.prefill_s)
-        ours["decode"] += steady(visit.decode_s)
-        with torch.inference_mode():
+    prefills, steps = [], []
+    with torch.inference_mode():
+        for _ in range(3):
             before = time.perf_counter()
             output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-            plain["prefill"].append(time.perf_counter() - before)
-            for step in range(23):
-                token = output.logits[:, -1:].argmax(-1)
-                before = time.perf_counter()
-                output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
-                output.logits[:, -1:].argmax(-1)
-                if step:
-                    plain["decode"].append(time.perf_counter() - before)
-    for phase in ("prefill", "decode"):
-        ratio = statistics.median(ours[phase]) / statistics.median(plain[phase])
-        assert ratio == pytest.approx(1.0, abs=0.06), phase
+            prefills.append(time.perf_counter() - before)
+        for _ in range(23):
+            token = output.logits[:, -1:].argmax(-1)
+            before = time.perf_counter()
+            output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+            output.logits[:, -1:].argmax(-1)
+            steps.append(time.perf_counter() - before)
+    return {"prefill": statistics.median(prefills), "decode": statistics.median(steps[1:])}
