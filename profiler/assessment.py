@@ -21,13 +21,14 @@ from profiler.grid import Cell, Grid, Phase, decode_context
 from profiler.hardware.ceilings import Ceilings
 from profiler.hardware.datasheet import gpus
 from profiler.hardware.device import Device
+from profiler.hardware.telemetry import UNSEEN, Activity
 from profiler.loading import (
     LoadedModel,
     dtype_name,
 )
 from profiler.memory import available_bytes
 from profiler.runstore import CELL_COLUMNS, CELL_KEY
-from profiler.series import doubling_tests
+from profiler.series import AXES, doubling_tests
 from profiler.timing.engines import Engine, GraphEngine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import Estimate, NoiseReport, difference, estimate, noise_report
@@ -62,6 +63,9 @@ class Beside:
 
     graph_step_s: float | None = None
     batch_side: str = ""
+    depth_side: str = ""
+    sm_active: float | None = None
+    memory_active: float | None = None
     power_capped: bool = False
 
 
@@ -241,7 +245,8 @@ class Assessment:
         replayed: Replayed | None = None,
         throttled: Sequence[str] = (),
         machine_drift: float = 0.0,
-        batch_sides: Mapping[tuple[Phase, Cell], str] | None = None,
+        sides: Mapping[tuple[Phase, Cell], Mapping[str, str]] | None = None,
+        active: Activity = UNSEEN,
     ) -> None:
         """Take in a cell's visits so far, its kernels' own times where they were replayed, and what disturbed it."""
         context, grid = self._context, self._grid
@@ -249,9 +254,13 @@ class Assessment:
         for phase in cell.phases:
             kernels = (replayed or {}).get((phase, cell), {})
             noise = _noise(phase, visits, throttled, machine_drift)
+            side = (sides or {}).get((phase, cell), {})
             beside = Beside(
                 graph_step_s=self._graph_step_s(phase, cell),
-                batch_side=(batch_sides or {}).get((phase, cell), ""),
+                batch_side=side.get("batch", ""),
+                depth_side=side.get("prompt" if phase == "prefill" else "context", ""),
+                sm_active=active.sm,
+                memory_active=active.memory,
                 power_capped="power cap" in throttled,
             )
             row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels, noise, beside)
@@ -271,23 +280,21 @@ class Assessment:
             return None
         return estimate(_samples(phase, visits)).median_s
 
-    def batch_sides(self) -> dict[tuple[Phase, Cell], str]:
-        """What doubling the batch from each cell speaks for (to it, for the largest batch)."""
+    def sides(self) -> dict[tuple[Phase, Cell], dict[str, str]]:
+        """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
         ceilings, dtype = self._context.ceilings, self._context.dtype
         tests = doubling_tests(self.cells, ceilings.compute_flops_per_s(dtype), ceilings.memory_bytes_per_s)
-        sides: dict[tuple[Phase, Cell], str] = {}
+        sides: dict[tuple[Phase, Cell], dict[str, str]] = {key: {} for key in self._rows}
         for test in tests:
-            if test["axis"] != "batch":
-                continue
+            axis, column = test["axis"], AXES[test["axis"]][0]
             for step in reversed(test["doublings"]):
-                for batch in (step["larger"], step["smaller"]):
-                    key = {**test["fixed"], "batch_size": batch}
-                    sides |= {
-                        position: step["side"]
-                        for position, row in self._rows.items()
-                        if all(row[name] == value for name, value in key.items())
-                        and (batch == step["smaller"] or position not in sides)
-                    }
+                for size in (step["larger"], step["smaller"]):
+                    wanted = {**test["fixed"], column: size}
+                    for position, row in self._rows.items():
+                        if all(row[name] == value for name, value in wanted.items()) and (
+                            size == step["smaller"] or axis not in sides[position]
+                        ):
+                            sides[position][axis] = step["side"]
         return sides
 
     def unexplained(self, share: float) -> list[tuple[Phase, Cell]]:

@@ -451,10 +451,11 @@ def _measure(
     if not context.loaded.offloaded:
         listener.stage("replaying each cell's kernels alone")
         replayed = replay_kernels(context, measured, grid, clock, _REPLAY_SHARE * prepared.budget_s)
-    sides = assessment.batch_sides()
+    sides = assessment.sides()
     for cell in measured:
         slowed = {name for visit in visits[cell] for name in watch.throttled(visit.at_unix_s, visit.wall_s)}
-        assessment.measured(cell, visits[cell], replayed, sorted(slowed), drift(looks), sides)
+        active = watch.active([(visit.at_unix_s, visit.wall_s) for visit in visits[cell]])
+        assessment.measured(cell, visits[cell], replayed, sorted(slowed), drift(looks), sides, active)
     deadline = time.perf_counter() + _CARRIERS_SHARE * prepared.budget_s
     for phase, cell in assessment.unexplained(_UNEXPLAINED_SHARE):
         if time.perf_counter() > deadline or context.loaded.offloaded:

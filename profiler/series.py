@@ -10,7 +10,7 @@ import pandas as pd
 from profiler.diagnosis.scaling import Point, Scaling, scaling, sentences
 
 # What is doubled, and what stays fixed meanwhile.
-_AXES = {
+AXES = {
     "batch": ("batch_size", ["phase", "engine", "prompt_len", "context_len"]),
     "prompt": ("prompt_len", ["phase", "engine", "batch_size"]),
     "context": ("context_len", ["phase", "engine", "batch_size"]),
@@ -25,7 +25,7 @@ def doubling_tests(cells: pd.DataFrame, flops_per_s: float, bytes_per_s: float) 
     """
     measured = cells[cells["status"] == "ok"]
     found = []
-    for axis, (column, fixed) in _AXES.items():
+    for axis, (column, fixed) in AXES.items():
         of_axis = measured[measured["phase"] == _PHASE_OF[axis]] if axis in _PHASE_OF else measured
         for key, group in of_axis.groupby(fixed, sort=False):
             if group[column].nunique() < 2:

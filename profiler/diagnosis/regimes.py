@@ -42,6 +42,9 @@ ISSUE_AGAINST = 0.5
 GRAPH_SAVES = 0.2
 """Share of a step that a graph replay saves, from which the host set the pace (an H100 at batch 1: 1.26x)."""
 
+SM_IDLE = 0.5
+"""Share of the time with any SM active, below which the device waits for the host most of the time."""
+
 _SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
 _HIGH, _MEDIUM = 0.85, 0.65
 _REDRAWS = 200
@@ -78,6 +81,11 @@ class Measurement:
     """The same step replayed as a CUDA graph: what is left of it without the host."""
     batch_side: str = ""
     """What doubling the batch speaks for: `memory`, `compute`, or nothing clear."""
+    depth_side: str = ""
+    """What doubling the prompt (prefill) or the context (decode) speaks for."""
+    sm_active: float | None = None
+    memory_active: float | None = None
+    """NVML's shares of the time in which any SM, or the memory, was active at all."""
     power_capped: bool = False
 
 
@@ -202,10 +210,17 @@ def _optional_evidence(m: Measurement, memory: float, compute: float, overhead: 
         items.append(
             Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
         )
-    if m.batch_side in _SIDES:
-        # A flat time speaks for bytes only where dispatch, which is as flat, is small.
-        vote = _SIDES[m.batch_side] if m.batch_side == "compute" or overhead < OVERHEAD_AGAINST else ""
-        items.append(Evidence("doubling the batch", float(m.batch_side == "compute"), "slope nearer to", vote, 1.0))
+    for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
+        if side in _SIDES:
+            # A flat time speaks for bytes only where dispatch, which is as flat, is small.
+            vote = _SIDES[side] if side == "compute" or overhead < OVERHEAD_AGAINST else ""
+            items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
+    if m.sm_active is not None:
+        # One warp on one SM counts as active, so that a high share proves nothing; a low one is an idle device.
+        vote = "overhead-bound" if m.sm_active < SM_IDLE else ""
+        items.append(Evidence("time with any SM active (NVML)", m.sm_active, f"< {SM_IDLE} overhead", vote, 1.0))
+    if m.memory_active is not None:
+        items.append(Evidence("time with memory active (NVML)", m.memory_active, "no share of bandwidth", "", 0.0))
     return items
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,17 @@ class Reading:
     busy_cores_elsewhere: float | None = None
     """Cores that other processes of this machine keep busy."""
     at_unix_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Shares of the time in which any SM, or the memory, was active at all; None where the device does not say."""
+
+    sm: float | None
+    memory: float | None
+
+
+UNSEEN = Activity(None, None)
 
 
 class Source(Protocol):
@@ -243,6 +255,13 @@ class Watch:
         """What slowed the device down at some moment of a span of time."""
         end_unix_s = start_unix_s + seconds
         return {name for r in self.readings if start_unix_s <= r.at_unix_s <= end_unix_s for name in r.throttle}
+
+    def active(self, spans: Sequence[tuple[float, float]]) -> Activity:
+        """Medians of what was reported during (start, seconds) spans of time."""
+        during = [r for r in self.readings if any(start <= r.at_unix_s <= start + wall_s for start, wall_s in spans)]
+        sm = [r.sm_active for r in during if r.sm_active is not None]
+        memory = [r.memory_active for r in during if r.memory_active is not None]
+        return Activity(statistics.median(sm) if sm else None, statistics.median(memory) if memory else None)
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):

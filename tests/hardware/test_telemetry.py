@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from profiler.hardware.telemetry import (
+    UNSEEN,
     HostSource,
+    NoSource,
     NvmlSource,
     Reading,
     Watch,
@@ -131,3 +133,15 @@ def test_a_busy_neighbour_is_seen() -> None:
     finally:
         neighbour.kill()
     assert any("cores busy" in text for text in complaints(watch.readings))
+
+
+def test_activity_is_that_of_the_visits_alone() -> None:
+    """Readings between two visits belong to another cell."""
+    readings = [
+        Reading(sm_active=share, memory_active=share / 2, at_unix_s=at)
+        for at, share in ((0.5, 0.9), (5.0, 0.1), (10.5, 0.7), (11.0, 0.8))
+    ]
+    watch = Watch(NoSource(), readings=readings)
+    found = watch.active([(0.0, 1.0), (10.0, 1.0)])
+    assert (found.sm, found.memory) == (0.8, 0.4)
+    assert watch.active([(20.0, 1.0)]) == UNSEEN
