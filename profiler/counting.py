@@ -97,6 +97,17 @@ class StepCount:
         return document
 
 
+def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
+    """The operators of a model from its config alone, to be evaluated over any grid of steps.
+
+    Raises RequestError or ModelError.
+    """
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    config = load_config(resolve(model), trust_remote_code)
+    return walk(build_on_meta(config, _dtype(dtype, config), quant))
+
+
 def count(
     model: str,
     *,

@@ -260,6 +260,8 @@ def engine_lines(run: Run) -> list[str]:
         low_s, high_s = sorted((abs(item["low_s"]), abs(item["high_s"])))
         clear = item["low_s"] * item["high_s"] > 0
         interval = f"{duration(low_s)} to {duration(high_s)}" if clear else "not more than noise"
+        if item["low_s"] == item["high_s"]:
+            interval = "from a single time each"
         depth = item["prompt_len"] or item["context_len"]
         lines.append(
             f"{item['engine']} {verb} {duration(abs(item['saves_s']))} ({interval}) a {_UNIT[item['phase']]} against"

@@ -131,30 +131,6 @@ class AttentionCore(Operator):
         return bytes_
 
 
-@dataclass(frozen=True)
-class AttentionStep:
-    """One step of attention written out: what it computes, and what it moves when nothing stays on chip."""
-
-    name: str
-    flops: int
-    bytes: int
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte."""
-        return self.flops / self.bytes
-
-
-def attention_steps(query: int, keys: int, head_dim: int, itemsize: int) -> tuple[AttentionStep, ...]:
-    """One head of unfused attention without a mask: S = QK^T, P = softmax(S), O = PV, each read and written in full."""
-    scores = query * keys
-    return (
-        AttentionStep("QK^T", 2 * scores * head_dim, ((query + keys) * head_dim + scores) * itemsize),
-        AttentionStep("softmax", SOFTMAX_FLOPS_PER_SCORE * scores, 2 * scores * itemsize),
-        AttentionStep("PV", 2 * scores * head_dim, (scores + (keys + query) * head_dim) * itemsize),
-    )
-
-
 def causal_pairs(query: Count, context: Count, window: int | None = None) -> Any:
     """Pairs (query, key) that causal attention needs a sequence: query i sees the cache, its past and itself.
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from profiler.catalog import resolve
 from profiler.loading import build_on_meta, load_config
-from profiler.work.attention import attention_steps, causal_pairs
+from profiler.work.attention import causal_pairs
+from profiler.work.intensity import attention_steps, fused_attention, matmul, together
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork, walk
 
@@ -96,3 +97,31 @@ def test_latent_attention_is_expanded_again_at_every_step() -> None:
     work = work_of("deepseek-v2-lite").work(Step(1, 1, 1000))
     assert work.kv_read_bytes == 1000 * 576 * 27 * 2
     assert work.avoidable_flops["latent expanded again"] == 27 * 2 * 512 * 16 * 256 * 1000
+
+
+def test_a_linear_layer_of_4096() -> None:
+    """I = BNK / (BK + BN + NK): 1.0 at one token, 409.6 at 512, 682.7 at 1024; never half of it."""
+    assert matmul(1, 4096, 4096, 2).intensity == pytest.approx(1.0, abs=1e-3)
+    assert matmul(512, 4096, 4096, 2).intensity == pytest.approx(409.6)
+    assert matmul(1024, 4096, 4096, 2).intensity == pytest.approx(682.67, abs=0.01)
+    # The large product of Llama-2's ungated cousin, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
+    assert matmul(2048, 16384, 4096, 2).intensity == pytest.approx(1260, abs=1)
+
+
+def test_attention_in_one_kernel() -> None:
+    """Full square N/2, causal N/4 for as many KV heads; 1.6x of it with four query heads a KV head."""
+    full = fused_attention(2048, 0, 32, 32, 128, 2, causal=False)
+    causal = fused_attention(2048, 0, 32, 32, 128, 2)
+    assert full.intensity == pytest.approx(1024)
+    assert causal.intensity == pytest.approx(512, rel=1e-3)
+    assert fused_attention(2048, 0, 32, 8, 128, 2).intensity / causal.intensity == pytest.approx(1.6)
+    # One query against a long cache: as dense as query heads share a KV head.
+    assert fused_attention(1, 100_000, 32, 32, 128, 2).intensity == pytest.approx(1.0, rel=1e-3)
+    assert fused_attention(1, 100_000, 32, 8, 128, 2).intensity == pytest.approx(4.0, rel=1e-3)
+
+
+def test_attention_written_out_stays_below_any_ridge() -> None:
+    """(4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits, however long the sequence."""
+    whole = together("all", *attention_steps(65536, 65536, 128, 2))
+    assert whole.intensity == pytest.approx((4 * 128 + 5) / 8, rel=0.01)
+    assert whole.attainable_flops_per_s(989.4e12, 3.35e12) < 0.25 * 989.4e12

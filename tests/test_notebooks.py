@@ -1,0 +1,58 @@
+"""The teaching notebooks: each runs from top to bottom on a CPU, and computes nothing by a formula of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+# What a reader must find in the outputs: datasheets and arithmetic, not this package's word.
+FIGURES = {
+    "01_arithmetic_intensity": ["295.3", "682.67", "346", "62.7", "4,294,967,296"],
+    "02_profile_mistral_7b": ["7.22", "14.29", "13.3", "203.1", "4.5"],
+    "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7"],
+    "04_rooflines_by_dtype": ["306.0", "60.82", "1214.68", "3.17", "1.64"],
+    "05_attention_vs_ffn": ["1080.00", "206.12", "0.44", "0.61", "128256"],
+}
+
+
+def test_there_are_five() -> None:
+    assert [path.stem for path in NOTEBOOKS] == list(FIGURES)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_opens_with_its_question(path: Path) -> None:
+    first = nbformat.read(path, 4).cells[0]
+    assert first.cell_type == "markdown"
+    assert "The question:" in first.source
+    assert first.source.count("?") >= 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_kept_is_what_was_computed(path: Path) -> None:
+    """Outputs are committed, free of errors and of this machine's paths, and hold the figures that they are about."""
+    notebook = nbformat.read(path, 4)
+    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
+    assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
+    assert not any(
+        output.output_type == "error" or output.get("name") == "stderr"
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+    )
+    assert not re.search(r"/(root|home|work|tmp)/", shown)
+    assert path.stat().st_size < 1_500_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, 4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
+    assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
+    assert list(tmp_path.iterdir()) == [], "a notebook leaves nothing behind"
