@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,13 +112,27 @@ def _record(cell: Cell, phase: Phase, grid: Grid, found: Activity) -> dict[str, 
 def _under_profiler(step: Callable[[], object], device: torch.device, target: Path | None) -> Activity:
     on_cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with torch.profiler.profile(activities=activities) as profiler:
+    with _silent(), torch.profiler.profile(activities=activities) as profiler:
         step()
         if on_cuda:
             torch.cuda.synchronize(device)
     if target is not None:
         _export(profiler, target)
     return activity(_intervals(profiler, on_cuda))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what torch's profiler writes to the process's own error stream, past Python, off the screen."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:
