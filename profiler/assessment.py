@@ -280,12 +280,28 @@ class Assessment:
             return None
         return estimate(_samples(phase, visits)).median_s
 
+    def _knees(self) -> dict[tuple[Phase, Cell], float]:
+        """By cell, the batch at which FLOPs overtake bytes at its depth, where there is one."""
+        found: dict[tuple[Phase, Cell], float] = {}
+        for test in self._doubling_tests():
+            if test["axis"] == "batch" and test["knee_predicted"] is not None:
+                found |= {
+                    position: test["knee_predicted"]
+                    for position, row in self._rows.items()
+                    if all(row[name] == value for name, value in test["fixed"].items())
+                }
+        return found
+
+    def _doubling_tests(self) -> list[dict[str, Any]]:
+        ceilings = self._context.ceilings
+        return doubling_tests(
+            self.cells, ceilings.compute_flops_per_s(self._context.dtype), ceilings.memory_bytes_per_s
+        )
+
     def sides(self) -> dict[tuple[Phase, Cell], dict[str, str]]:
         """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
-        ceilings, dtype = self._context.ceilings, self._context.dtype
-        tests = doubling_tests(self.cells, ceilings.compute_flops_per_s(dtype), ceilings.memory_bytes_per_s)
         sides: dict[tuple[Phase, Cell], dict[str, str]] = {key: {} for key in self._rows}
-        for test in tests:
+        for test in self._doubling_tests():
             axis, column = test["axis"], AXES[test["axis"]][0]
             for step in reversed(test["doublings"]):
                 for size in (step["larger"], step["smaller"]):
@@ -349,11 +365,13 @@ class Assessment:
     @property
     def evidence(self) -> list[dict[str, Any]]:
         """What each verdict stands on and what would change the cell, in the order of the rows."""
-        setting, judged = setting_of(self._context), self.judged
+        setting, judged, knees = setting_of(self._context), self.judged, self._knees()
         return [
             {
                 **self._evidence[key],
-                "levers": [asdict(lever) for lever in levers(self._judged[key], setting, judged)],
+                "levers": [
+                    asdict(lever) for lever in levers(replace(self._judged[key], knee=knees.get(key)), setting, judged)
+                ],
                 "at_least_s_on": {
                     card.name: time_s
                     for card in setting.cards
@@ -546,6 +564,7 @@ def setting_of(context: Context) -> Setting:
         four_bit_dense_from_rows=min(dense_from, default=None),
         sixteen_bit_flops_per_s=sixteen.per_s if sixteen else None,
         cards=_cards(context.dtype, context.info),
+        dtype=context.dtype,
     )
 
 

@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 
 _QUANT_HELP = "none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo or fp8 (torchao)"
+Plain = Annotated[bool, typer.Option("--plain", help="No colours and no box drawing.")]
 Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout)")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
@@ -92,6 +93,7 @@ def run(
         bool, typer.Option("--allow-pickle", help="Load .bin checkpoints, which can run code.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    plain: Plain = False,
     output_format: Format = "table",
     debug: Debug = False,
 ) -> None:
@@ -99,7 +101,7 @@ def run(
     _one_of(output_format, "--format", ("table", "json"))
     from profiler.report.progress import make_listener
 
-    listener = make_listener(quiet=quiet)
+    listener = make_listener(quiet=quiet, plain=plain)
     with listener:
         from profiler.catalog import DEFAULT_MODEL
         from profiler.job import Options, execute, prepare, prepare_resume
@@ -131,7 +133,7 @@ def run(
         if len(precisions) > 1:
             if resume is not None:
                 raise RequestError("--resume finishes one run; give the folder of one precision and no --quant.")
-            _run_precisions(options, precisions, listener, output_format)
+            _run_precisions(options, precisions, listener, output_format, plain)
             return
         prepared = prepare(options) if resume is None else prepare_resume(resume, model, options)
         try:
@@ -143,25 +145,27 @@ def run(
     if output_format == "json":
         print(_as_json(result))
     else:
+        from profiler.report.console import screen
         from profiler.report.terminal import print_run
 
-        print_run(result)
+        print_run(result, screen(plain=plain))
     if (result.cells["status"] != "ok").any():
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _run_precisions(options: Options, precisions: list[str], listener: Listener, output_format: str) -> None:
+def _run_precisions(
+    options: Options, precisions: list[str], listener: Listener, output_format: str, plain: bool
+) -> None:
     from profiler.precision import run_precisions
 
     runs = run_precisions(options, precisions, listener)
     if output_format == "json":
         print(json.dumps([json.loads(_as_json(run)) for run in runs], indent=2))
         return
-    from rich.console import Console
-
+    from profiler.report.console import screen
     from profiler.report.precision_table import print_precisions
 
-    print_precisions(runs, Console(width=100))
+    print_precisions(runs, screen(plain=plain))
 
 
 @app.command("batch-test")
@@ -181,6 +185,7 @@ def batch_test(
     out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     budget: Annotated[float, typer.Option(help="Seconds for the sweep; its first round always ends.")] = 60.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    plain: Plain = False,
     output_format: Format = "table",
     debug: Debug = False,
 ) -> None:
@@ -188,7 +193,7 @@ def batch_test(
     _one_of(output_format, "--format", ("table", "json"))
     from profiler.report.progress import make_listener
 
-    with make_listener(quiet=quiet) as listener:
+    with make_listener(quiet=quiet, plain=plain) as listener:
         from profiler.catalog import DEFAULT_MODEL
         from profiler.doubling import prepare_batch_test
         from profiler.job import Options, execute
@@ -211,11 +216,10 @@ def batch_test(
     if output_format == "json":
         print(_as_json(result))
         return
-    from rich.console import Console
-
+    from profiler.report.console import screen
     from profiler.report.scaling_table import print_doubling
 
-    print_doubling(result, phase, Console(width=100))
+    print_doubling(result, phase, screen(plain=plain))
 
 
 @app.command()

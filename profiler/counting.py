@@ -102,10 +102,9 @@ def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_re
 
     Raises RequestError or ModelError.
     """
-    if quant not in QUANTS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    kind = _known(quant)
     config = load_config(resolve(model), trust_remote_code)
-    return walk(build_on_meta(config, _dtype(dtype, config), quant))
+    return walk(build_on_meta(config, _dtype(dtype, config), kind))
 
 
 def count(
@@ -131,15 +130,14 @@ def count(
     Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context)
-    if quant not in QUANTS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    stored_as = _known(quant)
     if attn not in ("sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
     wanted_gpus = [_gpu(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     config = load_config(source, trust_remote_code)
     kind = _dtype(dtype, config)
-    work = walk(build_on_meta(config, kind, quant))
+    work = walk(build_on_meta(config, kind, stored_as))
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     here = resolve_device("auto")
     keys = int(np.max(step.query)) + int(np.max(step.context))
@@ -150,7 +148,7 @@ def count(
         model=source.name,
         params=work.params,
         dtype=dtype_name(kind),
-        quant=quant,
+        quant=stored_as,
         phase="prefill" if phase == "prefill" else "decode",
         step=step,
         work=work.work(step, path),
@@ -160,8 +158,14 @@ def count(
         unknown=work.unknown,
         gemms=work.gemm_census(step) if census else (),
         gpus=tuple(_floor(gpu, work, step, path, dtype_name(kind)) for gpu in wanted_gpus),
-        crosscheck=_second_opinion(config, kind, quant, step) if second_opinion else None,
+        crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
     )
+
+
+def _known(quant: str) -> Quant:
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    return quant
 
 
 def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:

@@ -68,12 +68,13 @@ for name in ("torch", "transformers", "accelerate", "bitsandbytes", "pynvml"):
     sys.modules[name] = None
 from pathlib import Path
 from profiler.report.page import write_reports
+from profiler.report.console import screen
 from profiler.report.terminal import print_run
 from profiler.runstore import read_run
 run = read_run(Path(sys.argv[1]))
 (run.folder / "roofline.png").unlink()
 write_reports(run)
-print_run(run)
+print_run(run, screen())
 """
 
 

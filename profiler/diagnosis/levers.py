@@ -35,6 +35,8 @@ class JudgedCell:
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the avoidable traffic by cause, at the measured bandwidth."""
+    knee: float | None = None
+    """The batch at which, by the counts, FLOPs overtake bytes; None where none does or one batch alone was run."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Setting:
     sixteen_bit_flops_per_s: float | None = None
     """The measured compute roof of a 16-bit dtype, where this model runs in a wider one and it is known."""
     cards: tuple[Card, ...] = ()
+    dtype: str = "float16"
+    """The dtype that the model runs in, and that `cards` are weighed in."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,13 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
         return []
     best = max(larger, key=lambda other: other.tokens_per_s)
     share_s = best.split.latency_s * cell.batch_size / best.batch_size
+    knee = f"; by the counts the knee lies at batch {cell.knee:.3g}" if cell.knee is not None else ""
     return [
         Lever(
             f"batch {best.batch_size}",
             cell.split.latency_s - share_s,
             f"measured: as many tokens then cost {duration(share_s)}, though a step takes"
-            f" {duration(best.split.latency_s)}",
+            f" {duration(best.split.latency_s)}{knee}",
         )
     ]
 
@@ -184,4 +189,10 @@ def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if not times:
         return []
     least_s, card = min(times, key=lambda item: item[0])
-    return [Lever(f"another card ({card.name})", cell.split.device_s - least_s, "at its datasheet's roofs")]
+    return [
+        Lever(
+            f"another card ({card.name})",
+            cell.split.device_s - least_s,
+            f"at its datasheet's roofs for {setting.dtype}",
+        )
+    ]

@@ -87,6 +87,7 @@ def html_report(run: Run) -> str:
         quality=quality_line(run),
         words=[line.replace("**", "", 2).split(": ", 1) for line in footnotes(run)] if len(measured) else [],
         duration=duration,
+        scaled=scaled,
         significant=significant,
     )
 

@@ -94,9 +94,9 @@ class BarListener(QuietListener):
         self._bars.refresh()
 
 
-def make_listener(*, quiet: bool) -> QuietListener:
+def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:
     """The listener that fits where stderr goes."""
     if quiet:
         return QuietListener()
     console = Console(stderr=True)
-    return BarListener(console) if console.is_terminal else LineListener()
+    return BarListener(console) if console.is_terminal and not plain else LineListener()

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from profiler.diagnosis.step_time import TERMS
+from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.runstore import CELL_KEY, Run
 from profiler.units import duration, percent, scaled, significant
 
@@ -197,6 +198,48 @@ def cell_name(row: Mapping[Any, Any]) -> str:
     """`decode 1 x 64 (static)`: phase, batch, prompt or context, and the engine unless it is the plain one."""
     engine = "" if row["engine"] == "eager" else f" ({row['engine']})"
     return f"{row['phase']} {row['batch_size']} x {row['prompt_len'] or row['context_len']}{engine}"
+
+
+_BAR_WIDTH = 56
+_MOST_BARS = 16
+# A letter and a colour each, so that the bars read the same without colours.
+_BAR_STYLE = {
+    "weights_s": ("w", "blue"),
+    "kv_s": ("v", "cyan"),
+    "compute_s": ("a", "yellow"),
+    "dequantise_s": ("q", "green"),
+    "kernel_s": ("k", "red"),
+    "avoidable_s": ("c", "bright_yellow"),
+    "dispatch_s": ("d", "magenta"),
+    "unexplained_s": ("?", "bright_black"),
+}
+BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())
+
+
+def split_bars(run: Run) -> list[tuple[str, Text, str]]:
+    """Each cell's time as a bar of its terms, with what is negative beside it; of many cells those that span them."""
+    cells = run.cells[(run.cells["status"] == "ok") & (run.cells["engine"] == run.document.engine["names"][0])]
+    rows = cells.to_dict("records")
+    if len(rows) > _MOST_BARS:
+        rows = [rows[round(index * (len(rows) - 1) / (_MOST_BARS - 1))] for index in range(_MOST_BARS)]
+    return [(cell_name(row), _bar(row), _below_zero(row)) for row in rows]
+
+
+def _bar(row: Mapping[Any, Any]) -> Text:
+    """As many letters as a term's share of the positive terms; edges are rounded, so that the bar is always full."""
+    shares = {term: max(0.0, row[term]) for term in _BAR_STYLE}
+    whole, reached, bar = sum(shares.values()) or 1.0, 0.0, Text()
+    for term, (letter, color) in _BAR_STYLE.items():
+        start = round(_BAR_WIDTH * reached / whole)
+        reached += shares[term]
+        bar.append(letter * (round(_BAR_WIDTH * reached / whole) - start), style=color)
+    return bar
+
+
+def _below_zero(row: Mapping[Any, Any]) -> str:
+    below = {TERM_NAMES[term]: row[term] / row["latency_s"] for term in _BAR_STYLE if row[term] < 0}
+    name = min(below, key=lambda key: below[key], default="")
+    return f"{name} {percent(below[name])}" if name and below[name] <= -_WORTH_SHOWING else ""
 
 
 def split_rows(run: Run) -> list[list[str]]:

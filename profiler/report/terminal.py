@@ -6,24 +6,23 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.report.tables import (
+    BAR_LEGEND,
     activity_lines,
     breakdown_table,
     engine_lines,
     instrument_line,
     quality_line,
     roofs_lines,
+    split_bars,
     terminal_table,
     unexplained_lines,
 )
 from profiler.runstore import Run
 from profiler.units import count
 
-_WIDTH = 100
 
-
-def print_run(run: Run, console: Console | None = None) -> None:
-    """Print a run to the terminal, 100 columns wide at most."""
-    console = console or Console(width=min(_WIDTH, Console().width) if Console().is_terminal else _WIDTH)
+def print_run(run: Run, console: Console) -> None:
+    """Print a run to the terminal."""
     model, device = run.document.model, run.document.device
     console.print()
     for sentence in run.answer:
@@ -38,6 +37,11 @@ def print_run(run: Run, console: Console | None = None) -> None:
     )
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
     console.print(terminal_table(run))
+    if bars := split_bars(run):
+        console.print(Text(f"where the time goes: {BAR_LEGEND}"))
+        for name, bar, note in bars:
+            console.print(Text(f"{name:<20} ").append(bar).append(f" {note}"))
+        console.print()
     if run.document.breakdown:
         console.print(breakdown_table(run))
     for line in (*activity_lines(run), *unexplained_lines(run)):

@@ -75,6 +75,8 @@ def test_a_larger_batch_is_weighed_by_what_was_measured() -> None:
     found = levers(one, SETTING, [one, eight, replace(cell(batch=64, weights_s=1e-3), depth=9)])
     assert saved(found, "batch 8") == pytest.approx(12e-3)
     assert saved(levers(eight, SETTING, [one, eight]), "batch") == 0.0
+    [lever] = [item for item in levers(replace(one, knee=166.4), SETTING, [one, eight]) if item.change == "batch 8"]
+    assert lever.because.endswith("a step takes 16.0 ms; by the counts the knee lies at batch 166")
 
 
 def test_another_card_by_its_roofs() -> None:

@@ -33,6 +33,18 @@ def test_an_engine_gives_the_tokens_of_generate(real_model: Any, name: str) -> N
     assert found[0, 0] == 7042  # " Paris"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, name: str) -> None:
+    source = resolve(str(gguf_file))
+    request = ModelRequest(source, torch.device("cuda", 0), torch.float32, weights="checkpoint")
+    model: Any = load(request, load_config(source)).module
+    prompt = torch.tensor([[504, 3575, 282, 4649, 314]], device="cuda")
+    expected = model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+    assert greedy_tokens(ENGINES[name](model), prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
 def tiny(kind: str) -> Any:
     import transformers as t
 

@@ -1,0 +1,35 @@
+"""The screen: a hundred columns, colours only where they help, and plain ASCII where that is asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from rich.console import Console
+
+WIDTH = 100
+_ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|"})
+
+
+class _Ascii:
+    """A stream that spells lines and signs in ASCII."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.translate(_ASCII))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def screen(*, plain: bool = False) -> Console:
+    """Standard output, 100 columns wide or as narrow as the terminal; `plain` knows neither colour nor box drawing.
+
+    Rich itself drops colours for NO_COLOR and for pipes.
+    """
+    if plain:
+        return Console(file=_Ascii(sys.stdout), width=WIDTH, color_system=None, highlight=False)  # type: ignore[arg-type]
+    own = Console()
+    return Console(width=min(WIDTH, own.width) if own.is_terminal else WIDTH)
