@@ -200,8 +200,8 @@ def cell_name(row: Mapping[Any, Any]) -> str:
     return f"{row['phase']} {row['batch_size']} x {row['prompt_len'] or row['context_len']}{engine}"
 
 
-_BAR_WIDTH = 56
-_MOST_BARS = 16
+_BAR_WIDTH = 48
+_MOST_BARS_A_PHASE = 8
 # A letter and a colour each, so that the bars read the same without colours.
 _BAR_STYLE = {
     "weights_s": ("w", "blue"),
@@ -219,10 +219,12 @@ BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _
 def split_bars(run: Run) -> list[tuple[str, Text, str]]:
     """Each cell's time as a bar of its terms, with what is negative beside it; of many cells those that span them."""
     cells = run.cells[(run.cells["status"] == "ok") & (run.cells["engine"] == run.document.engine["names"][0])]
-    rows = cells.to_dict("records")
-    if len(rows) > _MOST_BARS:
-        rows = [rows[round(index * (len(rows) - 1) / (_MOST_BARS - 1))] for index in range(_MOST_BARS)]
-    return [(cell_name(row), _bar(row), _below_zero(row)) for row in rows]
+    shown = []
+    for phase in ("prefill", "decode"):
+        rows = cells[cells["phase"] == phase].to_dict("records")
+        steps = min(_MOST_BARS_A_PHASE, len(rows))
+        shown += [rows[round(index * (len(rows) - 1) / max(1, steps - 1))] for index in range(steps)]
+    return [(cell_name(row), _bar(row), _below_zero(row)) for row in shown]
 
 
 def _bar(row: Mapping[Any, Any]) -> Text:

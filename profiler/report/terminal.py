@@ -38,6 +38,7 @@ def print_run(run: Run, console: Console) -> None:
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
     console.print(terminal_table(run))
     if bars := split_bars(run):
+        console.print()
         console.print(Text(f"where the time goes: {BAR_LEGEND}"))
         for name, bar, note in bars:
             console.print(Text(f"{name:<20} ").append(bar).append(f" {note}"))
