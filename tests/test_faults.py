@@ -171,7 +171,7 @@ def empty_document() -> Any:
 
 
 class BrokenClock(HostClock):
-    """Gives one impossible duration after so many good ones."""
+    """Gives one impossible duration, in the loop of so many steps that comes after so many good ones."""
 
     def __init__(self, value: float, after: int) -> None:
         self.value = value
@@ -179,16 +179,16 @@ class BrokenClock(HostClock):
 
     def seconds(self, marks: Any) -> list[float]:
         times = super().seconds(marks)
-        for index in range(len(times)):
+        if len(times) > 1:  # a decode loop: how many single prefills come before it depends on the machine's noise
             self.left -= 1
             if self.left == 0:
-                times[index] = self.value
+                times[len(times) // 2] = self.value
         return times
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
 def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
-    found = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=15)))
+    found = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=2)))
     gaps = [outcome for outcome in found if isinstance(outcome, Gap)]
     assert len(gaps) == 1
     assert gaps[0].status == "failed"
