@@ -38,10 +38,11 @@ def timing_of(samples: Sequence[float]) -> Timing:
     if len(samples) < 2:
         return Timing(median_s, 0.0)
     low, _, high = statistics.quantiles(samples, n=4)
-    return Timing(median_s, _NOTCH * (high - low) / math.sqrt(len(samples)))
+    return Timing(median_s, NOTCH * (high - low) / math.sqrt(len(samples)))
 
 
-_NOTCH = 1.57
+NOTCH = 1.57
+"""Half the notch of a box plot over IQR / sqrt(n)."""
 
 
 class Clock(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from profiler.clock import Clock, clock_for, time_calls
+from profiler.clock import NOTCH, Clock, clock_for, time_calls
 from profiler.hardware.device import Device
 from profiler.hardware.telemetry import Source, Watch, source_for
 from profiler.memory import available_bytes
@@ -68,7 +68,7 @@ class Roof:
     @property
     def half_width(self) -> float:
         """How far the median may be off, as a share of it (the notch of a box plot, see `clock.timing_of`)."""
-        return 1.57 * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
+        return NOTCH * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
 
 
 @dataclass(frozen=True)
