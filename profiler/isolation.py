@@ -114,20 +114,29 @@ def _dispatch_among_weights(
     warm_prefill, warm_decode = _twin_alone(twin, engine, clock)
     hooks_s = _hooks_s(twin, engine, pairs, clock, warm_decode.median_s)
 
-    def dispatch(warm_s: float, batch: int, query: int, context: int) -> Dispatch:
+    def dispatch(warm: Timing, batch: int, query: int, context: int) -> Dispatch:
         among = _among_weights(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
-        step_s = among.median_s - hooks_s
         calls_s = _calls_alone_s(twin, clock, batch=batch, query=query, context=context)
-        # The bare calls were timed with warm caches; within a step they are as cold as all the rest.
-        half_width_s = math.hypot(among.half_width_s, warm_decode.half_width_s)
-        return Dispatch(step_s, calls_s * max(1.0, step_s / warm_s), half_width_s)
+        return cold_dispatch(warm, Timing(among.median_s - hooks_s, among.half_width_s), calls_s)
 
-    prefill = dispatch(warm_prefill.median_s, 1, _TWIN_PROMPT, 0)
+    prefill = dispatch(warm_prefill, 1, _TWIN_PROMPT, 0)
     table: dict[tuple[Phase, int], Dispatch] = {}
     for batch in batch_sizes:
         table["prefill", batch] = prefill
-        table["decode", batch] = dispatch(warm_decode.median_s, batch, 1, _TWIN_PROMPT)
+        table["decode", batch] = dispatch(warm_decode, batch, 1, _TWIN_PROMPT)
     return table
+
+
+def cold_dispatch(warm: Timing, among: Timing, calls_s: float) -> Dispatch:
+    """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
+
+    `among` is a difference of two times, and a busy machine can make it anything, less than nothing included; cold
+    caches cannot make a step faster than warm ones, so the twin alone is its floor. `calls_s` was timed with warm
+    caches; within a step the calls are as cold as all the rest.
+    """
+    step_s = max(among.median_s, warm.median_s)
+    half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
+    return Dispatch(step_s, calls_s * step_s / warm.median_s, half_width_s)
 
 
 def _hooks_s(

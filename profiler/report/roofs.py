@@ -53,4 +53,4 @@ def dispatch_roof(run: Run) -> DispatchRoof | None:
         return None
     smallest = cells.sort_values(["batch_size", "context_len"]).iloc[0]
     step_s = by_batch.get(str(smallest["batch_size"]))
-    return DispatchRoof(step_s, float(smallest["model_bytes"]) / step_s) if step_s else None
+    return DispatchRoof(step_s, float(smallest["model_bytes"]) / step_s) if step_s and step_s > 0 else None

@@ -106,6 +106,14 @@ def test_an_empty_run_and_a_partly_failed_one(run: Run) -> None:
     assert Page(html_report(Run(run.folder, run.document, one))).count("circle", "decode") == 1
 
 
+@pytest.mark.parametrize(("step_s", "drawn"), [(0.74e-3, 1), (0.0, 0), (-0.003, 0)])
+def test_a_dispatch_that_cannot_be_is_not_drawn(run: Run, step_s: float, drawn: int) -> None:
+    """Folders of earlier versions may hold one: on a busy machine a difference of two times came out below zero."""
+    ceilings = {**run.document.ceilings, "dispatch_s": {"eager": {"decode": {"1": step_s}}}}
+    document = run.document.model_copy(update={"ceilings": ceilings})
+    assert Page(html_report(replace(run, document=document))).count("polyline", "dispatch") == drawn
+
+
 def test_ten_thousand_cells(run: Run) -> None:
     many = pd.concat([run.cells] * (10_000 // len(run.cells)), ignore_index=True)
     many["batch_size"] = range(1, len(many) + 1)
