@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from profiler.clock import NOTHING, Timing
 from profiler.diagnosis.levers import Card, JudgedCell, Setting, levers, on_card
@@ -31,8 +32,16 @@ from profiler.runstore import CELL_COLUMNS, CELL_KEY
 from profiler.series import AXES, doubling_tests
 from profiler.timing.engines import Engine, GraphEngine
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sampling import Estimate, NoiseReport, difference, estimate, noise_report
-from profiler.timing.sweep import TARGET_HALF_WIDTH, seeded_prompts, steady
+from profiler.timing.sampling import (
+    Estimate,
+    NoiseReport,
+    deviations,
+    difference,
+    estimate,
+    noise_report,
+    visit_sigma,
+)
+from profiler.timing.sweep import TARGET_HALF_WIDTH, phase_samples, seeded_prompts
 from profiler.work.attention import AttentionCore
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import CONVERSIONS, four_bit_dense_from_rows
@@ -237,6 +246,7 @@ class Assessment:
         self._evidence: dict[tuple[Phase, Cell], dict[str, Any]] = {}
         self._judged: dict[tuple[Phase, Cell], JudgedCell] = {}
         self._visits: dict[Cell, Sequence[Visit]] = {}
+        self._deviations: dict[tuple[Phase, Cell], NDArray[np.float64]] = {}
 
     def measured(
         self,
@@ -253,7 +263,9 @@ class Assessment:
         self._visits[cell] = visits
         for phase in cell.phases:
             kernels = (replayed or {}).get((phase, cell), {})
-            noise = _noise(phase, visits, throttled, machine_drift)
+            self._deviations[phase, cell] = deviations(phase_samples(phase, visits))
+            sigma = self._visit_sigma(phase)
+            noise = _noise(phase, visits, throttled, machine_drift, sigma)
             side = (sides or {}).get((phase, cell), {})
             beside = Beside(
                 graph_step_s=self._graph_step_s(phase, cell),
@@ -263,7 +275,8 @@ class Assessment:
                 memory_active=active.memory,
                 power_capped="power cap" in throttled,
             )
-            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, kernels, noise, beside)
+            time_s = estimate(phase_samples(phase, visits), sigma)
+            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, time_s, kernels, noise, beside)
             self._rows[phase, cell] |= row
             self._judged[phase, cell] = judged
             self._evidence[phase, cell] = {
@@ -278,7 +291,11 @@ class Assessment:
         visits = self._visits.get(replace(cell, engine=GraphEngine.name))
         if phase != "decode" or not visits or cell.engine == GraphEngine.name:
             return None
-        return estimate(_samples(phase, visits)).median_s
+        return estimate(phase_samples(phase, visits)).median_s
+
+    def _visit_sigma(self, phase: Phase) -> float:
+        """How far visits of the same cell lie apart in this run, so far."""
+        return visit_sigma(found for (of, _), found in self._deviations.items() if of == phase)
 
     def _knees(self) -> dict[tuple[Phase, Cell], float]:
         """By cell, the batch at which FLOPs overtake bytes at its depth, where there is one."""
@@ -341,7 +358,8 @@ class Assessment:
             base = replace(cell, engine=first)
             if cell.engine not in others or not (self._visits.get(cell) and self._visits.get(base)):
                 continue
-            saved = difference(_samples(phase, self._visits[base]), _samples(phase, self._visits[cell]))
+            before, after = (phase_samples(phase, self._visits[each]) for each in (base, cell))
+            saved = difference(before, after, self._visit_sigma(phase))
             found.append(
                 {
                     "phase": phase,
@@ -394,18 +412,17 @@ def _keys(grid: Grid) -> list[tuple[Phase, Cell]]:
     return [(phase, cell) for phase in phases for cell in ordered if phase in cell.phases]
 
 
-def _samples(phase: Phase, visits: Sequence[Visit]) -> list[list[float]]:
-    """What a phase's figure rests on: one list of times a visit."""
-    if phase == "prefill":
-        return [list(visit.prefills_s) for visit in visits if visit.prefills_s]
-    return [list(steady(visit.decode_s)) for visit in visits]
-
-
-def _noise(phase: Phase, visits: Sequence[Visit], throttled: Sequence[str], machine_drift: float) -> NoiseReport:
+def _noise(
+    phase: Phase, visits: Sequence[Visit], throttled: Sequence[str], machine_drift: float, sigma: float
+) -> NoiseReport:
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
     return noise_report(
-        _samples(phase, visits), foreign_cores=foreign, throttled=throttled, machine_drift=machine_drift
+        phase_samples(phase, visits),
+        foreign_cores=foreign,
+        throttled=throttled,
+        machine_drift=machine_drift,
+        visit_sigma=sigma,
     )
 
 
@@ -433,13 +450,12 @@ def _measured_row(
     cell: Cell,
     grid: Grid,
     visits: Sequence[Visit],
+    time_s: Estimate,
     replayed: Mapping[Operator, Alone],
     noise: NoiseReport,
     beside: Beside,
 ) -> tuple[dict[str, Any], Verdict, JudgedCell]:
-    samples = _samples(phase, visits)
-    time_s: Estimate = estimate(samples)
-    p90_s, p99_s = np.percentile(np.concatenate(samples), [90, 99])
+    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(phase, visits)), [90, 99])
     step = step_of(phase, cell, grid)
     work = context.work.work(step, path_of(context, phase, cell, grid))
     sheet = context.info.datasheet

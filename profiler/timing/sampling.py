@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,11 @@ LEAST_SAMPLES = 6
 
 _RESAMPLES = 2000
 _SEED = 0
+
+# Two standard uncertainties are an expanded one, about 95 % (JCGM 100:2008, 6.2).
+_COVERAGE = 2.0
+# The share of a normal distribution within one standard deviation.
+_ONE_SIGMA = 0.683
 
 # A cell is quiet when its interval is narrow enough to tell 5 % apart, and unusable when a fifth hides in it.
 _QUIET_HALF_WIDTH = 0.025
@@ -58,12 +63,14 @@ class Estimate:
         return (self.high_s - self.low_s) / 2 / self.median_s
 
 
-def estimate(visits: Sequence[Sequence[float]]) -> Estimate:
+def estimate(visits: Sequence[Sequence[float]], visit_sigma: float = 0.0) -> Estimate:
     """The median over all samples, with a bootstrap interval over visits and over blocks of neighbours within them.
 
     Whole visits are drawn first and then blocks of BLOCK_STEPS samples of each, so that what differs from visit to
     visit is not taken for more samples of the same (Kalibera & Jones, ISMM'13: replicate at the level that varies;
-    Hoefler & Belli, SC'15: medians with nonparametric intervals). Raises ValueError without samples.
+    Hoefler & Belli, SC'15: medians with nonparametric intervals). Two or three visits that happen to agree say little
+    about how far visits lie apart: `visit_sigma` is what all cells of the run say (see there), and the interval is no
+    narrower than that allows. Raises ValueError without samples.
     """
     blocks = _blocks(visits)
     if not blocks:
@@ -71,9 +78,34 @@ def estimate(visits: Sequence[Sequence[float]]) -> Estimate:
     everything = np.concatenate([block for visit in blocks for block in visit])
     median = float(np.median(everything))
     if sum(len(visit) for visit in blocks) == 1:
-        return Estimate(median, float(everything.min()), float(everything.max()), everything.size)
-    low, high = np.percentile(_resampled_medians(blocks), [2.5, 97.5])
-    return Estimate(median, float(low), float(high), everything.size)
+        low, high = float(everything.min()), float(everything.max())
+    else:
+        low, high = (float(end) for end in np.percentile(_resampled_medians(blocks), [2.5, 97.5]))
+    least = _COVERAGE * visit_sigma / math.sqrt(len(blocks)) * median
+    return Estimate(median, min(low, median - least), max(high, median + least), everything.size)
+
+
+def deviations(visits: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """How far each visit's median lies from the mean of them, as a share of it; nothing for fewer than two visits.
+
+    Scaled by sqrt(n / (n - 1)), so that their mean square is the variance of single visits.
+    """
+    medians = np.array([np.median(visit) for visit in visits if len(visit)])
+    if medians.size < 2:
+        return np.empty(0)
+    shares: NDArray[np.float64] = (medians / medians.mean() - 1) * math.sqrt(medians.size / (medians.size - 1))
+    return shares
+
+
+def visit_sigma(of_cells: Iterable[NDArray[np.float64]]) -> float:
+    """One standard deviation between visits of the same cell, as a share, from the `deviations` of all cells of a run.
+
+    A pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, the run has many. It is the distance within
+    which two thirds of the visits lie, so that a few disturbed cells do not widen all the others. 0 where nothing was
+    visited twice.
+    """
+    pooled = np.concatenate([*of_cells, np.empty(0)])
+    return float(np.quantile(np.abs(pooled), _ONE_SIGMA)) if pooled.size else 0.0
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
@@ -121,6 +153,7 @@ def noise_report(
     foreign_cores: float | None = None,
     throttled: Sequence[str] = (),
     machine_drift: float = 0.0,
+    visit_sigma: float = 0.0,
 ) -> NoiseReport:
     """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
 
@@ -128,7 +161,7 @@ def noise_report(
 
     Nothing is thrown away: a disturbed cell keeps all its samples and says what is wrong with them.
     """
-    half_width = estimate(visits).half_width
+    half_width = estimate(visits, visit_sigma).half_width
     reasons = []
     count = sum(len(visit) for visit in visits)
     if count < LEAST_SAMPLES:
@@ -177,10 +210,19 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
     return (float(np.median(low)), float(np.median(high))) if apart else None
 
 
-def difference(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> Estimate:
-    """median(left) - median(right) with a 95 % interval; blocks of both are resampled, as in `estimate`."""
-    lefts, rights = _resampled_medians(_blocks(left)), _resampled_medians(_blocks(right))
-    everything = [np.concatenate([np.asarray(visit, dtype=np.float64) for visit in side]) for side in (left, right)]
+def difference(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], visit_sigma: float = 0.0) -> Estimate:
+    """median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`."""
+    sides = [_blocks(left), _blocks(right)]
+    lefts, rights = (_resampled_medians(side) for side in sides)
+    everything = [np.concatenate([block for visit in side for block in visit]) for side in sides]
+    medians = [float(np.median(samples)) for samples in everything]
     low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
-    median = float(np.median(everything[0]) - np.median(everything[1]))
-    return Estimate(median, float(low), float(high), min(side.size for side in everything))
+    middle = medians[0] - medians[1]
+    least = (
+        _COVERAGE
+        * visit_sigma
+        * math.hypot(*(median / math.sqrt(len(side)) for median, side in zip(medians, sides, strict=True)))
+    )
+    return Estimate(
+        middle, min(float(low), middle - least), max(float(high), middle + least), min(s.size for s in everything)
+    )

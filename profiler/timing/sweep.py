@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,12 +15,12 @@ import torch
 
 from profiler.clock import Clock
 from profiler.errors import RequestError
-from profiler.grid import Cell, Grid
+from profiler.grid import PHASES, Cell, Grid, Phase
 from profiler.memory import peak_bytes, reset_peak, used_bytes
 from profiler.timing.engines import Engine
 from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sampling import LEAST_SAMPLES, estimate
+from profiler.timing.sampling import LEAST_SAMPLES, deviations, estimate, visit_sigma
 
 TARGET_HALF_WIDTH = 0.02
 _SEED = 0
@@ -65,22 +65,26 @@ class _Seen:
     visits: list[Visit] = field(default_factory=list)
     gap: Gap | None = None
 
-    def narrow(self, half_width: float) -> bool:
+    def narrow(self, half_width: float, sigma: Mapping[Phase, float]) -> bool:
         if len(self.visits) < _LEAST_ROUNDS:
             return False
-        decode = estimate([steady(visit.decode_s) for visit in self.visits])
-        if decode.half_width > half_width:
-            return False
-        prefills = [visit.prefills_s for visit in self.visits if visit.prefills_s]
-        if not prefills:
-            return True
-        prefill = estimate(prefills)
-        return prefill.samples >= LEAST_SAMPLES and prefill.half_width <= half_width
+        for phase in self.visits[0].cell.phases:
+            time_s = estimate(phase_samples(phase, self.visits), sigma[phase])
+            if time_s.half_width > half_width or (phase == "prefill" and time_s.samples < LEAST_SAMPLES):
+                return False
+        return True
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
     """The decode steps after the first one."""
     return decode_s[1:]
+
+
+def phase_samples(phase: Phase, visits: Sequence[Visit]) -> list[tuple[float, ...]]:
+    """What a phase's figure rests on: the times of each visit that has some."""
+    if phase == "prefill":
+        return [visit.prefills_s for visit in visits if visit.prefills_s]
+    return [steady(visit.decode_s) for visit in visits]
 
 
 def sweep(
@@ -116,7 +120,13 @@ def sweep(
     durations: dict[Cell, float] = {}
     visits = 0
     for round_number in range(_MOST_ROUNDS):
-        open_cells = [cell for cell, state in seen.items() if state.gap is None and not state.narrow(plan.half_width)]
+        sigma = {
+            phase: visit_sigma(deviations(phase_samples(phase, state.visits)) for state in seen.values())
+            for phase in PHASES
+        }
+        open_cells = [
+            cell for cell, state in seen.items() if state.gap is None and not state.narrow(plan.half_width, sigma)
+        ]
         if round_number == 0:
             open_cells = [cell for cell in open_cells if not seen[cell].visits]
         elif not open_cells:

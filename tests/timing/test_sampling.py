@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from profiler.timing.sampling import difference, estimate, noise_report, outliers, two_modes
+from profiler.timing.sampling import (
+    deviations,
+    difference,
+    estimate,
+    noise_report,
+    outliers,
+    two_modes,
+    visit_sigma,
+)
 
 
 def test_median_of_all_samples() -> None:
@@ -38,6 +46,44 @@ def test_steps_of_one_loop_are_not_counted_as_independent() -> None:
     """A shift between loops must widen the interval, however many steps each loop has."""
     shifted = [[1.0 + 0.1 * (loop % 2)] * 8 for loop in range(6)]
     assert estimate(shifted).half_width > 0.02
+
+
+def test_few_visits_are_covered_by_what_all_cells_say() -> None:
+    """Visits differ by 1.5 %, steps by 0.5 %, each cell has two or three: the true time lies within, 95 times of 100.
+
+    From its own visits alone a cell would claim intervals that miss it every third time.
+    """
+    rng = np.random.default_rng(5)
+    hits, own_hits, cells = 0, 0, 0
+    for _ in range(40):
+        run = [
+            [list(level * rng.normal(1.0, 0.005, 15)) for level in rng.normal(1.0, 0.015, visits)]
+            for visits in (2, 3, 2, 3, 2, 3, 2, 3)
+        ]
+        sigma = visit_sigma(deviations(visits) for visits in run)
+        for visits in run:
+            found, own = estimate(visits, sigma), estimate(visits)
+            hits += found.low_s <= 1.0 <= found.high_s
+            own_hits += own.low_s <= 1.0 <= own.high_s
+            cells += 1
+    assert 0.9 <= hits / cells <= 0.99
+    assert own_hits / cells < 0.8
+
+
+def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_disturbed_cells() -> None:
+    rng = np.random.default_rng(6)
+    run = [deviations([[value] for value in rng.normal(1.0, 0.02, 4)]) for _ in range(300)]
+    assert visit_sigma(run) == pytest.approx(0.02, rel=0.06)
+    disturbed = [deviations([[value] for value in rng.normal(1.0, 0.5, 4)]) for _ in range(15)]
+    assert visit_sigma([*run, *disturbed]) == pytest.approx(0.02, rel=0.12)
+    assert visit_sigma([deviations([[1.0, 1.1]])]) == 0.0
+
+
+def test_a_difference_is_no_surer_than_its_sides() -> None:
+    """100 against 90 ms, two visits each, 2 % from visit to visit: 10 +- 2 x sqrt(1.41^2 + 1.27^2) ms."""
+    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, 0.02)
+    assert found.median_s == pytest.approx(0.01)
+    assert found.high_s - found.median_s == pytest.approx(2 * 0.02 * math.hypot(0.1, 0.09) / math.sqrt(2))
 
 
 def test_grades() -> None:
