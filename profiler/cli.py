@@ -282,6 +282,7 @@ def ceilings(
     from profiler.hardware.ceilings import links_of, measurable_dtypes, measure, measure_links
     from profiler.hardware.device import describe
     from profiler.loading import resolve_device
+    from profiler.notices import device_warnings, health_warnings
 
     where = resolve_device(device)
     info = describe(where)
@@ -296,6 +297,7 @@ def ceilings(
         **asdict(measured),
         "memory_bytes_per_s": measured.memory_bytes_per_s,
         "datasheet_per_s": {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})},
+        "warnings": device_warnings(info) + health_warnings(info, measured),
     }
     if output_format == "json":
         print(json.dumps(document, indent=2))
@@ -307,6 +309,8 @@ def ceilings(
 
     console = Console(width=100)
     console.print(f"{info.name}, {info.threads} {'threads' if info.kind == 'cpu' else 'SMs'}", highlight=False)
+    for warning in document["warnings"]:
+        console.print(f"warning: {warning}", highlight=False)
     console.print(ceilings_table(document))
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
     console.print(f"read again and again: {curve}", highlight=False)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from profiler.assessment import Context
 from profiler.diagnosis.levers import JudgedCell
 from profiler.grid import Cell
+from profiler.hardware.ceilings import Ceilings
 from profiler.hardware.device import Device, load_average_per_core
 from profiler.loading import dtype_name
 from profiler.timing.outcomes import Gap, Visit
@@ -37,7 +38,7 @@ def model_warnings(context: Context) -> list[str]:
                 f"{dtype} is emulated on this CPU: its products reach {percent(own / full)} of float32's"
                 f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
             )
-    warnings += _unhealthy(context)
+    warnings += health_warnings(context.info, ceilings)
     quant = context.loaded.request.quant
     linears = [op.weight for op in context.work.operators if isinstance(op, Linear) and op.weight.dense_from_rows == 1]
     if quant != "none" and linears:
@@ -66,13 +67,14 @@ def model_warnings(context: Context) -> list[str]:
     return warnings
 
 
-def _unhealthy(context: Context) -> list[str]:
+def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
     """A card that stays clearly below a healthy one of its kind."""
-    sheet, ceilings = context.info.datasheet, context.ceilings
+    sheet = info.datasheet
     if sheet is None:
         return []
+    dtype = sheet.healthy_dtype
     checks = (
-        ("bf16 products", ceilings.compute.get("bfloat16"), sheet.healthy_gemm_flops_per_s, "FLOP/s"),
+        (f"{dtype} products", ceilings.compute.get(dtype), sheet.healthy_gemm_flops_per_s, "FLOP/s"),
         ("copies", ceilings.memory.get("copy"), sheet.healthy_copy_bytes_per_s, "B/s"),
     )
     return [

@@ -42,8 +42,10 @@ class Datasheet:
     link: str
     healthy_gemm_flops_per_s: float | None
     healthy_copy_bytes_per_s: float | None
-    """What a healthy card of this kind was measured to reach: bf16 product of 8192 and device copy, as tokenwatt-check
-    tells them; the H200's are those of one card."""
+    """What a healthy card of this kind was measured to reach: a product of 8192 in `healthy_dtype`, and a device copy
+    (read and written). As tokenwatt-check tells them; the H200's are those of one card. The T4's product is that of
+    two, 41.9 (Colab) and 42.7 TFLOP/s (Kaggle) with torch 2.8 and 2.6 (github.com/zzc0721/torch-performance-test-data,
+    database.md at 0785868), its copy that of a third (github.com/chsasank/device-benchmarks, README at 02b8262)."""
     nvml_name: str
     """Names that the driver gives the card, separated by |."""
     source: str
@@ -55,6 +57,11 @@ class Datasheet:
         """The dense peak for a torch dtype's name, or None where this card has no unit for it."""
         column = _PEAK_COLUMN.get(dtype)
         return getattr(self, column) if column else None
+
+    @property
+    def healthy_dtype(self) -> str:
+        """The dtype of `healthy_gemm_flops_per_s`: bfloat16 where the card has units for it."""
+        return "bfloat16" if self.peak_bf16_flops_per_s else "float16"
 
     def ridge_flops_per_byte(self, dtype: str) -> float | None:
         """Intensity above which a step of this dtype is compute-bound on the datasheet."""

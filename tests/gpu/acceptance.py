@@ -129,8 +129,9 @@ def roofs(bench: Bench) -> Iterator[Check]:
     share = first.memory_bytes_per_s / info.datasheet.bandwidth_bytes_per_s
     yield Check("stream / datasheet", 0.6 < share < 1.02, share, "0.6 .. 1.02")
     if healthy := info.datasheet.healthy_gemm_flops_per_s:
-        share = first.compute["bfloat16"].per_s / healthy
-        yield Check("bf16 product / a healthy card's", share > 0.9, share, "> 0.9")
+        dtype = info.datasheet.healthy_dtype
+        share = first.compute[dtype].per_s / healthy
+        yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
 
 
 def truth_of_time(bench: Bench) -> Iterator[Check]:
