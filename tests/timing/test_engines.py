@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded
 import torch
 
 from profiler.catalog import resolve
@@ -43,6 +44,28 @@ def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, na
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]], device="cuda")
     expected = model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
     assert greedy_tokens(ENGINES[name](model), prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
+def test_a_recorded_graph_gives_the_tokens_of_generate(real_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph engine's own code, replayed with the rules of a CUDA graph; the second prompt meets the same graph."""
+    recorded.install(monkeypatch)
+    engine = ENGINES["graph"](real_model)
+    for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
+        prompt = torch.tensor([words])
+        expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+        assert greedy_tokens(engine, prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
+def test_a_recorded_graph_cannot_hold_a_window_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why such a model is refused: where the window stands is counted on the host, and a replay does not count."""
+    recorded.install(monkeypatch)
+    model = tiny("window")
+    prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
+
+    expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
+    assert torch.equal(greedy_tokens(ENGINES["graph"](model), prompt, 6), expected), "16 slots: it need not move"
+    with pytest.raises(IndexError, match="index 16 is out of bounds"):
+        greedy_tokens(ENGINES["graph"](model), prompt, 12)
 
 
 def tiny(kind: str) -> Any:

@@ -1,0 +1,67 @@
+"""CUDA graphs without a card: what a capture records, and what a replay does with it.
+
+A CUDA graph holds kernels with the addresses they were launched with. A replay runs them again on whatever lies there
+now, and nothing of the Python around them: a number that the host worked out stays as it was at the capture, and a
+capture that waits for the device is an error. Both are so here, with an aten operator for a kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class RecordedGraph:
+    """Operators with the tensors they were called with; a replay writes each result to where it was first written."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def replay(self) -> None:
+        for operator, args, kwargs, first in self.calls:
+            for old, new in zip(_tensors(first), _tensors(operator(*args, **kwargs)), strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    outputs = output if isinstance(output, (tuple, list)) else [output]
+    return [each for each in outputs if isinstance(each, torch.Tensor)]
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, graph: RecordedGraph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        output = func(*args, **(kwargs or {}))
+        self._graph.calls.append((func, args, kwargs or {}, output))
+        return output
+
+
+@contextlib.contextmanager
+def _capture(graph: RecordedGraph) -> Iterator[None]:
+    with _Recorder(graph):
+        yield
+
+
+class _Stream:
+    def wait_stream(self, _other: Any) -> None:
+        pass
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put recorded graphs in place of torch's."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", _capture)
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
