@@ -163,7 +163,7 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 def _path(cell: JudgedCell, setting: Setting) -> list[Lever]:
     unfused_s = cell.avoidable_s.get("attention matrix", 0.0) + cell.avoidable_s.get("repeat_kv copies", 0.0)
-    how = "CUDA graphs" if setting.can_graph else "torch.compile, which fuses the many small operators"
+    how = "CUDA graphs" if setting.can_graph else "torch.compile (many small operators become few)"
     return [
         Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
         Lever(how, cell.split.dispatch_s, "the host's share of this step"),
