@@ -23,6 +23,33 @@ def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
         assert gpu.peak_tf32_flops_per_s == pytest.approx(gpu.peak_fp16_flops_per_s / 2, rel=0.02)
 
 
+# Results a clock and SM by compute capability (CUDA C++ programming guide, "Arithmetic Instructions"): float32, float64.
+CORES = {
+    "6.0": (64, 32),
+    "7.0": (64, 32),
+    "7.5": (64, 2),
+    "8.0": (64, 32),
+    "8.6": (128, 2),
+    "8.9": (128, 2),
+    "9.0": (128, 64),
+    "10.0": (128, 64),
+    "12.0": (128, 2),
+}
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.compute_capability in CORES], ids=lambda gpu: gpu.gpu)
+def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
+    """A multiply-add a core and clock. From Hopper on, ordinary cores are rated up to 15 % above the matrix units."""
+    fp32, fp64 = (2 * cores * gpu.sm_count * gpu.rated_clock_hz for cores in CORES[gpu.compute_capability])
+    faster = 1.16 if gpu.compute_capability in ("9.0", "10.0") else 1.04
+    assert 0.98 < (gpu.peak_fp32_flops_per_s or 0) / fp32 < faster
+    if gpu.peak_fp64_flops_per_s:
+        assert 0.98 < gpu.peak_fp64_flops_per_s / fp64 < faster
+    if gpu.peak_int8_ops_per_s and gpu.compute_capability != "7.0":  # Volta has dp4a on ordinary cores alone
+        consumer = gpu.gpu in ("RTX 2080 Ti", "RTX 3090", "RTX 4090", "RTX 5090")  # float32 accumulation at half rate
+        assert gpu.peak_int8_ops_per_s == pytest.approx((4 if consumer else 2) * gpu.peak_fp16_flops_per_s, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("gpu", "dtype", "ridge"),
     [
