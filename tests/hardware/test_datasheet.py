@@ -23,7 +23,7 @@ def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
         assert gpu.peak_tf32_flops_per_s == pytest.approx(gpu.peak_fp16_flops_per_s / 2, rel=0.02)
 
 
-# Results a clock and SM by compute capability (CUDA C++ programming guide, "Arithmetic Instructions"): float32, float64.
+# Results a clock and SM in float32 and float64 (CUDA C++ programming guide, "Arithmetic Instructions").
 CORES = {
     "6.0": (64, 32),
     "7.0": (64, 32),
