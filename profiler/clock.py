@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,6 +104,18 @@ def time_calls(call: Callable[[], object], clock: Clock, repeats: int) -> list[f
         marks.append(clock.mark())
     clock.synchronize()
     return clock.seconds(marks)
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    """Python's collector may stop a step for milliseconds; it runs outside instead."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def instrument_s(clock: Clock, marks: int = 1000) -> float:

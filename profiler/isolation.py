@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from profiler.assessment import Alone, Context, path_of, step_of
-from profiler.clock import NOTHING, Clock, Timing, timing_of
+from profiler.clock import NOTHING, Clock, Timing, no_gc, timing_of
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, Grid, Phase
 from profiler.hardware.hollow import hollow_config
@@ -26,10 +28,11 @@ from profiler.work.operators import Linear, Operator
 from profiler.work.step import Step
 from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules, walk
 
-_TWIN_STEPS = 12
+_TWIN_STEPS = 24
+_TWIN_RUN = 6
 _TWIN_BUDGET_S = 1.5
 _TWIN_PROMPT = 8
-_TWIN_SLOTS = _TWIN_PROMPT + 2 * _TWIN_STEPS
+_TWIN_SLOTS = _TWIN_PROMPT + _TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
 _CORES_SHARE = 0.25
 # Kernels that only convert are few, and are run inside the linears as well.
@@ -50,8 +53,8 @@ def measure_dispatch(
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
-    therefore calls the model's own linears beside its hollow ones, and their time, measured in turn with it, is taken
-    off again. On CUDA the host's caches do not see the weights, and the twin steps alone.
+    therefore steps with the model's own linears, and their time, measured in turn with it, is taken off again. On CUDA
+    the host's caches do not see the weights, and the twin steps alone.
     """
     request = loaded.request
     try:
@@ -77,8 +80,8 @@ def _dispatch_alone(
     prefill, decode = _twin_alone(twin, engine, clock)
     # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
     alone: dict[Phase, Dispatch] = {
-        "prefill": Dispatch(prefill.median_s, 0.0, prefill.half_width_s),
-        "decode": Dispatch(decode.median_s, 0.0, decode.half_width_s),
+        "prefill": Dispatch(prefill.median_s, 0.0, half_width_s=prefill.half_width_s),
+        "decode": Dispatch(decode.median_s, 0.0, half_width_s=decode.half_width_s),
     }
     return {(phase, batch): alone[phase] for phase in alone for batch in batch_sizes}
 
@@ -88,7 +91,7 @@ def _twin_alone(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[Timing
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=twin.request.device)
     prefills: list[float] = []
     decodes: list[float] = []
-    with torch.inference_mode():
+    with torch.inference_mode(), no_gc():
         engine.prepare(1, _TWIN_SLOTS)
         for _ in range(4):
             marks = [clock.mark()]
@@ -112,12 +115,12 @@ def _dispatch_among_weights(
 ) -> dict[tuple[Phase, int], Dispatch]:
     pairs = _paired_linears(loaded.module, twin.module)
     warm_prefill, warm_decode = _twin_alone(twin, engine, clock)
-    hooks_s = _hooks_s(twin, engine, pairs, clock, warm_decode.median_s)
 
     def dispatch(warm: Timing, batch: int, query: int, context: int) -> Dispatch:
-        among = _among_weights(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
-        calls_s = _calls_alone_s(twin, clock, batch=batch, query=query, context=context)
-        return cold_dispatch(warm, Timing(among.median_s - hooks_s, among.half_width_s), calls_s)
+        among, calls_s = _among_weights(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
+        calls_s += _cores_alone_s(twin, clock, batch=batch, query=query, context=context)
+        converting_s = _conversions_alone_s(twin, clock, rows=batch * query)
+        return cold_dispatch(warm, among, calls_s, converting_s)
 
     prefill = dispatch(warm_prefill, 1, _TWIN_PROMPT, 0)
     table: dict[tuple[Phase, int], Dispatch] = {}
@@ -127,33 +130,17 @@ def _dispatch_among_weights(
     return table
 
 
-def cold_dispatch(warm: Timing, among: Timing, calls_s: float) -> Dispatch:
+def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:
     """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
 
     `among` is a difference of two times, and a busy machine can make it anything, less than nothing included; cold
-    caches cannot make a step faster than warm ones, so the twin alone is its floor. `calls_s` was timed with warm
-    caches; within a step the calls are as cold as all the rest.
+    caches cannot make a step faster than warm ones, so the twin alone is its floor. The calls are a part of the step,
+    and those that only convert between formats a part of the calls.
     """
     step_s = max(among.median_s, warm.median_s)
+    in_kernels_s = min(calls_s, step_s)
     half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
-    return Dispatch(step_s, calls_s * step_s / warm.median_s, half_width_s)
-
-
-def _hooks_s(
-    twin: LoadedModel,
-    engine: Engine,
-    pairs: Sequence[tuple[nn.Module, nn.Module]],
-    clock: Clock,
-    warm_decode_s: float,
-) -> float:
-    """What the hooks themselves cost a step: the twin's step with hooks that do nothing, less one without."""
-    hooks = [hollow.register_forward_hook(lambda *_: None) for hollow, _ in pairs]
-    try:
-        _prefill, hooked = _twin_alone(twin, engine, clock)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return max(0.0, hooked.median_s - warm_decode_s)
+    return Dispatch(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -171,62 +158,90 @@ def _among_weights(
     batch: int,
     query: int,
     request: ModelRequest,
-) -> Timing:
-    """Seconds that a twin's step takes beside the model's linears, which run after each of its own."""
+) -> tuple[Timing, float]:
+    """Dispatch of a step whose weights stream by: (all of it, seconds of the calls of linears alone).
+
+    The twin steps with the model's own linears in the place of its hollow ones; these linears one after the other take
+    their time off again, and the calls that they need with it: those are measured as the twin's own linears, called
+    between the model's, under the caches that a replay meets.
+    """
     device, dtype = request.device, request.dtype
-    widths = {stored(real).in_features for _, real in pairs}
+    widths = {stored(linear).in_features for pair in pairs for linear in pair}
     inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
-    calls = [(real, inputs[stored(real).in_features]) for _, real in pairs]
-
-    def after(real: nn.Module, x: torch.Tensor) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-            real(x)
-
-        return hook
-
-    ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
-    with_linears: list[float] = []
-    linears: list[float] = []
-    with torch.inference_mode():
-        state = engine.prefill(ids, _TWIN_SLOTS)
-        deadline = time.perf_counter() + _TWIN_BUDGET_S
-        while len(linears) < 3 or (len(linears) < _TWIN_STEPS and time.perf_counter() < deadline):
-            hooks = [hollow.register_forward_hook(after(*call)) for (hollow, _), call in zip(pairs, calls, strict=True)]
-            try:
-                marks = [clock.mark()]
-                state = engine.decode(state) if query == 1 else engine.prefill(ids, _TWIN_SLOTS)
-                marks.append(clock.mark())
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            with_linears += clock.seconds(marks)
-            marks = [clock.mark()]
-            for real, x in calls:
-                real(x)
-            marks.append(clock.mark())
-            linears += clock.seconds(marks)
-    together, apart = timing_of(with_linears[1:]), timing_of(linears[1:])
-    return Timing(max(0.0, together.median_s - apart.median_s), math.hypot(together.half_width_s, apart.half_width_s))
-
-
-def _calls_alone_s(twin: LoadedModel, clock: Clock, *, batch: int, query: int, context: int) -> float:
-    """Seconds of the twin's own linears and attention cores, replayed as the model's are: next to nothing but calls."""
-    work = walk(twin.module)
-    request = twin.request
-    linears = _replayable(work, linear_modules(twin.module))
-    times = replay_linears(
-        linears.modules,
-        dict.fromkeys(linears.operators, batch * query),
-        device=request.device,
-        dtype=request.dtype,
-        budget_s=_TWIN_REPLAY_S,
-        clock=clock,
+    bare, calls = (
+        [(linear, inputs[stored(linear).in_features]) for linear in side] for side in zip(*pairs, strict=True)
     )
-    total_s = sum(each.median_s * linears.operators[key].count for key, each in times.items())
-    for core in _replayable_cores(work):
-        step = Step(batch, query, context)
-        total_s += core.count * _core_alone(core, step, request, _TWIN_REPLAY_S, clock).median_s
-    return total_s
+    ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
+    steps: list[float] = []
+    linears: list[float] = []
+    with_bare: list[float] = []
+    with torch.inference_mode(), no_gc():
+        deadline = time.perf_counter() + _TWIN_BUDGET_S
+        while not steps or (len(steps) < _TWIN_STEPS and time.perf_counter() < deadline):
+            # Steps in a row, as in a decode loop: after other work the first one finds Python colder still.
+            with _real_linears(pairs, calls):
+                state = engine.prefill(ids, _TWIN_SLOTS)
+                marks = [clock.mark()]
+                for _ in range(_TWIN_RUN):
+                    state = engine.decode(state) if query == 1 else engine.prefill(ids, _TWIN_SLOTS)
+                    marks.append(clock.mark())
+            steps += clock.seconds(marks)[1:]
+            for _ in range(2):
+                marks = [clock.mark()]
+                for real, x in calls:
+                    real(x)
+                marks.append(clock.mark())
+                for (real, x), (hollow, y) in zip(calls, bare, strict=True):
+                    real(x)
+                    hollow(y)
+                marks.append(clock.mark())
+                linears_s, both_s = clock.seconds(marks)
+                linears.append(linears_s)
+                with_bare.append(both_s)
+    step, apart = timing_of(steps), timing_of(linears)
+    calls_s = max(0.0, timing_of(with_bare).median_s - apart.median_s)
+    half_width_s = math.hypot(step.half_width_s, apart.half_width_s)
+    return Timing(step.median_s - apart.median_s + calls_s, half_width_s), calls_s
+
+
+@contextlib.contextmanager
+def _real_linears(
+    pairs: Sequence[tuple[nn.Module, nn.Module]], calls: Sequence[tuple[nn.Module, torch.Tensor]]
+) -> Iterator[None]:
+    """Within, each hollow linear runs the real one on its own input, and answers in its own shape."""
+    answers: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def run(real: nn.Module, x: torch.Tensor, out_features: int, hidden: torch.Tensor) -> torch.Tensor:
+        real.forward(x)
+        shape = (*hidden.shape[:-1], out_features)
+        if shape not in answers:
+            answers[shape] = torch.randn(shape, device=hidden.device, dtype=hidden.dtype)
+        return answers[shape]
+
+    for (hollow, _), (real, x) in zip(pairs, calls, strict=True):
+        hollow.forward = partial(run, real, x, stored(hollow).out_features)
+    try:
+        yield
+    finally:
+        for hollow, _ in pairs:
+            del hollow.forward
+
+
+def _conversions_alone_s(twin: LoadedModel, clock: Clock, *, rows: int) -> float:
+    """Seconds of the twin's own conversions between formats, which have next to nothing to convert."""
+    linears = _replayable(walk(twin.module), linear_modules(twin.module))
+    conversions = _conversions(linears, dict.fromkeys(linears.operators, rows), twin.request)
+    times = replay_calls(conversions, device=twin.request.device, budget_s=_TWIN_REPLAY_S, clock=clock)
+    return sum(each.median_s * linears.operators[key].count for key, each in times.items())
+
+
+def _cores_alone_s(twin: LoadedModel, clock: Clock, *, batch: int, query: int, context: int) -> float:
+    """Seconds of the twin's own attention cores, replayed as the model's are: next to nothing but calls."""
+    step = Step(batch, query, context)
+    return sum(
+        core.count * _core_alone(core, step, twin.request, _TWIN_REPLAY_S, clock).median_s
+        for core in _replayable_cores(walk(twin.module))
+    )
 
 
 @dataclass(frozen=True)
@@ -282,6 +297,7 @@ def replay_kernels(
     results: dict[tuple[Phase, Cell], dict[Operator, Alone]] = {}
     for (tokens, last), users in shapes.items():
         rows = {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()}
+        sliced = [key for key, op in linears.operators.items() if op.rows == "last" and tokens != last]
         share_s = budget_s * (1 - _CORES_SHARE) / len(shapes)
         conversions = _conversions(linears, rows, request)
         times = replay_linears(
@@ -291,6 +307,7 @@ def replay_kernels(
             dtype=request.dtype,
             budget_s=share_s * (1 - _CONVERSIONS_SHARE if conversions else 1),
             clock=clock,
+            sliced=sliced,
         )
         converted = replay_calls(
             conversions, device=request.device, budget_s=share_s * _CONVERSIONS_SHARE if conversions else 0, clock=clock

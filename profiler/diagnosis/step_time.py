@@ -42,6 +42,8 @@ class Dispatch:
     """All of it: Python, the dispatcher, the calls of kernels that have next to nothing to do."""
     in_kernels_s: float
     """The part that a replayed kernel of the model pays as well: the bare calls of linears and attention cores."""
+    in_conversions_s: float = 0.0
+    """The part of `in_kernels_s` that kernels pay which only convert between formats."""
     half_width_s: float = 0.0
     """How far `step_s` may be off."""
 
@@ -136,7 +138,9 @@ def split(
     weights_s += roofs.fetch_s
     if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
         # A replayed kernel was called from the host as well; that call is part of the step's dispatch.
-        kernel_s -= roofs.dispatch.in_kernels_s
+        converting_s = roofs.dispatch.in_conversions_s if dequantise_s else 0.0
+        dequantise_s -= converting_s
+        kernel_s -= roofs.dispatch.in_kernels_s - converting_s
     device_s = weights_s + kv_s + compute_s
     avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s
     host_s = roofs.dispatch_s or 0.0

@@ -8,12 +8,11 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from profiler.clock import Clock
+from profiler.clock import Clock, no_gc
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Cell, Grid, Phase
 from profiler.memory import peak_bytes, reset_peak, used_bytes
@@ -170,7 +169,7 @@ def warm_up(
     deadline = time.perf_counter() + budget_s
     recent: list[float] = []
     bench = _Bench(_WARM_UP_STEPS + 1, device, clock, vocab_size)
-    with torch.inference_mode(), _no_gc():
+    with torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
         while time.perf_counter() < deadline:
             loop = _run(engine, cell, bench)
@@ -192,7 +191,7 @@ class _Bench:
 
 def _visit_safely(engine: Engine, cell: Cell, round_number: int, bench: _Bench) -> Visit | Gap:
     try:
-        with torch.inference_mode(), _no_gc():
+        with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
     except torch.OutOfMemoryError as error:
         return _out_of_memory(cell, bench.device, error)
@@ -363,15 +362,3 @@ def _left_s(
         # A first visit warms its shape up as well; the rounds behind it run to the budget or end early.
         return max(this_round_s, plan.budget_s - elapsed_s)
     return max(0.0, plan.budget_s - elapsed_s)
-
-
-@contextmanager
-def _no_gc() -> Iterator[None]:
-    """Python's collector may stop a step for milliseconds; it runs between visits instead."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

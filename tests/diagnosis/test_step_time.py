@@ -94,6 +94,16 @@ def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
     assert terms(found) == pytest.approx(10e-3)
 
 
+def test_a_conversions_call_is_dispatch_as_any_other() -> None:
+    """Of 5 ms, 3 to convert: calls take 2, those of conversions 1.2; the terms still add up."""
+    packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
+    roofs = Roofs(W, Dispatch(4e-3, 2e-3, 1.2e-3), overlaps=False)
+    found = split(10e-3, [packed], 0.0, roofs)
+    assert found.dequantise_s == pytest.approx(1.8e-3)
+    assert found.kernel_s == pytest.approx(1e-3 - 0.8e-3)
+    assert terms(found) == pytest.approx(10e-3)
+
+
 def test_how_far_a_term_may_be_off() -> None:
     """Errors of one roof scale its terms; independent ones add in quadrature (3 and 4 are 5)."""
     roofs = Roofs(W, Dispatch(4e-3, 0.0, half_width_s=0.4e-3), overlaps=False, memory_half_width=0.01)
