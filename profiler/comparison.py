@@ -77,7 +77,10 @@ def _fate(cells: Sequence[Against], phase: str) -> str:
     if not losses:
         return f"is faster (up to {best.speed_up:.2g}x at batch {best.batch_size} x {best.depth})"
     first = min(losses, key=lambda item: item.batch_size * (item.depth if phase == "prefill" else 1))
-    return f"gains up to {best.speed_up:.2g}x and loses from batch {first.batch_size} x {first.depth} on"
+    return (
+        f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(cells)} cells, first at batch"
+        f" {first.batch_size} x {first.depth}"
+    )
 
 
 def _cells(run: Run) -> pd.DataFrame:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.comparison import against_first, sentences
-from profiler.report.tables import quality_line
-from profiler.runstore import Run
+from profiler.report.tables import quality_line, regimes
+from profiler.runstore import CELL_KEY, Run
 from profiler.units import duration, scaled, significant
 
 
@@ -24,7 +24,7 @@ def print_precisions(runs: Sequence[Run], console: Console) -> None:
     console.print()
     memory = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     memory.add_column("precision", no_wrap=True)
-    for name in ("computes in", "memory", "saved", "decode", "of it dequantising", "tok/s"):
+    for name in ("in", "memory", "saved", "decode", "dequantising", "tok/s"):
         memory.add_column(name, justify="right", no_wrap=True)
     memory.add_column("regime", no_wrap=True)
     for run in runs:
@@ -37,7 +37,7 @@ def print_precisions(runs: Sequence[Run], console: Console) -> None:
                 duration(row["latency_s"]),
                 duration(row["dequantise_s"]) if row["dequantise_s"] else "-",
                 significant(row["tokens_per_s"]),
-                row["regime"],
+                regimes(run)[tuple(row[name] for name in CELL_KEY)],
             ]
         memory.add_row(
             model["quant"],

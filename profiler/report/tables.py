@@ -59,7 +59,7 @@ def terminal_table(run: Run) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("regime", "sure"):
         table.add_column(name, no_wrap=True)
-    flags = _flags(run)
+    words = regimes(run)
     last_phase = None
     for row in run.cells.to_dict("records"):
         if last_phase is not None and row["phase"] != last_phase:
@@ -67,7 +67,7 @@ def terminal_table(run: Run) -> Table:
         last_phase = row["phase"]
         cell = tuple(row[name] for name in CELL_KEY)
         table.add_row(
-            *_terminal_row(row, flags.get(cell, ""), has_datasheet=has_datasheet, engines=engines, rates=rates)
+            *_terminal_row(row, words.get(cell, ""), has_datasheet=has_datasheet, engines=engines, rates=rates)
         )
     return table
 
@@ -84,22 +84,22 @@ _SHORT_FLAGS = {
 }
 
 
-def _flags(run: Run) -> dict[tuple[Any, ...], str]:
-    """Each cell's weightiest flag in a word: what stands beside its regime."""
-    return {
-        tuple(item[name] for name in CELL_KEY): next(
-            (
-                word
-                for flag, word in _SHORT_FLAGS.items()
-                if flag in item["flags"] and not (flag in _CAUSES and item["regime"] == "compute-bound")
-            ),
-            "",
-        )
-        for item in run.document.evidence
-    }
+def regimes(run: Run) -> dict[tuple[Any, ...], str]:
+    """Each cell's regime, by CELL_KEY, with its weightiest flag in a word behind it."""
+    return {tuple(item[name] for name in CELL_KEY): _regime(item) for item in run.document.evidence}
 
 
-def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool, engines: bool, rates: bool) -> list[str]:
+def _regime(item: dict[str, Any]) -> str:
+    words = (
+        word
+        for flag, word in _SHORT_FLAGS.items()
+        if flag in item["flags"] and not (flag in _CAUSES and item["regime"] == "compute-bound")
+    )
+    word = next(words, "")
+    return f"{item['regime']} ({word})" if word else str(item["regime"])
+
+
+def _terminal_row(row: dict[Any, Any], regime: str, *, has_datasheet: bool, engines: bool, rates: bool) -> list[str]:
     tokens = row["prompt_len"] if row["phase"] == "prefill" else row["context_len"]
     head = [row["phase"], *([row["engine"]] if engines else []), str(row["batch_size"]), str(tokens)]
     if row["status"] != "ok":
@@ -115,7 +115,7 @@ def _terminal_row(row: dict[Any, Any], flags: str, *, has_datasheet: bool, engin
         *([significant(row["flops_per_s"] / 1e12), significant(row["bytes_per_s"] / 1e9)] if rates else []),
         *([_share(row["mfu"]), _share(row["mbu"])] if has_datasheet else []),
         percent(row["attained"]),
-        f"{row['regime']} ({flags})" if flags else row["regime"],
+        regime,
         _SHORT_CONFIDENCE.get(row["confidence"], ""),
     ]
 

@@ -25,6 +25,9 @@ _SEED = 0
 _COVERAGE = 2.0
 # The share of a normal distribution within one standard deviation.
 _ONE_SIGMA = 0.683
+# Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution): over ten runs on two
+# cores of a shared Xeon visits of a cell differed by 0.8 to 1.4 % in most, by 2.7 % at worst.
+_USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
 
 # A cell is quiet when its interval is narrow enough to tell 5 % apart, and unusable when a fifth hides in it.
 _QUIET_HALF_WIDTH = 0.025
@@ -101,11 +104,11 @@ def visit_sigma(of_cells: Iterable[NDArray[np.float64]]) -> float:
     """One standard deviation between visits of the same cell, as a share, from the `deviations` of all cells of a run.
 
     A pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, the run has many. It is the distance within
-    which two thirds of the visits lie, so that a few disturbed cells do not widen all the others. 0 where nothing was
-    visited twice.
+    which two thirds of the visits lie, so that a few disturbed cells do not widen all the others. Where hardly anything
+    was visited twice, a few imagined visits with the usual spread keep two real ones from deciding for all.
     """
-    pooled = np.concatenate([*of_cells, np.empty(0)])
-    return float(np.quantile(np.abs(pooled), _ONE_SIGMA)) if pooled.size else 0.0
+    pooled = np.concatenate([*of_cells, _USUAL_VISITS])
+    return float(np.quantile(np.abs(pooled), _ONE_SIGMA))
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:

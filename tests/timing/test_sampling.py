@@ -76,7 +76,15 @@ def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_distur
     assert visit_sigma(run) == pytest.approx(0.02, rel=0.06)
     disturbed = [deviations([[value] for value in rng.normal(1.0, 0.5, 4)]) for _ in range(15)]
     assert visit_sigma([*run, *disturbed]) == pytest.approx(0.02, rel=0.12)
-    assert visit_sigma([deviations([[1.0, 1.1]])]) == 0.0
+
+
+def test_two_visits_do_not_decide_how_far_all_lie_apart() -> None:
+    """Nothing visited twice: 1 %, what visits usually differ by. A pair 6 % apart: not much more, and never 6."""
+    nothing = visit_sigma([deviations([[1.0, 1.1]])])
+    assert nothing == pytest.approx(0.01, rel=0.1)
+    disturbed, calm = deviations([[0.959], [1.021]]), deviations([[1.000], [1.002]])
+    assert nothing < visit_sigma([disturbed, calm]) < 0.02
+    assert visit_sigma([calm] * 20) < 0.3 * nothing
 
 
 def test_a_difference_is_no_surer_than_its_sides() -> None:
