@@ -65,7 +65,8 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, dispatch takes {duration(s.dispatch_s or s.floor_s)}"
-    return f"{regime}: of {duration(s.latency_s)}, {_largest_terms(s)}"
+    where = ", far from every roof" if regime == "inconclusive" and "inefficient-kernels" in cell.verdict.flags else ""
+    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}"
 
 
 def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:

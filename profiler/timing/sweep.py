@@ -29,8 +29,8 @@ _STEADY = 0.05
 _MOST_WARM_UPS = 4
 _WARM_UP_S = 1.0
 _WARM_UP_STEPS = 8
-_MORE_PREFILLS = 2
-_SHORT_PREFILL_S = 0.5
+_MORE_PREFILLS = LEAST_SAMPLES - 1
+_MORE_PREFILLS_S = 0.8
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,10 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: _Bench) -> Visi
     load, at_unix_s, before_j = ForeignLoad(), time.time(), bench.energy_j()
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = bench.energy_j(), load.cores()
-    short = loop.prefill_s is not None and loop.prefill_s < _SHORT_PREFILL_S
-    more = list(itertools.islice(prefills, _MORE_PREFILLS)) if short else []
-    _refuse_impossible([*loop.decode_s, *more, *([] if loop.prefill_s is None else [loop.prefill_s])])
+    _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
+    room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
+    more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
+    _refuse_impossible(more)
     return Visit(
         cell=cell,
         round=round_number,

@@ -71,7 +71,8 @@ def step_split(run: Run) -> Figure:
     cells = first_engine(run)
     if len(cells) > _MOST_BARS:
         cells = cells.iloc[np.linspace(0, len(cells) - 1, _MOST_BARS).round().astype(int)]
-    figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(cells)))
+    bars_in = 0.34 * len(cells)
+    figure, axes = plt.subplots(figsize=(10, 1.6 + bars_in))
     names = [cell_name(row) for row in cells.to_dict("records")]
     left, right = np.zeros(len(cells)), np.zeros(len(cells))
     for column, (color, hatch) in TERM_STYLE.items():
@@ -82,10 +83,10 @@ def step_split(run: Run) -> Figure:
         )
         right, left = right + np.maximum(share, 0), left + np.minimum(share, 0)
     axes.axvline(100, color="black", lw=1)
-    axes.invert_yaxis()
+    axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlabel("share of the measured time, %")
     axes.set_title(title(run))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12 - 0.6 / len(cells)), ncols=4, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / bars_in), ncols=4, frameon=False)
     return figure
 
 
