@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from profiler.clock import NOTHING, Timing
-from profiler.diagnosis.levers import Card, JudgedCell, Setting, levers, on_card
+from profiler.diagnosis.levers import PAGE_FAULTS, Card, JudgedCell, Setting, levers, on_card
 from profiler.diagnosis.regimes import Measurement, Verdict, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.step_time import TERMS, Demand, Dispatch, Roofs, Split, split
@@ -187,8 +187,9 @@ def _split(
     latency_s: float,
     replayed: Mapping[Operator, Alone],
     latency_half_width_s: float = 0.0,
+    faults: float = 0.0,
 ) -> tuple[Split, dict[str, float]]:
-    """The split of a cell's time, and the seconds of its avoidable traffic by cause."""
+    """The split of a cell's time with so many page `faults` in it, and the seconds of its avoidable work by cause."""
     step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
     demands = []
     avoidable_bytes: dict[str, float] = {}
@@ -203,8 +204,10 @@ def _split(
                 avoidable_bytes[cause] = avoidable_bytes.get(cause, 0.0) + float(nbytes)
     working_set = float(context.work.work(step, path).model_bytes)
     roofs = _roofs(context, phase, cell, working_set)
-    parts = split(latency_s, demands, sum(avoidable_bytes.values()), roofs, latency_half_width_s)
-    return parts, {cause: nbytes / roofs.memory_bytes_per_s for cause, nbytes in avoidable_bytes.items()}
+    faults_s = faults * context.ceilings.page_fault_s
+    parts = split(latency_s, demands, sum(avoidable_bytes.values()), roofs, latency_half_width_s, faults_s)
+    avoidable_s = {cause: nbytes / roofs.memory_bytes_per_s for cause, nbytes in avoidable_bytes.items()}
+    return parts, {**avoidable_s, PAGE_FAULTS: faults_s}
 
 
 def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float) -> Roofs:
@@ -426,6 +429,13 @@ def _noise(
     )
 
 
+def _faults(phase: Phase, visits: Sequence[Visit]) -> float:
+    """Page faults of a prefill, or of a decode step; a median over visits."""
+    if phase == "prefill":
+        return statistics.median(visit.prefill_faults for visit in visits)
+    return statistics.median(visit.decode_faults / max(1, len(visit.decode_s)) for visit in visits)
+
+
 def _counted_row(context: Context, phase: Phase, cell: Cell, grid: Grid) -> dict[str, Any]:
     step = step_of(phase, cell, grid)
     work = context.work.work(step, path_of(context, phase, cell, grid))
@@ -467,7 +477,8 @@ def _measured_row(
         sheet.bandwidth_bytes_per_s if sheet else None,
     )
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    parts, avoidable_s = _split(context, phase, cell, grid, time_s.median_s, replayed, half_width_s)
+    faults = _faults(phase, visits)
+    parts, avoidable_s = _split(context, phase, cell, grid, time_s.median_s, replayed, half_width_s, faults)
     user_facing = _user_facing(phase, cell, grid, visits)
     verdict = judge(
         Measurement(

@@ -70,6 +70,19 @@ def peak_bytes(device: torch.device) -> int | None:
     return None
 
 
+def page_faults() -> int:
+    """Pages that this process has touched for the first time since it began; 0 where the system does not count them.
+
+    malloc gives large buffers back to the system when they are freed (glibc's mallopt(3): M_TRIM_THRESHOLD,
+    M_MMAP_THRESHOLD), so that a process that frees and takes them again and again pays for fresh pages each time.
+    """
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def used_bytes(device: torch.device) -> int | None:
     """Bytes of a CUDA device in use by everyone on it; None on a CPU, where the process's own peak says more."""
     if device.type != "cuda":

@@ -90,7 +90,7 @@ def _beside(s: Split) -> str:
         "dispatch": s.dispatch_s,
         "dequantisation": s.dequantise_s,
         "kernels below the roof": s.kernel_s,
-        "avoidable copies": s.avoidable_s,
+        "avoidable work": s.avoidable_s,
     }
     name = max(terms, key=lambda key: terms[key])
     return f", of which {name} {duration(terms[name])}" if terms[name] >= 0.1 * s.latency_s else ""
@@ -103,7 +103,7 @@ def _largest_terms(s: Split) -> str:
         "arithmetic needs": s.compute_s,
         "dequantising takes": s.dequantise_s,
         "kernels lose": s.kernel_s,
-        "avoidable copies take": s.avoidable_s,
+        "avoidable work takes": s.avoidable_s,
         "dispatch takes": s.dispatch_s,
         "unexplained is": s.unexplained_s,
     }

@@ -13,6 +13,11 @@ _FOUR_BITS = 4.5
 """bitsandbytes' 4-bit weights with a float32 scale a block of 64."""
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
+# What saves less of a step than a measurement can tell is no change to name.
+_LEAST_SHARE = 1e-3
+
+PAGE_FAULTS = "page faults"
+"""The avoidable cause that is counted in pages, not in bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class JudgedCell:
     memory_bytes: float = 0.0
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the avoidable traffic by cause, at the measured bandwidth."""
+    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and PAGE_FAULTS."""
     knee: float | None = None
     """The batch at which, by the counts, FLOPs overtake bytes; None where none does or one batch alone was run."""
 
@@ -84,7 +89,7 @@ class Lever:
 
 
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
-    """Changes ranked by the seconds that they can save at most on this cell; none without a figure.
+    """Changes ranked by the seconds that they can save at most on this cell; none without a figure worth naming.
 
     `others` are the run's cells, among which a larger batch is looked for. Empty for a step that is faster than its own
     terms allow: one of them is wrong then.
@@ -99,7 +104,8 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_arithmetic(cell, setting),
         *_card(cell, setting),
     ]
-    return sorted((lever for lever in found if lever.saves_s > 0), key=lambda lever: -lever.saves_s)
+    least_s = _LEAST_SHARE * cell.split.latency_s
+    return sorted((lever for lever in found if lever.saves_s > least_s), key=lambda lever: -lever.saves_s)
 
 
 def on_card(cell: JudgedCell, card: Card, setting: Setting) -> float | None:
@@ -167,6 +173,11 @@ def _path(cell: JudgedCell, setting: Setting) -> list[Lever]:
     return [
         Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
         Lever(how, cell.split.dispatch_s, "the host's share of this step"),
+        Lever(
+            "keeping freed memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or tcmalloc)",
+            cell.avoidable_s.get(PAGE_FAULTS, 0.0),
+            "fresh pages would not be taken again and again",
+        ),
     ]
 
 

@@ -75,7 +75,7 @@ TERM_NAMES = {
     "compute_s": "arithmetic",
     "dequantise_s": "dequantisation",
     "kernel_s": "kernels below the roof",
-    "avoidable_s": "avoidable copies",
+    "avoidable_s": "avoidable work",
     "dispatch_s": "dispatch",
     "unexplained_s": "unexplained",
 }
@@ -116,13 +116,15 @@ def split(
     avoidable_bytes: float,
     roofs: Roofs,
     latency_half_width_s: float = 0.0,
+    page_faults_s: float = 0.0,
 ) -> Split:
     """Split a measured step.
 
     measured = weights + KV + compute + dequantisation + kernel + avoidable + dispatch + unexplained. The first three
     are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
-    alone; `avoidable` moves `avoidable_bytes` at the measured bandwidth; `dispatch` is what the host adds: all of it
-    where nothing overlaps (CPU), else only what does not hide behind the device.
+    alone; `avoidable` moves `avoidable_bytes` at the measured bandwidth and takes fresh pages (`page_faults_s`);
+    `dispatch` is what the host adds: all of it where nothing overlaps (CPU), else only what does not hide behind the
+    device.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
     for demand in demands:
@@ -142,7 +144,7 @@ def split(
         dequantise_s -= converting_s
         kernel_s -= roofs.dispatch.in_kernels_s - converting_s
     device_s = weights_s + kv_s + compute_s
-    avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s
+    avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s + page_faults_s
     host_s = roofs.dispatch_s or 0.0
     busy_s = device_s + dequantise_s + kernel_s + avoidable_s
     dispatch_s = max(0.0, host_s - busy_s) if roofs.overlaps else host_s

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from profiler.clock import NOTCH, Clock, clock_for, time_calls
 from profiler.hardware.device import Device
 from profiler.hardware.telemetry import Source, Watch, source_for
-from profiler.memory import available_bytes
+from profiler.memory import available_bytes, page_faults
 
 # 4x the last-level cache, as BabelStream and STREAM ask for, so that the cache cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -48,6 +48,9 @@ _CLOCK_LOOKS_S = 0.1
 # A short look at what was kept; faster than this it has been outgrown.
 _CHECK_S = 0.3
 _CHECK_BYTES = 256 << 20
+# Larger than what malloc ever takes from its heap (32 MiB, glibc's DEFAULT_MMAP_THRESHOLD_MAX): fresh at each call.
+_FRESH_BYTES = 64 << 20
+_FRESH_BUFFERS = 5
 _OUTGROWN = 1.05
 
 
@@ -95,6 +98,8 @@ class Ceilings:
     """Read bandwidth over buffer sizes: caches show as steps."""
     launch: dict[str, float] = field(default_factory=dict)
     """Seconds that the host needs to submit one tiny kernel, and that the device needs to run it (by graph replay)."""
+    page_fault_s: float = 0.0
+    """Seconds to touch a page that the system has just given (CPU); 0 where it was not measured."""
     links: dict[str, Roof] = field(default_factory=dict)
     """Bytes/s from the `host` or the `disk` to the device; measured only for where weights of this model wait."""
     measured_s: float = 0.0
@@ -169,6 +174,8 @@ def measure(
     if known is not None and _outgrown(known, device, clock):
         known = None
     roofs = known or _measure_streams(device, info, clock, stage_budget_s, source)
+    if device.type == "cpu" and not roofs.page_fault_s:
+        roofs = replace(roofs, page_fault_s=_page_fault_s(clock))
     memory, compute = dict(roofs.memory), dict(roofs.compute)
     if model_dtype != "int8" and f"{_GEMV} {model_dtype}" not in memory:
         probe = partial(_gemv, device, model_dtype, roofs.stream_bytes, clock, stage_budget_s)
@@ -178,6 +185,18 @@ def measure(
             compute[dtype] = _clocked(partial(_gemm, device, dtype, clock, stage_budget_s), source)
     measured_s = roofs.measured_s + time.perf_counter() - start
     return replace(roofs, compute=compute, memory=memory, measured_s=measured_s)
+
+
+def _page_fault_s(clock: Clock) -> float:
+    """Seconds a page that filling a fresh buffer takes beyond filling it again, all threads at work."""
+    costs = []
+    for _ in range(_FRESH_BUFFERS):
+        fresh = torch.empty(_FRESH_BYTES, dtype=torch.uint8)
+        before = page_faults()
+        first_s, again_s = time_calls(partial(fresh.fill_, 1), clock, 2)
+        if pages := page_faults() - before:
+            costs.append((first_s - again_s) / pages)
+    return max(0.0, statistics.median(costs)) if costs else 0.0
 
 
 def _clocked(probe: Callable[[], Roof], source: Source) -> Roof:

@@ -166,7 +166,7 @@ TERMS: dict[str, Term] = {
         _share("kernel_s"),
     ),
     "avoidable work": Term(
-        "what the library's path does beyond the algorithm's minimum: cache copies, repeated heads, conversions.",
+        "what the library's path does beyond the algorithm's minimum: copies, conversions, memory taken afresh.",
         _share("avoidable_s"),
     ),
     "dequantisation": Term(

@@ -209,7 +209,7 @@ _BAR_STYLE = {
     "compute_s": ("a", "yellow"),
     "dequantise_s": ("q", "green"),
     "kernel_s": ("k", "red"),
-    "avoidable_s": ("c", "bright_yellow"),
+    "avoidable_s": ("x", "bright_yellow"),
     "dispatch_s": ("d", "magenta"),
     "unexplained_s": ("?", "bright_black"),
 }

@@ -42,6 +42,9 @@ class Visit:
     """CPU cores of this process's set that others kept busy meanwhile; None where the visit is too short to tell."""
     energy_j: float | None = None
     """Joules that the device took for prefill and loop together, where it counts them."""
+    prefill_faults: int = 0
+    decode_faults: int = 0
+    """Pages that the process touched for the first time in the prefill, and in the whole loop behind it."""
 
     @property
     def prefills_s(self) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ import torch
 from profiler.clock import Clock, no_gc
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Cell, Grid, Phase
-from profiler.memory import peak_bytes, reset_peak, used_bytes
+from profiler.memory import page_faults, peak_bytes, reset_peak, used_bytes
 from profiler.timing.engines import Engine
 from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
@@ -233,6 +233,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: _Bench) -> Visi
         preparation_s=preparation_s,
         device_memory_bytes=used_bytes(bench.device),
         foreign_cores=foreign_cores,
+        prefill_faults=loop.prefill_faults,
+        decode_faults=loop.decode_faults,
     )
 
 
@@ -246,6 +248,8 @@ class _Loop:
     loop_s: float
     issue_s: float
     wall_s: float
+    prefill_faults: int
+    decode_faults: int
 
 
 def _run(engine: Engine, cell: Cell, bench: _Bench) -> _Loop:
@@ -256,6 +260,7 @@ def _run(engine: Engine, cell: Cell, bench: _Bench) -> _Loop:
     clock, slots = bench.clock, cell.depth + bench.new_tokens
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
     clock.synchronize()
+    faults_before = page_faults()
     start_s = time.perf_counter()
     marks, ttft_s = [], None
     if prompts is None:
@@ -268,6 +273,7 @@ def _run(engine: Engine, cell: Cell, bench: _Bench) -> _Loop:
         state.token_B1.cpu()
         ttft_s = time.perf_counter() - start_s
     clock.synchronize()
+    faults_between = page_faults()
     loop_start_s = time.perf_counter()
     loop_marks = [clock.mark()]
     for _ in range(bench.new_tokens - 1):
@@ -283,6 +289,8 @@ def _run(engine: Engine, cell: Cell, bench: _Bench) -> _Loop:
         loop_s=end_s - loop_start_s,
         issue_s=issued_s - loop_start_s,
         wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
     )
 
 

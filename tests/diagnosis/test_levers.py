@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiler.diagnosis.levers import Card, JudgedCell, Lever, Setting, levers, on_card
+from profiler.diagnosis.levers import PAGE_FAULTS, Card, JudgedCell, Lever, Setting, levers, on_card
 from profiler.diagnosis.regimes import Verdict
 from profiler.diagnosis.step_time import Split
 
@@ -56,6 +56,13 @@ def test_each_copy_has_its_own_lever() -> None:
     found = levers(replace(cell(weights_s=1e-3, avoidable_s=11e-3), avoidable_s=copies), SETTING)
     assert saved(found, "a static cache") == pytest.approx(3e-3)
     assert saved(found, "a fused attention kernel") == pytest.approx(3e-3)
+
+
+def test_memory_that_is_taken_again_and_again_has_a_lever_where_it_matters() -> None:
+    of_many = replace(cell(compute_s=90e-3, avoidable_s=10e-3), avoidable_s={PAGE_FAULTS: 10e-3})
+    assert saved(levers(of_many, SETTING), "keeping freed memory") == pytest.approx(10e-3)
+    of_few = replace(of_many, avoidable_s={PAGE_FAULTS: 50e-6})
+    assert not any("freed" in lever.change for lever in levers(of_few, SETTING)), "half a thousandth of the step"
 
 
 def test_an_8_bit_cache_halves_a_16_bit_one() -> None:

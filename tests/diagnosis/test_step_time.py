@@ -94,6 +94,13 @@ def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
     assert terms(found) == pytest.approx(10e-3)
 
 
+def test_fresh_pages_are_avoidable_work() -> None:
+    """2 GB at 1 TB/s and 3 ms of page faults."""
+    found = split(20e-3, [demand(0, 10e9)], 2e9, Roofs(W, None, overlaps=False), page_faults_s=3e-3)
+    assert found.avoidable_s == pytest.approx(5e-3)
+    assert terms(found) == pytest.approx(20e-3)
+
+
 def test_a_conversions_call_is_dispatch_as_any_other() -> None:
     """Of 5 ms, 3 to convert: calls take 2, those of conversions 1.2; the terms still add up."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)

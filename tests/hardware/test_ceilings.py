@@ -12,6 +12,7 @@ import torch
 from profiler.hardware import ceilings
 from profiler.hardware.device import Device, describe
 from profiler.hardware.telemetry import NoSource, Reading
+from profiler.memory import page_faults
 
 CPU = torch.device("cpu")
 SMALL = Device("cpu", "fake", 1 << 30, 1 << 20, 1, "none", None)
@@ -60,6 +61,17 @@ def test_each_probe_knows_the_clock_it_ran_at() -> None:
     assert all(roof.clock_hz == 1.0e9 for roof in (roofs.memory["gemv float32"], *roofs.compute.values()))
     silent = ceilings.measure(CPU, SMALL, ["float32"], model_dtype="float32", stage_budget_s=0.1, source=NoSource())
     assert silent.compute["float32"].clock_hz is None
+
+
+def test_fresh_pages_are_counted_and_have_a_price() -> None:
+    """A fresh buffer of 64 MiB touches all its pages, of 4 KiB or of 2 MiB each; zeroing them takes time."""
+    before = page_faults()
+    buffer = torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
+    assert page_faults() - before >= 32
+    before = page_faults()
+    buffer.fill_(2)
+    assert page_faults() - before < 32
+    assert 0 < ceilings.measure(CPU, SMALL, [], model_dtype="float32", stage_budget_s=0.05).page_fault_s < 1e-2
 
 
 def test_roofs_from_a_busy_minute_are_not_kept() -> None:
