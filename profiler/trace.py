@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
 
 from profiler.assessment import Context, step_of
 from profiler.grid import Cell, Grid, Phase
+from profiler.kineto import recorded
 from profiler.runstore import CELL_KEY
 from profiler.timing.engines import Engine
 from profiler.timing.sweep import seeded_prompts
@@ -111,28 +108,13 @@ def _record(cell: Cell, phase: Phase, grid: Grid, found: Activity) -> dict[str, 
 
 def _under_profiler(step: Callable[[], object], device: torch.device, target: Path | None) -> Activity:
     on_cuda = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with _silent(), torch.profiler.profile(activities=activities) as profiler:
+    with recorded(cuda=on_cuda) as profiler:
         step()
         if on_cuda:
             torch.cuda.synchronize(device)
     if target is not None:
         _export(profiler, target)
     return activity(_intervals(profiler, on_cuda))
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep what torch's profiler writes to the process's own error stream, past Python, off the screen."""
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nothing, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
 
 
 def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 import profiler
+from profiler.breakdown import BETWEEN, _Pieces
 from profiler.report.tables import activity_lines, unexplained_lines
 from profiler.runstore import read_run
 from profiler.trace import TRACE, activity
@@ -97,3 +100,40 @@ def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, m
 
 def _no_twin(*_: object) -> None:
     raise RuntimeError("no twin today")
+
+
+class Counted:
+    """A clock that is a second further at each mark."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Nsight shows: a range a group, opened and closed in turn; a group's time is its own, not its parts'."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    pieces = _Pieces(Counted(), ranges=True)
+    pieces.start()
+    pieces.enter("attention_proj")
+    pieces.enter("attention")
+    pieces.leave()
+    pieces.leave()
+    assert pieces.finish() == {BETWEEN: 2.0, "attention_proj": 2.0, "attention": 1.0}
+    assert calls == ["attention_proj", "attention", "pop", "pop"]
+    quiet = _Pieces(Counted(), ranges=False)
+    quiet.start()
+    quiet.enter("mlp")
+    quiet.leave()
+    assert len(calls) == 4

@@ -10,9 +10,13 @@ from typing import Any, Literal, Protocol
 import torch
 
 from profiler.errors import RequestError, first_line
+from profiler.kineto import recorded
 
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
+
+_COMPILED_REGION = "Torch-Compiled Region"
+"""What torch's profiler calls each entry into compiled code (torch/_dynamo/convert_frame.py)."""
 
 
 @dataclass
@@ -108,12 +112,8 @@ class CompileEngine(StaticEngine):
         mode = "reduce-overhead" if model.device.type == "cuda" else None
         self._step: Callable[[torch.Tensor, Any], torch.Tensor] = torch.compile(self._token, mode=mode)
         self._caches: dict[tuple[int, int], Any] = {}
-        torch._dynamo.utils.counters.clear()
-
-    @property
-    def graph_breaks(self) -> int:
-        """How often compiling had to leave a step's graph and go on in Python; 0 is one whole graph."""
-        return sum(torch._dynamo.utils.counters["graph_break"].values())
+        self.graph_breaks = 0
+        """How often a step leaves its compiled code for Python and comes back; 0 is one whole graph."""
 
     def prepare(self, batch: int, slots: int) -> None:
         """Compile for this shape; its cache is kept, because the compiled code holds its address."""
@@ -125,9 +125,16 @@ class CompileEngine(StaticEngine):
             state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
             for _ in range(_WARM_STEPS):
                 state = self.decode(state)
+            self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
         except Exception:
             del self._caches[batch, slots]
             raise
+
+    def _pieces(self, state: DecodeState) -> int:
+        """Compiled pieces that one step enters. One break in a layer makes several: every caller of it is split too."""
+        with recorded(cuda=False) as profile:
+            self.decode(state)
+        return sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
 
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()

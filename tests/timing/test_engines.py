@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,35 @@ def test_a_window_as_long_as_the_cache_becomes_a_plain_layer() -> None:
     model = tiny("window")
     assert not any(layer.is_sliding for layer in unwindowed(static_cache(model, 16), 16).layers)
     assert all(layer.is_sliding for layer in unwindowed(static_cache(model, 40), 40).layers)
+
+
+class Breaking(torch.nn.Module):
+    """A layer that compiled code cannot hold: control goes back to Python before it runs."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is captured whole has none; a layer that cannot be captured makes some, and two layers more."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+    def breaks(broken: int) -> int:
+        model = tiny("window")
+        for layer in model.model.layers[:broken]:
+            layer.mlp = Breaking(layer.mlp)
+        engine: Any = ENGINES["compile"](model)
+        with torch.inference_mode():
+            engine.prepare(1, 12)
+        return int(engine.graph_breaks)
+
+    found = [breaks(broken) for broken in (0, 1, 2)]
+    assert found[0] == 0 < found[1] < found[2]
 
 
 def test_graphs_are_refused_on_a_cpu_and_where_a_window_moves() -> None:
