@@ -1,11 +1,9 @@
-"""From counts, roofs and times to the rows of a run: each cell counted, split, placed and judged."""
+"""The rows of a run as they come, what they say of each other, and the setting that advice is given in."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,230 +11,27 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from profiler.clock import NOTHING, Timing
-from profiler.diagnosis.levers import PAGE_FAULTS, Card, JudgedCell, Setting, levers, on_card
-from profiler.diagnosis.regimes import Measurement, Verdict, judge
-from profiler.diagnosis.roofline import place
-from profiler.diagnosis.step_time import TERMS, Demand, Dispatch, Roofs, Split, split
-from profiler.grid import Cell, Grid, Phase, decode_context
-from profiler.hardware.ceilings import Ceilings
+from profiler.context import Context, predicted_peak
+from profiler.diagnosis.levers import Card, JudgedCell, Setting, levers, on_card
+from profiler.grid import Cell, Grid, Phase
 from profiler.hardware.datasheet import gpus
 from profiler.hardware.device import Device
 from profiler.hardware.telemetry import UNSEEN, Activity
-from profiler.loading import (
-    LoadedModel,
-    dtype_name,
-)
-from profiler.memory import available_bytes
-from profiler.runstore import CELL_COLUMNS, CELL_KEY
+from profiler.rows import Beside, Replayed, counted_row, evidence_record, measured_row, noise_of
+from profiler.runstore import CELL_COLUMNS
 from profiler.series import AXES, doubling_tests
-from profiler.timing.engines import Engine, GraphEngine
+from profiler.timing.engines import GraphEngine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import (
-    Estimate,
-    NoiseReport,
     deviations,
     difference,
     estimate,
-    noise_report,
     visit_sigma,
 )
-from profiler.timing.sweep import TARGET_HALF_WIDTH, phase_samples, seeded_prompts
+from profiler.timing.sweep import phase_samples
 from profiler.work.attention import AttentionCore
-from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import CONVERSIONS, four_bit_dense_from_rows
-from profiler.work.kernels import attention_path, outlier_columns
-from profiler.work.operators import Linear, Operator
-from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import ModelWork
-
-
-@dataclass(frozen=True)
-class Context:
-    """What diagnosis needs of a loaded model on a measured device."""
-
-    loaded: LoadedModel
-    work: ModelWork
-    paths: Mapping[tuple[str, Phase], ExecutionPath]
-    """How each engine executes each phase; `path_of` adds what a cell decides."""
-    info: Device
-    ceilings: Ceilings
-    dispatch: Mapping[tuple[str, Phase, int], Dispatch]
-    """By engine, phase and batch size; empty where it was not measured."""
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What other cells and the device's own reports say about a cell."""
-
-    graph_step_s: float | None = None
-    batch_side: str = ""
-    depth_side: str = ""
-    sm_active: float | None = None
-    memory_active: float | None = None
-    power_capped: bool = False
-
-
-@dataclass(frozen=True)
-class Alone:
-    """An operator's kernels run alone, all its instances together."""
-
-    whole: Timing
-    conversion: Timing = NOTHING
-    """The part of it that only converts between formats."""
-
-
-Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, Alone]]
-"""The operators that were run alone, by phase and cell."""
-
-
-def execution_paths(
-    loaded: LoadedModel, work: ModelWork, engines: Mapping[str, Engine], grid: Grid
-) -> dict[tuple[str, Phase], ExecutionPath]:
-    """How this model is executed on this device: its attention interface, the kernels that torch picks, outliers."""
-    request = loaded.request
-    attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
-    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    longest = max((*grid.prompt_lens, *grid.context_lens))
-    shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
-    asked = {
-        phase: attention_path(attention, cores, request.device, request.dtype, query=query, keys=keys)
-        for phase, (query, keys) in shapes.items()
-    }
-    paths: dict[tuple[str, Phase], ExecutionPath] = {}
-    for name, engine in engines.items():
-        outliers = _outliers(loaded, engine, grid) if request.quant == "int8" else {}
-        for phase, path in asked.items():
-            paths[name, phase] = replace(
-                path,
-                cache=engine.cache,
-                all_logits=not engine.keeps_last_logits,
-                outlier_columns=outliers.get(phase, {}),
-            )
-    return paths
-
-
-def _outliers(loaded: LoadedModel, engine: Engine, grid: Grid) -> dict[Phase, dict[str, float]]:
-    """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it."""
-    cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)))
-    ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
-    slots = cell.depth + grid.new_tokens
-    with torch.inference_mode():
-        engine.prepare(1, slots)
-        state = engine.prefill(ids, slots)
-        prefill = outlier_columns(loaded.module)
-        engine.decode(state)
-        return {"prefill": prefill, "decode": outlier_columns(loaded.module)}
-
-
-def path_of(context: Context, phase: Phase, cell: Cell, grid: Grid) -> ExecutionPath:
-    """How a cell's step is executed; a static cache is as long as the cell needs it."""
-    path = context.paths[cell.engine, phase]
-    return replace(path, static_cache_len=cell.depth + grid.new_tokens) if path.cache == "static" else path
-
-
-def step_of(phase: Phase, cell: Cell, grid: Grid) -> Step:
-    """The step that a cell's figure describes: its whole prompt, or the middle step of its decode loop."""
-    if phase == "prefill":
-        return Step(cell.batch_size, cell.prompt_len, 0)
-    return Step(cell.batch_size, 1, decode_context(cell.depth, grid.new_tokens))
-
-
-def _demand(operator: Operator, step: Step, path: ExecutionPath, ceilings: Ceilings, alone: Alone | None) -> Demand:
-    work = operator.work(step, path)
-    return Demand(
-        name=operator.name,
-        group=operator.group,
-        flops=float(work.model_flops),
-        weight_bytes=float(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
-        kv_bytes=float(work.kv_read_bytes + work.kv_write_bytes),
-        compute_flops_per_s=ceilings.compute_flops_per_s(dtype_name(operator.dtype)),
-        **_as_replayed(alone),
-    )
-
-
-def _as_replayed(alone: Alone | None) -> dict[str, float]:
-    if alone is None:
-        return {}
-    return {
-        "replayed_s": alone.whole.median_s,
-        "replayed_half_width_s": alone.whole.half_width_s,
-        "dequantise_s": alone.conversion.median_s,
-        "dequantise_half_width_s": alone.conversion.half_width_s,
-    }
-
-
-def expected_visit_s(context: Context, grid: Grid) -> dict[Cell, float]:
-    """The floor of a whole visit of each cell, used to tell the time left before any was measured."""
-    expected = {}
-    for cell in grid.cells:
-        total = 0.0
-        times: dict[Phase, int] = {"prefill": 2, "decode": grid.decode_steps}
-        for phase in cell.phases:
-            total += times[phase] * _split(context, phase, cell, grid, latency_s=1.0, replayed={})[0].floor_s
-        expected[cell] = total
-    return expected
-
-
-def _split(
-    context: Context,
-    phase: Phase,
-    cell: Cell,
-    grid: Grid,
-    latency_s: float,
-    replayed: Mapping[Operator, Alone],
-    latency_half_width_s: float = 0.0,
-    faults: float = 0.0,
-) -> tuple[Split, dict[str, float]]:
-    """The split of a cell's time with so many page `faults` in it, and the seconds of its avoidable work by cause."""
-    step, path = step_of(phase, cell, grid), path_of(context, phase, cell, grid)
-    demands = []
-    avoidable_bytes: dict[str, float] = {}
-    for operator in context.work.operators:
-        alone = replayed.get(operator)
-        demands.append(_demand(operator, step, path, context.ceilings, alone))
-        work = operator.work(step, path)
-        # A replayed kernel has paid for its own operands; what is avoidable around it has not been paid for.
-        operands = {} if alone is not None else {"operands": work.activation_bytes}
-        for cause, nbytes in {**operands, **work.avoidable_bytes}.items():
-            if cause not in CONVERSIONS:  # which happen inside the replayed module
-                avoidable_bytes[cause] = avoidable_bytes.get(cause, 0.0) + float(nbytes)
-    working_set = float(context.work.work(step, path).model_bytes)
-    roofs = _roofs(context, phase, cell, working_set)
-    faults_s = faults * context.ceilings.page_fault_s
-    parts = split(latency_s, demands, sum(avoidable_bytes.values()), roofs, latency_half_width_s, faults_s)
-    avoidable_s = {cause: nbytes / roofs.memory_bytes_per_s for cause, nbytes in avoidable_bytes.items()}
-    return parts, {**avoidable_s, PAGE_FAULTS: faults_s}
-
-
-def _roofs(context: Context, phase: Phase, cell: Cell, working_set_bytes: float) -> Roofs:
-    links = context.ceilings.links
-    return Roofs(
-        memory_bytes_per_s=context.ceilings.memory_bytes_per_s_for(working_set_bytes),
-        dispatch=context.dispatch.get((cell.engine, phase, cell.batch_size)),
-        overlaps=context.info.overlaps_dispatch,
-        memory_half_width=context.ceilings.memory_half_width,
-        compute_half_width=context.ceilings.compute_half_width(context.dtype),
-        fetch_s=sum(nbytes / links[where].per_s for where, nbytes in context.loaded.offloaded_bytes.items()),
-    )
-
-
-def no_room(cell: Cell, context: Context, grid: Grid) -> str | None:
-    """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
-    weights = model_storage_bytes(context.loaded.module)
-    peak = _predicted_peak(context, cell, grid)
-    room = available_bytes(context.loaded.request.device)
-    if peak - weights > room * _MEMORY_MARGIN:
-        return f"needs {(peak - weights) / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
-    return None
-
-
-def _predicted_peak(context: Context, cell: Cell, grid: Grid) -> int:
-    weights = model_storage_bytes(context.loaded.module)
-    return predicted_peak_bytes(
-        context.work, weights, cell.batch_size, cell.depth, grid.new_tokens, context.paths[cell.engine, "prefill"]
-    )
+from profiler.work.formats import four_bit_dense_from_rows
+from profiler.work.operators import Linear
 
 
 class Assessment:
@@ -245,7 +40,7 @@ class Assessment:
     def __init__(self, context: Context, grid: Grid) -> None:
         self._context = context
         self._grid = grid
-        self._rows = {key: {**_counted_row(context, *key, grid), "status": "skipped"} for key in _keys(grid)}
+        self._rows = {key: {**counted_row(context, *key, grid), "status": "skipped"} for key in _keys(grid)}
         self._evidence: dict[tuple[Phase, Cell], dict[str, Any]] = {}
         self._judged: dict[tuple[Phase, Cell], JudgedCell] = {}
         self._visits: dict[Cell, Sequence[Visit]] = {}
@@ -268,7 +63,7 @@ class Assessment:
             kernels = (replayed or {}).get((phase, cell), {})
             self._deviations[phase, cell] = deviations(phase_samples(phase, visits))
             sigma = self._visit_sigma(phase)
-            noise = _noise(phase, visits, throttled, machine_drift, sigma)
+            noise = noise_of(phase, visits, throttled, machine_drift, sigma)
             side = (sides or {}).get((phase, cell), {})
             beside = Beside(
                 graph_step_s=self._graph_step_s(phase, cell),
@@ -279,14 +74,14 @@ class Assessment:
                 power_capped="power cap" in throttled,
             )
             time_s = estimate(phase_samples(phase, visits), sigma)
-            row, verdict, judged = _measured_row(context, phase, cell, grid, visits, time_s, kernels, noise, beside)
+            row, verdict, judged = measured_row(context, phase, cell, grid, visits, time_s, kernels, noise, beside)
             self._rows[phase, cell] |= row
             self._judged[phase, cell] = judged
             self._evidence[phase, cell] = {
-                **_evidence_record(self._rows[phase, cell], verdict),
+                **evidence_record(self._rows[phase, cell], verdict),
                 "split_half_widths_s": dict(judged.split.half_widths_s),
                 "noise_reasons": list(noise.reasons),
-                "predicted_peak_memory_bytes": _predicted_peak(context, cell, grid),
+                "predicted_peak_memory_bytes": predicted_peak(context, cell, grid),
             }
 
     def _graph_step_s(self, phase: Phase, cell: Cell) -> float | None:
@@ -415,161 +210,6 @@ def _keys(grid: Grid) -> list[tuple[Phase, Cell]]:
     return [(phase, cell) for phase in phases for cell in ordered if phase in cell.phases]
 
 
-def _noise(
-    phase: Phase, visits: Sequence[Visit], throttled: Sequence[str], machine_drift: float, sigma: float
-) -> NoiseReport:
-    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
-    foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
-    return noise_report(
-        phase_samples(phase, visits),
-        foreign_cores=foreign,
-        throttled=throttled,
-        machine_drift=machine_drift,
-        visit_sigma=sigma,
-    )
-
-
-def _faults(phase: Phase, visits: Sequence[Visit]) -> float:
-    """Page faults of a prefill, or of a decode step; a median over visits."""
-    if phase == "prefill":
-        return statistics.median(visit.prefill_faults for visit in visits)
-    return statistics.median(visit.decode_faults / max(1, len(visit.decode_s)) for visit in visits)
-
-
-def _counted_row(context: Context, phase: Phase, cell: Cell, grid: Grid) -> dict[str, Any]:
-    step = step_of(phase, cell, grid)
-    work = context.work.work(step, path_of(context, phase, cell, grid))
-    return {
-        "phase": phase,
-        "batch_size": cell.batch_size,
-        "prompt_len": cell.prompt_len,
-        "context_len": int(step.context),
-        "new_tokens": grid.new_tokens,
-        "engine": cell.engine,
-        "model_flops": int(work.model_flops),
-        "model_bytes": round(float(work.model_bytes)),
-        "executed_flops": int(work.executed_flops),
-        "executed_bytes": round(float(work.executed_bytes)),
-        "intensity": float(work.intensity),
-    }
-
-
-def _measured_row(
-    context: Context,
-    phase: Phase,
-    cell: Cell,
-    grid: Grid,
-    visits: Sequence[Visit],
-    time_s: Estimate,
-    replayed: Mapping[Operator, Alone],
-    noise: NoiseReport,
-    beside: Beside,
-) -> tuple[dict[str, Any], Verdict, JudgedCell]:
-    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(phase, visits)), [90, 99])
-    step = step_of(phase, cell, grid)
-    work = context.work.work(step, path_of(context, phase, cell, grid))
-    sheet = context.info.datasheet
-    placement = place(
-        time_s.median_s,
-        float(work.model_flops),
-        float(work.model_bytes),
-        sheet.peak_flops_per_s(context.dtype) if sheet else None,
-        sheet.bandwidth_bytes_per_s if sheet else None,
-    )
-    half_width_s = (time_s.high_s - time_s.low_s) / 2
-    faults = _faults(phase, visits)
-    parts, avoidable_s = _split(context, phase, cell, grid, time_s.median_s, replayed, half_width_s, faults)
-    user_facing = _user_facing(phase, cell, grid, visits)
-    verdict = judge(
-        Measurement(
-            split=parts,
-            model_flops=float(work.model_flops),
-            model_bytes=float(work.model_bytes),
-            compute_flops_per_s=context.ceilings.compute_flops_per_s(context.dtype),
-            roofs=_roofs(context, phase, cell, float(work.model_bytes)),
-            latency_low_s=time_s.low_s,
-            latency_high_s=time_s.high_s,
-            noise=noise.grade,
-            offloaded=context.loaded.offloaded,
-            cache_resident=context.ceilings.cache_resident(float(work.model_bytes)),
-            issue_s=user_facing.get("issue_s") if context.info.overlaps_dispatch else None,
-            **asdict(beside),
-        )
-    )
-    tokens = float(step.tokens)
-    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
-    row: dict[str, Any] = {
-        "status": "ok",
-        "latency_s": time_s.median_s,
-        "latency_low_s": time_s.low_s,
-        "latency_high_s": time_s.high_s,
-        "samples": time_s.samples,
-        "tokens_per_s": tokens / time_s.median_s,
-        "tokens_per_s_per_seq": tokens / cell.batch_size / time_s.median_s,
-        "flops_per_s": placement.flops_per_s,
-        "bytes_per_s": placement.bytes_per_s,
-        "mfu": math.nan if placement.mfu is None else placement.mfu,
-        "mbu": math.nan if placement.mbu is None else placement.mbu,
-        "attained": parts.attained,
-        "floor_s": parts.floor_s,
-        **{name: getattr(parts, name) for name in TERMS},
-        "regime": verdict.regime,
-        "confidence": verdict.confidence,
-        "peak_memory_bytes": max(peaks) if peaks else None,
-        "noise": noise.grade,
-        "p90_s": float(p90_s),
-        "p99_s": float(p99_s),
-        "stopped": "interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
-        **user_facing,
-    }
-    judged = JudgedCell(
-        phase=phase,
-        batch_size=cell.batch_size,
-        depth=cell.depth,
-        engine=cell.engine,
-        tokens_per_s=row["tokens_per_s"],
-        flops_per_s=placement.flops_per_s,
-        bytes_per_s=placement.bytes_per_s,
-        split=parts,
-        verdict=verdict,
-        rows=int(step.batch * step.query),
-        memory_bytes=float(_predicted_peak(context, cell, grid)),
-        avoidable_s=avoidable_s,
-    )
-    return row, verdict, judged
-
-
-def _user_facing(phase: Phase, cell: Cell, grid: Grid, visits: Sequence[Visit]) -> dict[str, Any]:
-    """Medians over the visits of what belongs to one phase alone; NaN where it was not measured."""
-
-    def median(values: Sequence[float | None]) -> float:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else math.nan
-
-    found = {"device_memory_bytes": median([visit.device_memory_bytes for visit in visits])}
-    if phase == "prefill":
-        return {**found, "ttft_s": median([visit.ttft_s for visit in visits])}
-    generated = cell.batch_size * grid.new_tokens
-    energy_j = [None if visit.energy_j is None else visit.energy_j / generated for visit in visits]
-    return {
-        **found,
-        "first_step_s": median([visit.decode_s[0] for visit in visits]),
-        "issue_s": median([None if v.issue_s is None else v.issue_s / len(v.decode_s) for v in visits]),
-        "joules_per_token": median(energy_j),
-    }
-
-
-def _evidence_record(row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
-    return {
-        **{name: row[name] for name in CELL_KEY},
-        "regime": verdict.regime,
-        "confidence": verdict.confidence,
-        "flags": list(verdict.flags),
-        "signals": [asdict(item) for item in verdict.evidence],
-        "conflicts": [item.signal for item in verdict.conflicts],
-    }
-
-
 def setting_of(context: Context) -> Setting:
     """What advice needs to know of this device and model."""
     linears = [op for op in context.work.operators if isinstance(op, Linear) and op.rows != "last"]
@@ -596,6 +236,8 @@ def setting_of(context: Context) -> Setting:
 
 
 _SIXTEEN_BIT = "bfloat16"
+
+
 # What is rented most; every other card is in `roofscope gpus`.
 _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
 
@@ -607,7 +249,3 @@ def _cards(dtype: str, here: Device) -> tuple[Card, ...]:
         for gpu in gpus()
         if gpu.gpu in _RENTED and gpu.gpu != own and (peak := gpu.peak_flops_per_s(dtype)) is not None
     )
-
-
-# A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
-_MEMORY_MARGIN = 0.95

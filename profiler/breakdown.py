@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.assessment import Alone, Context, path_of, step_of
 from profiler.clock import Clock
+from profiler.context import Context, path_of, step_of
 from profiler.grid import Cell, Grid, Phase
 from profiler.loading import dtype_name
+from profiler.rows import Alone
 from profiler.runstore import CELL_KEY
 from profiler.timing.engines import EagerEngine, Engine, StaticEngine
 from profiler.timing.sweep import seeded_prompts

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.assessment import Alone, Context, path_of, step_of
 from profiler.clock import NOTHING, Clock, Timing, no_gc, timing_of
+from profiler.context import Context, path_of, step_of
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, Grid, Phase
 from profiler.hardware.hollow import hollow_config
 from profiler.hardware.replay import replay_attention, replay_calls, replay_linears
 from profiler.loading import LoadedModel, ModelRequest, load
+from profiler.rows import Alone
 from profiler.timing.engines import ENGINES, CompileEngine, Engine
 from profiler.work.attention import AttentionCore
 from profiler.work.conversions import conversion_call

@@ -6,16 +6,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from profiler._version import __version__
-from profiler.assessment import Assessment, Context, Replayed, execution_paths, expected_visit_s, no_room, setting_of
+from profiler.assessment import Assessment, setting_of
 from profiler.breakdown import break_down, carriers
 from profiler.catalog import DEFAULT_MODEL, resolve
-from profiler.clock import Clock, clock_for, instrument_s
+from profiler.clock import Clock, clock_for
+from profiler.context import Context, execution_paths, no_room
 from profiler.diagnosis import advice
+from profiler.document import opening, repeating
 from profiler.errors import RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Cell, Grid, make_grid
 from profiler.hardware.ceilings import Ceilings, measure, measure_links
@@ -44,13 +44,13 @@ from profiler.notices import cell_warnings, device_warnings, model_warnings, tim
 from profiler.quality import check_quality, text_ids
 from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
-from profiler.runstore import SCHEMA_VERSION, Run, RunDocument, RunStore, read_document, refuse_another
+from profiler.rows import Replayed, expected_visit_s
+from profiler.runstore import Run, RunStore, read_document, refuse_another
 from profiler.series import doubling_tests
 from profiler.timing.engines import ENGINES, Engine, check_engine
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, Progress, sweep, warm_up
 from profiler.trace import trace_steps
-from profiler.work.footprint import model_storage_bytes
 from profiler.work.step import Attention
 from profiler.work.walk import ModelWork, walk
 
@@ -242,7 +242,7 @@ def prepare(options: Options) -> Prepared:
         quality_ids=text_ids(request) if checked else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
-        command=_command(request, grid),
+        command=repeating(request, grid),
     )
 
 
@@ -299,7 +299,7 @@ def _execute(prepared: Prepared, store: RunStore, listener: Listener) -> Run:
     warnings = [*device_warnings(context.info), *model_warnings(context)]
     for warning in warnings:
         listener.warn(warning)
-    document = _document(prepared, context, warnings)
+    document = opening(prepared.request, prepared.grid, context, prepared.command, prepared.budget_s, warnings)
     if prepared.resumed:
         refuse_another(read_document(prepared.out), document)
     store.write_document(document)
@@ -484,99 +484,6 @@ def _roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
     """The dtypes that this model's products run in; float32 as the yardstick, and bfloat16 as the way out of it."""
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
     return sorted({"float32", "bfloat16", dtype_name(request.dtype), *used})
-
-
-def _document(prepared: Prepared, context: Context, warnings: Sequence[str]) -> RunDocument:
-    request, loaded, info = prepared.request, context.loaded, context.info
-    device = {key: value for key, value in asdict(info).items() if key != "datasheet"}
-    device["datasheet"] = info.datasheet.gpu if info.datasheet else None
-    if info.datasheet:
-        device["datasheet_flops_per_s"] = info.datasheet.peak_flops_per_s(context.dtype)
-        device["datasheet_bytes_per_s"] = info.datasheet.bandwidth_bytes_per_s
-    ceilings = asdict(context.ceilings)
-    ceilings["memory_bytes_per_s"] = context.ceilings.memory_bytes_per_s
-    ceilings["dispatch_s"] = {
-        name: {
-            phase: {
-                str(batch): host.step_s
-                for (engine, key, batch), host in context.dispatch.items()
-                if (engine, key) == (name, phase)
-            }
-            for phase in ("prefill", "decode")
-        }
-        for name in prepared.grid.engines
-    }
-    return RunDocument(
-        schema_version=SCHEMA_VERSION,
-        roofscope=__version__,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=prepared.command,
-        model={
-            "id": request.source.name,
-            "kind": request.source.kind,
-            "revision": loaded.revision,
-            "architecture": type(loaded.module).__name__,
-            "params": context.work.params,
-            "dtype": context.dtype,
-            "quant": request.quant,
-            "double_quant": request.quant_options.double,
-            "compute_dtype": dtype_name(request.quant_options.compute_dtype or request.dtype),
-            "weights": request.weights,
-            "storage_bytes": model_storage_bytes(loaded.module),
-            "load_s": loaded.load_s,
-            "first_call_s": loaded.first_call_s,
-            "unpacked_from": loaded.unpacked_from,
-            "attention": context.paths[prepared.grid.engines[0], "prefill"].attention,
-            "offloaded_bytes": dict(loaded.offloaded_bytes),
-            "placement": loaded.placement.as_text() if loaded.placement else None,
-        },
-        device=device,
-        software=software(),
-        ceilings=ceilings,
-        grid={
-            "prompt_lens": list(prepared.grid.prompt_lens),
-            "batch_sizes": list(prepared.grid.batch_sizes),
-            "context_lens": list(prepared.grid.context_lens),
-            "new_tokens": prepared.grid.new_tokens,
-        },
-        engine={
-            "names": list(prepared.grid.engines),
-            "budget_s": prepared.budget_s,
-            "instrument_s_per_step": instrument_s(clock_for(request.device)),
-        },
-        counting={
-            "coverage": context.work.coverage,
-            "unknown": list(context.work.unknown),
-            "paths": {f"{engine} {phase}": asdict(path) for (engine, phase), path in context.paths.items()},
-        },
-        warnings=list(warnings),
-    )
-
-
-def _command(request: ModelRequest, grid: Grid) -> str:
-    """The command that repeats this run; a local path is given by its own name alone."""
-    source = request.source
-    name = source.path.name if source.path is not None else source.name
-    parts = [
-        f"roofscope run {name}",
-        f"--batch-sizes {','.join(map(str, grid.batch_sizes))}",
-        f"--new-tokens {grid.new_tokens}",
-        f"--dtype {dtype_name(request.dtype)}",
-        f"--quant {request.quant}",
-        f"--weights {request.weights}",
-        f"--engine {','.join(grid.engines)}",
-        f"--device {request.device.type}",
-    ]
-    for option, lens in (("--prompt-lens", grid.prompt_lens), ("--context-lens", grid.context_lens)):
-        if lens:
-            parts.insert(1, f"{option} {','.join(map(str, lens))}")
-    if request.quant_options.double:
-        parts.append("--double-quant")
-    if request.quant_options.compute_dtype is not None:
-        parts.append(f"--compute-dtype {dtype_name(request.quant_options.compute_dtype)}")
-    if request.attn:
-        parts.append(f"--attn {request.attn}")
-    return " ".join(parts)
 
 
 def _preparation_s(visits: Mapping[Cell, Sequence[Visit]]) -> dict[str, float]:

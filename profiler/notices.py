@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from profiler.assessment import Context
+from profiler.context import Context
 from profiler.diagnosis.levers import JudgedCell
 from profiler.grid import Cell
 from profiler.hardware.ceilings import Ceilings

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from profiler.assessment import Context, step_of
+from profiler.context import Context, step_of
 from profiler.grid import Cell, Grid, Phase
 from profiler.kineto import recorded
 from profiler.runstore import CELL_KEY
