@@ -22,12 +22,7 @@ from profiler.runstore import CELL_COLUMNS
 from profiler.series import AXES, doubling_tests
 from profiler.timing.engines import GraphEngine
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sampling import (
-    deviations,
-    difference,
-    estimate,
-    visit_sigma,
-)
+from profiler.timing.sampling import deviations, difference, estimate, visit_sigma
 from profiler.timing.sweep import phase_samples
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import four_bit_dense_from_rows

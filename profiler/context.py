@@ -11,9 +11,7 @@ from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, Grid, Phase, decode_context
 from profiler.hardware.ceilings import Ceilings
 from profiler.hardware.device import Device
-from profiler.loading import (
-    LoadedModel,
-)
+from profiler.loading import LoadedModel
 from profiler.memory import available_bytes
 from profiler.timing.engines import Engine
 from profiler.timing.sweep import seeded_prompts

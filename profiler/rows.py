@@ -18,16 +18,10 @@ from profiler.diagnosis.roofline import place
 from profiler.diagnosis.step_time import TERMS, Demand, Roofs, Split, split
 from profiler.grid import Cell, Grid, Phase
 from profiler.hardware.ceilings import Ceilings
-from profiler.loading import (
-    dtype_name,
-)
+from profiler.loading import dtype_name
 from profiler.runstore import CELL_KEY
 from profiler.timing.outcomes import Visit
-from profiler.timing.sampling import (
-    Estimate,
-    NoiseReport,
-    noise_report,
-)
+from profiler.timing.sampling import Estimate, NoiseReport, noise_report
 from profiler.timing.sweep import TARGET_HALF_WIDTH, phase_samples
 from profiler.work.formats import CONVERSIONS
 from profiler.work.operators import Operator
