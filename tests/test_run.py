@@ -396,11 +396,11 @@ def test_two_runs_in_a_row_agree_where_both_are_quiet(tmp_path: Path) -> None:
     """At least 9 of 10 cells that call themselves quiet in two runs in a row overlap in their intervals.
 
     A pair of runs between which the machine itself changed says nothing of them: its sentinel tells, and another run
-    follows, five at most.
+    follows, four at most.
     """
     quiet = pd.DataFrame()
     runs: list[profiler.Run] = []
-    while len(runs) < 5:
+    while len(runs) < 4:
         runs.append(
             profiler.profile(
                 "smollm2-135m",
