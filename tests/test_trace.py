@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from clocks import FakeClock
 
 import profiler
 from profiler.breakdown import BETWEEN, _Pieces
@@ -102,29 +101,12 @@ def _no_twin(*_: object) -> None:
     raise RuntimeError("no twin today")
 
 
-class Counted:
-    """A clock that is a second further at each mark."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def mark(self) -> float:
-        self.now += 1.0
-        return self.now
-
-    def synchronize(self) -> None:
-        pass
-
-    def seconds(self, marks: Sequence[float]) -> list[float]:
-        return [after - before for before, after in itertools.pairwise(marks)]
-
-
 def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Nsight shows: a range a group, opened and closed in turn; a group's time is its own, not its parts'."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    pieces = _Pieces(Counted(), ranges=True)
+    pieces = _Pieces(FakeClock(), ranges=True)
     pieces.start()
     pieces.enter("attention_proj")
     pieces.enter("attention")
@@ -132,7 +114,7 @@ def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatc
     pieces.leave()
     assert pieces.finish() == {BETWEEN: 2.0, "attention_proj": 2.0, "attention": 1.0}
     assert calls == ["attention_proj", "attention", "pop", "pop"]
-    quiet = _Pieces(Counted(), ranges=False)
+    quiet = _Pieces(FakeClock(), ranges=False)
     quiet.start()
     quiet.enter("mlp")
     quiet.leave()

@@ -383,8 +383,7 @@ def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: s
     ratio = term_s / statistics.median(times[2:])
     if bench.cuda:
         return Check(name, abs(ratio - 1) < 0.1, ratio, "within 10 %")
-    # A call is dispatch, which the term leaves out and a loop on a CPU cannot; small weights are all calls.
-    return Check(name, -0.2 < ratio < 1.2, ratio, "-0.2 .. 1.2, its calls are dispatch on a CPU")
+    return Check(name, None, ratio, why="on a CPU its calls are dispatch, which a loop cannot leave out")
 
 
 def _loses_from(bench: Bench, first: Path) -> dict[str, Any]:

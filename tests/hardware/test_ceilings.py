@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from clocks import FakeClock
 
 from profiler.hardware import ceilings
 from profiler.hardware.device import Device, describe
@@ -16,23 +16,6 @@ from profiler.memory import page_faults
 
 CPU = torch.device("cpu")
 SMALL = Device("cpu", "fake", 1 << 30, 1 << 20, 1, "none", None)
-
-
-class FakeClock:
-    """Every mark is one second after the last."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def mark(self) -> float:
-        self.now += 1.0
-        return self.now
-
-    def synchronize(self) -> None:
-        pass
-
-    def seconds(self, marks: Sequence[float]) -> list[float]:
-        return [after - before for before, after in itertools.pairwise(marks)]
 
 
 def test_rates_are_work_over_the_clocks_time() -> None:
