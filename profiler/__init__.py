@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from profiler._version import __version__
 
 if TYPE_CHECKING:
-    from profiler.job import profile
-    from profiler.runstore import Run, read_run
+    from profiler.job.run import profile
+    from profiler.record.run import Run, read_run
 
 __all__ = ["Run", "__version__", "profile", "read_run"]
 
-_HOMES = {"profile": "profiler.job", "Run": "profiler.runstore", "read_run": "profiler.runstore"}
+_HOMES = {"profile": "profiler.job.run", "Run": "profiler.record.run", "read_run": "profiler.record.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,6 @@ MAX_VALUES = 1000
 _NUMBER = re.compile(r"\d+")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
-
-
 DEFAULT_ENGINE = "eager"
 
 

@@ -102,7 +102,7 @@ class Outcome:
 @pytest.fixture
 def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Run the command line in this process: roofscope("run", "gpt2") -> exit code, stdout, stderr."""
-    from profiler.cli import main
+    from profiler.cli.app import main
 
     def call(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["roofscope", *arguments])

@@ -1,6 +1,6 @@
 """Source + precision + weights (checkpoint or random) -> LoadedModel."""
 
-from profiler.loading.checkpoint import check_weights
+from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config, pretrained_location
 from profiler.loading.load import load
 from profiler.loading.quantise import PLAIN, QUANTS, Quant, QuantOptions, check_quant
@@ -12,7 +12,6 @@ from profiler.loading.request import (
     dtype_name,
     resolve_device,
     resolve_dtype,
-    resolve_weights,
 )
 from profiler.loading.skeleton import build_on_meta, plan, quiet_libraries
 

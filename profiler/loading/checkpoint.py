@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
-from profiler.errors import ModelError, first_line
+from profiler.errors import ModelError, RequestError, first_line
+from profiler.loading.catalog import Source
 
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest
@@ -84,3 +85,19 @@ def check_gguf(file: Path) -> None:
         GGUFReader(file)
     except Exception as error:
         raise ModelError(f"{file.name} is a damaged GGUF file: {first_line(error)}.") from None
+
+
+Weights = Literal["auto", "checkpoint", "random"]
+
+
+def resolve_weights(source: Source, weights: str) -> Literal["checkpoint", "random"]:
+    """`auto` takes the checkpoint where one is named (hub id, folder with weights, GGUF) and random for a card."""
+    if weights not in get_args(Weights):
+        raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")
+    if weights != "auto":
+        return "random" if weights == "random" else "checkpoint"
+    if source.kind == "card":
+        return "random"
+    if source.kind == "folder" and source.path is not None and not weight_files(source.path):
+        return "random"
+    return "checkpoint"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.catalog import Source
 from profiler.errors import ModelError, first_line
+from profiler.loading.catalog import Source
 from profiler.loading.checkpoint import check_gguf
 from profiler.loading.skeleton import quiet_libraries
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError
-from profiler.memory import available_bytes, storage_bytes
+from profiler.machine.memory import available_bytes, storage_bytes
 
 # A device that is filled to the last byte cannot run a step; accelerate's own maps keep about as much back.
 _FILL_LIMIT = 0.9

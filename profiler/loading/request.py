@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from profiler.catalog import Source
 from profiler.errors import DeviceError, RequestError
-from profiler.loading.checkpoint import weight_files
+from profiler.loading.catalog import Source
 from profiler.loading.placement import Placement
 from profiler.loading.quantise import PLAIN, Quant, QuantOptions
-
-Weights = Literal["auto", "checkpoint", "random"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -113,19 +110,6 @@ def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) ->
     own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.bfloat16
     own = DTYPES.get(own, torch.bfloat16) if isinstance(own, str) else own
     return torch.float16 if own is torch.bfloat16 and no_bfloat16 else own
-
-
-def resolve_weights(source: Source, weights: str) -> Literal["checkpoint", "random"]:
-    """`auto` takes the checkpoint where one is named (hub id, folder with weights, GGUF) and random for a card."""
-    if weights not in get_args(Weights):
-        raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")
-    if weights != "auto":
-        return "random" if weights == "random" else "checkpoint"
-    if source.kind == "card":
-        return "random"
-    if source.kind == "folder" and source.path is not None and not weight_files(source.path):
-        return "random"
-    return "checkpoint"
 
 
 def check_context(config: Any, longest_context: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from profiler.hardware.datasheet import Datasheet
+from profiler.machine.datasheet import Datasheet
 from profiler.units import duration, percent, scaled, significant
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from profiler.report.tables import markdown_table
+from profiler.record.run import Run
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
@@ -40,3 +40,47 @@ EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "parquet": _parquet,
     "latex": _latex,
 }
+
+
+TOKENS_TABLE_COLUMNS = (
+    "phase",
+    "batch_size",
+    "prompt_len",
+    "context_len",
+    "status",
+    "latency_s",
+    "latency_low_s",
+    "latency_high_s",
+    "tokens_per_s",
+    "tokens_per_s_per_seq",
+    "flops_per_s",
+    "bytes_per_s",
+    "mfu",
+    "mbu",
+    "attained",
+    "regime",
+    "confidence",
+    "engine",
+    "ttft_s",
+    "p90_s",
+    "p99_s",
+)
+
+
+def tokens_table(run: Run) -> pd.DataFrame:
+    """The columns of the tokens-per-second table, one row a phase and cell, as numbers with their units in names."""
+    return run.cells[list(TOKENS_TABLE_COLUMNS)]
+
+
+def markdown_table(frame: pd.DataFrame) -> str:
+    """A GitHub-flavoured Markdown table of any frame; numbers with four significant digits."""
+    lines = ["| " + " | ".join(map(str, frame.columns)) + " |", "|" + "---|" * len(frame.columns)]
+    for row in frame.itertuples(index=False):
+        lines.append("| " + " | ".join(_markdown_cell(value) for value in row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if pd.isna(value) else f"{value:.4g}"
+    return str(value).replace("|", "\\|")

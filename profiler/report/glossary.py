@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from profiler.errors import RequestError, near_misses
-from profiler.runstore import Run
+from profiler.record.run import Run
 from profiler.units import duration, percent, scaled, significant
 
 

@@ -11,9 +11,9 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
+from profiler.record.run import Run
 from profiler.report.glossary import footnotes
-from profiler.report.roofs import cache_levels, dispatch_roof
-from profiler.report.tables import (
+from profiler.report.lines import (
     activity_lines,
     breakdown_rows,
     card_rows,
@@ -27,7 +27,7 @@ from profiler.report.tables import (
     split_rows,
     unexplained_lines,
 )
-from profiler.runstore import Run
+from profiler.report.roofs import cache_levels, dispatch_roof
 from profiler.units import duration, percent, scaled, significant
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 880, 460, 100, 50, 16, 16

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from profiler.record.run import Run
+from profiler.report.export import markdown_table, tokens_table
 from profiler.report.glossary import footnotes
 from profiler.report.html import html_report
-from profiler.report.plots import save
-from profiler.report.tables import (
+from profiler.report.lines import (
     activity_lines,
     engine_lines,
     instrument_line,
     lever_rows,
-    markdown_table,
     noise_lines,
     quality_line,
     roofs_lines,
-    tokens_table,
     unexplained_lines,
 )
-from profiler.runstore import Run
+from profiler.report.plots import save
 from profiler.units import count, scaled
 
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.comparison import against_first, sentences
-from profiler.report.tables import quality_line, regimes
-from profiler.runstore import CELL_KEY, Run
+from profiler.diagnosis.compare import against_first, sentences
+from profiler.record.run import CELL_KEY, Run
+from profiler.report.lines import quality_line, regimes
 from profiler.units import duration, scaled, significant
 
 

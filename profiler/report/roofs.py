@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.runstore import Run
+from profiler.record.run import Run
 
 # As in `hardware.ceilings`: clearly faster than memory is a cache.
 _CACHE_GAIN = 1.25

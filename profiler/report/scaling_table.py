@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.report.tables import roofs_lines
-from profiler.runstore import Run
+from profiler.record.run import Run
+from profiler.report.lines import roofs_lines
 from profiler.units import duration, significant
 
 

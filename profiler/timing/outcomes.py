@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.grid import Cell
+from profiler.grid import Cell, Phase
 
 Status = Literal["ok", "oom", "skipped", "failed"]
 
@@ -59,3 +60,15 @@ class Gap:
     cell: Cell
     status: Status
     reason: str
+
+
+def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
+    """The decode steps after the first one."""
+    return decode_s[1:]
+
+
+def phase_samples(phase: Phase, visits: Sequence[Visit]) -> list[tuple[float, ...]]:
+    """What a phase's figure rests on: the times of each visit that has some."""
+    if phase == "prefill":
+        return [visit.prefills_s for visit in visits if visit.prefills_s]
+    return [steady(visit.decode_s) for visit in visits]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.memory import storage_bytes
+from profiler.machine.memory import storage_bytes
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import quant_state_tensors
 from profiler.work.operators import Linear

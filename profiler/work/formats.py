@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from profiler.memory import storage_bytes
+from profiler.machine.memory import storage_bytes
 from profiler.work.step import Count
 
 # bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
@@ -30,8 +30,6 @@ _CODE_ENTRIES_4BIT = 16
 # Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
 _PACKED = ("qweight", "weight_packed")
 _CODE_ENTRIES_8BIT = 256
-
-
 DEQUANTISATION = "dequantisation round trip"
 INT8_INPUTS = "int8 inputs"
 INT32_PRODUCTS = "int32 products"

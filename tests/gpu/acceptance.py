@@ -27,22 +27,26 @@ from typing import Any
 import torch
 
 import profiler
-from profiler.catalog import resolve
-from profiler.clock import clock_for
 from profiler.diagnosis.scaling import crossover
 from profiler.diagnosis.step_time import TERMS
-from profiler.doubling import prepare_batch_test
+from profiler.engines.base import greedy_tokens
+from profiler.engines.registry import ENGINES
+from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.hardware.ceilings import measurable_dtypes, measure
-from profiler.hardware.device import describe, software
-from profiler.hardware.telemetry import Watch, source_for
-from profiler.job import Options, execute
+from profiler.job.request import Options
+from profiler.job.run import execute
+from profiler.job.selftest import run_selftest
+from profiler.job.several import prepare_batch_test
 from profiler.loading import ModelRequest, dtype_name, load, load_config
+from profiler.loading.catalog import resolve
+from profiler.machine.clock import clock_for
+from profiler.machine.device import describe, software
+from profiler.machine.telemetry import Watch, source_for
+from profiler.record.run import Run, read_run
 from profiler.report.plots import PLOTS, save
 from profiler.report.progress import QuietListener
-from profiler.runstore import Run, read_run
-from profiler.selftest import run_selftest
-from profiler.timing.engines import ENGINES, EagerEngine, greedy_tokens
+from profiler.roofs.measure import measure
+from profiler.roofs.products import measurable_dtypes
 from profiler.work.conversions import conversion_call
 from profiler.work.formats import stored
 from profiler.work.operators import Linear
@@ -138,7 +142,8 @@ def truth_of_time(bench: Bench) -> Iterator[Check]:
     """2. A plain loop beside ours, interleaved in this process; the split adds up; the instrument is cheap."""
     from profiler.grid import Cell, make_grid
     from profiler.timing.outcomes import Visit
-    from profiler.timing.sweep import Plan, seeded_prompts, sweep, warm_up
+    from profiler.timing.sweep import Plan, sweep
+    from profiler.timing.visit import seeded_prompts, warm_up
 
     model, clock, cell = bench.load(bench.small), clock_for(bench.device), Cell(1, 64)
     vocab, engine = model.config.vocab_size, EagerEngine(model)

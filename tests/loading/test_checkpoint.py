@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.catalog import resolve
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
 from profiler.loading import LoadedModel, ModelRequest, check_weights, load, load_config, resolve_dtype, resolve_weights
-from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.loading.catalog import resolve
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import profiler
-from profiler import catalog
 from profiler.errors import ModelError
-from profiler.loading import LoadedModel, ModelRequest, load, load_config, placement
+from profiler.loading import LoadedModel, ModelRequest, catalog, load, load_config, placement
 
 # The tiny Llama in float32: a layer of 4 x 64 x 64 (q, o) and 2 x 64 x 32 (k, v) and 3 x 64 x 96 matrices and two
 # norms. Room for the embedding, one layer and (accelerate keeps it back) another one to fetch into: the second layer,

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 import profiler
-from profiler.catalog import resolve
-from profiler.clock import HostClock, time_calls
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.job import Options, prepare
+from profiler.job.request import Options, prepare
 from profiler.loading import PLAIN, LoadedModel, ModelRequest, Quant, QuantOptions, load, load_config, plan
+from profiler.loading.catalog import resolve
 from profiler.loading.quantise import quantise_linears
-from profiler.memory import storage_bytes
-from profiler.quality import check_quality, compare, text_ids
-from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.machine.clock import HostClock, time_calls
+from profiler.machine.memory import storage_bytes
+from profiler.probes.quality import check_quality, compare, text_ids
 from profiler.work.conversions import conversion_call
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.formats import stored

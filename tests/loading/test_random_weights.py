@@ -8,10 +8,11 @@ import sys
 import pytest
 import torch
 
-from profiler.catalog import resolve
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
 from profiler.loading import LoadedModel, ModelRequest, Quant, load, load_config
+from profiler.loading.catalog import resolve
 from profiler.loading.random_weights import _quantised_4bit
-from profiler.timing.engines import EagerEngine, greedy_tokens
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from profiler.record.run import read_run
 from profiler.report.html import html_report
-from profiler.runstore import read_run
 
 RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
 BROWSER = next(

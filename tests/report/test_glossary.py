@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import RequestError
+from profiler.record.run import read_run
 from profiler.report.glossary import TERMS, explain, footnotes
-from profiler.runstore import read_run
 
 RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from profiler.record.run import Run, read_run
 from profiler.report.html import html_report
-from profiler.runstore import Run, read_run
 
 RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
 VOID = {"meta", "link", "br", "line", "circle", "path", "polyline"}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from profiler.errors import RequestError
+from profiler.record.run import read_run
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
-from profiler.runstore import read_run
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
+from profiler.record.run import Run, read_run
 from profiler.report.console import screen
-from profiler.report.tables import BAR_LEGEND, split_bars
-from profiler.report.terminal import print_run
-from profiler.runstore import Run, read_run
+from profiler.report.terminal import BAR_LEGEND, print_run, split_bars
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 

@@ -7,15 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from profiler.timing.sampling import (
-    deviations,
-    difference,
-    estimate,
-    noise_report,
-    outliers,
-    two_modes,
-    visit_sigma,
-)
+from profiler.timing.sampling import deviations, difference, estimate, noise_report, outliers, two_modes, visit_sigma
 
 
 def test_median_of_all_samples() -> None:

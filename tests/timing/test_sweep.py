@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.catalog import resolve
-from profiler.clock import HostClock, timing_of
+from profiler.engines.base import DecodeState
+from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell, make_grid
 from profiler.loading import ModelRequest, load, load_config
-from profiler.timing.engines import DecodeState, EagerEngine
-from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sweep import Plan, steady, sweep, warm_up
+from profiler.loading.catalog import resolve
+from profiler.machine.clock import HostClock, timing_of
+from profiler.timing.outcomes import Gap, Visit, steady
+from profiler.timing.sweep import Plan, sweep
+from profiler.timing.visit import warm_up
 
 CPU = torch.device("cpu")
 

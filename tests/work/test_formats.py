@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.catalog import resolve
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError
 from profiler.loading import ModelRequest, Quant, build_on_meta, load, load_config
-from profiler.memory import storage_bytes
-from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.loading.catalog import resolve
+from profiler.machine.memory import storage_bytes
 from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import DEQUANTISATION, first_dense_row, is_linear, stored
 from profiler.work.operators import Elementwise, Linear

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.catalog import resolve
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
 from profiler.loading import ModelRequest, build_on_meta, load, load_config
-from profiler.timing.engines import EagerEngine, greedy_tokens
+from profiler.loading.catalog import resolve
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import INT8_INPUTS, INT32_PRODUCTS, OUTLIERS, stored
 from profiler.work.kernels import attention_path, outlier_columns, sdpa_kernel

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from profiler.catalog import resolve
 from profiler.loading import Quant, build_on_meta, load_config
+from profiler.loading.catalog import resolve
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork, walk
 

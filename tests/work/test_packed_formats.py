@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from profiler.catalog import resolve
 from profiler.errors import ModelError
 from profiler.loading import ModelRequest, build_on_meta, load, load_config
-from profiler.memory import storage_bytes
+from profiler.loading.catalog import resolve
+from profiler.machine.memory import storage_bytes
 from profiler.work.formats import stored
 from profiler.work.operators import Experts, Linear
 from profiler.work.step import Step

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.catalog import resolve
 from profiler.loading import build_on_meta, load_config
+from profiler.loading.catalog import resolve
 from profiler.work.attention import causal_pairs
 from profiler.work.intensity import attention_steps, fused_attention, matmul, together
 from profiler.work.step import ExecutionPath, Step

@@ -9,11 +9,11 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
+from profiler.record.run import Run
 from profiler.report.plots.cells import intensity_map, regime_map, step_split
 from profiler.report.plots.lines import against_depth, doubling, precisions, steps, throughput
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.style import STYLE_FILE
-from profiler.runstore import Run
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from profiler.diagnosis.step_time import TERM_NAMES
+from profiler.record.run import Run
 from profiler.report.plots.style import (
     PHASE_STYLE,
     REGIME_COLOR,
@@ -20,7 +21,6 @@ from profiler.report.plots.style import (
     first_engine,
     title,
 )
-from profiler.runstore import Run
 from profiler.units import significant
 
 _MOST_BARS = 24

@@ -11,16 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
-from profiler.report.plots.style import (
-    LINE_STYLES,
-    PHASE_STYLE,
-    depth_column,
-    first_engine,
-    log_axes,
-    precision,
-    title,
-)
-from profiler.runstore import Run, read_samples
+from profiler.record.run import Run, read_samples
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, depth_column, first_engine, log_axes, precision, title
 
 _MOST_LINES = len(LINE_STYLES)
 

@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from profiler.record.run import Run
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, measured, title
 from profiler.report.roofs import cache_levels, dispatch_roof
-from profiler.runstore import Run
 from profiler.units import duration, scaled
 
 _ROOF_COLOR = "#222222"

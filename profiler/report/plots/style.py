@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from profiler.runstore import Run
+from profiler.record.run import Run
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
 

@@ -1,0 +1,5 @@
+"""`python -m profiler.cli`."""
+
+from profiler.cli.app import main
+
+main()

@@ -1,0 +1,93 @@
+"""The command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from profiler._version import __version__
+from profiler.cli import folders, look, run
+from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
+from profiler.errors import RoofscopeError
+
+app = typer.Typer(
+    name="roofscope",
+    help="How fast is this model on this device, what bounds it, and what would change it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"roofscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (
+    run.run,
+    run.batch_test,
+    look.count,
+    look.ceilings,
+    look.gpus,
+    look.selftest,
+    folders.export,
+    folders.report,
+    folders.plot,
+    folders.explain,
+    look.models,
+):
+    app.command(command.__name__.replace("_", "-"))(command)
+
+
+def main() -> None:
+    """Run the command line; every error a user can make ends in one line on stderr and an exit code."""
+    debug = "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(standalone_mode=False)
+    except RoofscopeError as error:
+        if debug:
+            raise
+        code = _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = _complain("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        if debug:
+            raise
+        code = _complain_unexpected(error)
+    sys.exit(code or 0)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """A polite request to end (SIGTERM) keeps what was measured, as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"roofscope: {message}", file=sys.stderr)
+    return code
+
+
+def _complain_unexpected(error: Exception) -> int:
+    """A usage error of the command line itself, or a fault of ours."""
+    usage_message = getattr(error, "format_message", None)
+    if callable(usage_message):
+        return _complain(f"{usage_message()} See `roofscope --help`.", EXIT_REQUEST)
+    first_line = str(error).splitlines()[0] if str(error) else ""
+    return _complain(f"internal error: {type(error).__name__}: {first_line} (--debug shows more)", 1)

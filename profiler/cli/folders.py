@@ -1,0 +1,83 @@
+"""The commands that read run folders: export, report, plot, explain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import Debug, one_of
+from profiler.errors import RequestError
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    output_format: Annotated[str, typer.Option("--format", help="csv, md, json, parquet or latex.")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run's tokens-per-second table."""
+    from profiler.record.run import read_run
+    from profiler.report.export import EXPORTERS, tokens_table
+
+    one_of(output_format, "--format", tuple(EXPORTERS))
+    content = EXPORTERS[output_format](tokens_table(read_run(folder)))
+    if out is None:
+        if output_format == "parquet" and sys.stdout.isatty():
+            raise RequestError("--format parquet is binary; give a file with --out.")
+        sys.stdout.buffer.write(content)
+        return
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    debug: Debug = False,
+) -> None:
+    """Write a run's report.html, report.md and pictures again, from its folder alone."""
+    from profiler.record.run import read_run
+    from profiler.report.page import write_reports
+
+    for folder in folders:
+        write_reports(read_run(folder))
+        print(folder / "report.html")
+
+
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN... NAME", help="Run folders, then the picture.")],
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw a picture of a run (roofline, split, map, intensity, throughput, depth, doubling, steps) or of several
+    (precisions, devices) from their folders alone."""
+    from profiler.record.run import read_run
+    from profiler.report.plots import save
+
+    *runs, last = folders
+    name = str(last)
+    if not runs:
+        raise RequestError("give a run folder and then the name of a picture: roofscope plot RUN roofline.")
+    path = out or runs[0] / f"{name}.png"
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise RequestError(f"--out {path}: the name must end in .png or .svg.")
+    save([read_run(folder) for folder in runs], name, path)
+    print(path)
+
+
+def explain(
+    term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Say in two lines what a word means, with a run's own figures; without a word, list them."""
+    from profiler.record.run import read_run
+    from profiler.report.glossary import TERMS
+    from profiler.report.glossary import explain as explain_term
+
+    run = read_run(folder) if folder is not None else None
+    print(", ".join(TERMS) if term is None else explain_term(term, run))

@@ -1,0 +1,190 @@
+"""The commands that look without running a model: count, ceilings, gpus, selftest, models."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import EXIT_WRONG, QUANT_HELP, Debug, Format, one_of
+
+
+def count(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
+    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
+    context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
+    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}.")] = "none",
+    attn: Annotated[str, typer.Option(help="What is executed: sdpa (a fused kernel) or eager.")] = "sdpa",
+    gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
+    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,
+    crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    output_format: Annotated[str, typer.Option("--format", help="table, json or csv (the operators).")] = "table",
+    debug: Debug = False,
+) -> None:
+    """Count a step's FLOPs and bytes from the config alone, without running it."""
+    one_of(output_format, "--format", ("table", "json", "csv"))
+    from profiler.job import count as counting
+    from profiler.report.count_table import operators_csv, print_count
+
+    counted = counting.count(
+        model,
+        phase=phase,
+        batch=batch,
+        prompt=prompt,
+        context=context,
+        dtype=dtype,
+        quant=quant,
+        attn=attn,
+        census=gemm_census,
+        gpu_names=gpu,
+        second_opinion=crosscheck,
+        trust_remote_code=trust_remote_code,
+    )
+    document = counted.as_json()
+    if output_format == "json":
+        print(json.dumps(document, indent=2))
+    elif output_format == "csv":
+        print(operators_csv(document), end="")
+    else:
+        from rich.console import Console
+
+        print_count(document, Console(width=100))
+
+
+def ceilings(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    output_format: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict, replace
+
+    from profiler.job.warnings import device_warnings, health_warnings
+    from profiler.loading import resolve_device
+    from profiler.machine.device import describe
+    from profiler.roofs.links import links_of, measure_links
+    from profiler.roofs.measure import measure
+    from profiler.roofs.products import measurable_dtypes
+
+    where = resolve_device(device)
+    info = describe(where)
+    dtypes = measurable_dtypes(where)
+    model_dtype = "float32" if where.type == "cpu" else "bfloat16"
+    measured = measure(where, info, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    measured = replace(measured, links=measure_links(links_of(where), where))
+    sheet = info.datasheet
+    peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
+    document = {
+        "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
+        **asdict(measured),
+        "memory_bytes_per_s": measured.memory_bytes_per_s,
+        "datasheet_per_s": {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})},
+        "warnings": device_warnings(info) + health_warnings(info, measured),
+    }
+    if output_format == "json":
+        print(json.dumps(document, indent=2))
+        return
+    from rich.console import Console
+
+    from profiler.report.device_tables import ceilings_table
+    from profiler.units import scaled
+
+    console = Console(width=100)
+    console.print(f"{info.name}, {info.threads} {'threads' if info.kind == 'cpu' else 'SMs'}", highlight=False)
+    for warning in document["warnings"]:
+        console.print(f"warning: {warning}", highlight=False)
+    console.print(ceilings_table(document))
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
+    console.print(f"read again and again: {curve}", highlight=False)
+    for name, link in measured.links.items():
+        console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
+
+
+def gpus(output_format: Format = "table", debug: Debug = False) -> None:
+    """List the datasheets: dense peaks, bandwidth, ridge points."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.machine import datasheet
+
+    if output_format == "json":
+        dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
+        print(
+            json.dumps(
+                [
+                    {
+                        **asdict(gpu),
+                        "ridge_flops_per_byte": {name: gpu.ridge_flops_per_byte(name) for name in dtypes},
+                    }
+                    for gpu in datasheet.gpus()
+                ],
+                indent=2,
+            )
+        )
+        return
+    from rich.console import Console
+
+    from profiler.report.device_tables import gpus_table
+
+    Console(width=100).print(gpus_table(datasheet.gpus()))
+
+
+def selftest(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    output_format: Format = "table",
+    debug: Debug = False,
+) -> None:
+    """Check the verdicts on known kernels on this device; a wrong label is exit code 1."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.job.selftest import run_selftest
+    from profiler.loading import resolve_device
+    from profiler.machine.device import describe
+    from profiler.roofs.measure import measure
+
+    where = resolve_device(device)
+    info = describe(where)
+    results = run_selftest(where, info, measure(where, info, ["float32"], model_dtype="float32"))
+    documents = [
+        {
+            "name": result.name,
+            "expected": result.expected,
+            "regime": result.verdict.regime,
+            "confidence": result.verdict.confidence,
+            "right": result.right,
+            "latency_s": result.latency_s,
+            "signals": [asdict(item) for item in result.verdict.evidence],
+        }
+        for result in results
+    ]
+    if output_format == "json":
+        print(json.dumps(documents, indent=2))
+    else:
+        from rich.console import Console
+
+        from profiler.report.device_tables import selftest_table
+
+        Console(width=100).print(selftest_table(documents))
+    if not all(result.right for result in results):
+        raise typer.Exit(EXIT_WRONG)
+
+
+def models(output_format: Format = "table", debug: Debug = False) -> None:
+    """List the model cards that come with roofscope."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.loading.catalog import card_names, load_card
+
+    cards = {name: load_card(name) for name in card_names()}
+    if output_format == "json":
+        print(json.dumps({name: card.model_dump() for name, card in cards.items()}, indent=2))
+        return
+    for name, card in cards.items():
+        gated = " (gated)" if card.gated else ""
+        print(f"{name:18} {card.params / 1e9:7.3f} B  {card.hub_id}{gated}")

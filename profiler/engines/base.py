@@ -1,0 +1,50 @@
+"""What an engine is: it prefills a batch of prompts and then decodes one token a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+
+@dataclass
+class DecodeState:
+    """What one decode step hands to the next; stays on the device."""
+
+    cache: Any
+    token_B1: torch.Tensor  # noqa: N815  shape suffix: [batch, 1], the last greedy token
+
+
+class Engine(Protocol):
+    """One way to run a causal LM. `slots` is the number of tokens that a cache will have to hold."""
+
+    name: str
+    cache: Literal["dynamic", "static"]
+    keeps_last_logits: bool
+    """Whether the LM head runs on the last position alone in a prefill."""
+
+    def prepare(self, batch: int, slots: int) -> None:
+        """Do once what this shape needs before it can be timed: compile, capture."""
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        """Run the prompts [batch, tokens] and give the state with the first new token."""
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        """A state `context` tokens deep without the prefill for it: its cache holds random keys and values."""
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        """Run one step: one new token for each sequence."""
+
+
+def greedy_tokens(engine: Engine, ids_BS: torch.Tensor, new_tokens: int) -> torch.Tensor:  # noqa: N803
+    """`new_tokens` greedy tokens for each prompt, [batch, new_tokens], through the same calls that are timed."""
+    batch, prompt = ids_BS.shape
+    with torch.inference_mode():
+        engine.prepare(batch, prompt + new_tokens)
+        state = engine.prefill(ids_BS, prompt + new_tokens)
+        tokens = [state.token_B1.clone()]
+        for _ in range(new_tokens - 1):
+            state = engine.decode(state)
+            tokens.append(state.token_B1.clone())
+    return torch.cat(tokens, dim=1)

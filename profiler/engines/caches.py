@@ -1,0 +1,76 @@
+"""The caches that engines step on: made, deepened without a prefill, read from an output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from profiler.errors import RequestError, first_line
+
+
+def static_cache(model: Any, slots: int) -> Any:
+    """transformers' StaticCache for this model. Raises RequestError for a model that it does not serve."""
+    from transformers import StaticCache
+
+    try:
+        return StaticCache(config=model.config, max_cache_len=slots)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RequestError(f"this model has no static cache in transformers: {first_line(error)}.") from error
+
+
+def unwindowed(cache: Any, slots: int) -> Any:
+    """The same cache of `slots` tokens with plain layers where a window is as long as the cache.
+
+    A windowed layer counts its tokens on the host (cache_utils.py, `StaticSlidingWindowLayer.cumulative_length_int`),
+    which a captured graph cannot replay; a window that never moves needs no such layer.
+    """
+    from transformers.cache_utils import StaticLayer
+
+    cache.layers = [
+        StaticLayer(max_cache_len=slots) if layer.is_sliding and layer.max_cache_len == slots else layer
+        for layer in cache.layers
+    ]
+    return cache
+
+
+def deepen(cache: Any, context: int) -> None:
+    """Let a cache that holds one token hold `context` random ones; recurrent states have no depth and stay.
+
+    Raises RequestError for a cache that is not made of layers.
+    """
+    if not hasattr(cache, "layers"):
+        raise RequestError("this model's cache cannot be filled directly; use --prompt-lens instead of --context-lens.")
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+            continue
+        if getattr(layer, "max_cache_len", None):
+            held = min(context, layer.max_cache_len)
+            keys[:, :, :held].normal_()
+            values[:, :, :held].normal_()
+            layer.cumulative_length.fill_(context)
+            if hasattr(layer, "cumulative_length_int"):
+                layer.cumulative_length_int = context
+            continue
+        window = getattr(layer, "sliding_window", None)
+        held = context if window is None else min(context, window - 1)
+        layer.keys, layer.values = _random_like(keys, held), _random_like(values, held)
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = context
+
+
+def _random_like(held_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noqa: N803
+    batch, heads, _, width = held_BHSD.shape
+    return torch.randn(batch, heads, tokens, width, dtype=held_BHSD.dtype, device=held_BHSD.device)
+
+
+def cache_of(output: Any) -> Any:
+    """The cache a model hands back: `past_key_values`, or the state of a recurrent model."""
+    cache = getattr(output, "past_key_values", None)
+    return cache if cache is not None else getattr(output, "cache_params", None)
+
+
+def greedy_token(output: Any) -> torch.Tensor:
+    tokens: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
+    return tokens

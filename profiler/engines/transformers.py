@@ -1,0 +1,174 @@
+"""Engines that step a transformers model: eager, on a static cache, compiled, as a CUDA graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from profiler.engines.base import DecodeState
+from profiler.engines.caches import cache_of, deepen, greedy_token, static_cache, unwindowed
+from profiler.errors import RequestError, first_line
+from profiler.machine.kineto import recorded
+
+_WARM_STEPS = 3
+"""Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
+
+_COMPILED_REGION = "Torch-Compiled Region"
+"""What torch's profiler calls each entry into compiled code (torch/_dynamo/convert_frame.py)."""
+
+
+class EagerEngine:
+    """transformers as it comes: eager dispatch and the cache that the model makes for itself (DynamicCache)."""
+
+    name = "eager"
+    cache: Literal["dynamic", "static"] = "dynamic"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        parameters = inspect.signature(model.forward).parameters
+        self.keeps_last_logits = "logits_to_keep" in parameters
+        self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
+
+    def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        return self._prefill(ids_BS, None)
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        ids = torch.zeros(batch, 1, dtype=torch.long, device=self._model.device)
+        state = self.prefill(ids, slots)
+        deepen(state.cache, context)
+        return state
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        output = self._model(input_ids=state.token_B1, past_key_values=state.cache, use_cache=True)
+        return DecodeState(cache_of(output), greedy_token(output))
+
+    def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
+        given = {} if cache is None else {"past_key_values": cache}
+        output = self._model(input_ids=ids_BS, use_cache=True, **given, **self._prefill_options)
+        return DecodeState(cache_of(output), greedy_token(output))
+
+
+class StaticEngine(EagerEngine):
+    """Eager dispatch on transformers' StaticCache: one buffer of all slots, written in place and read to its end."""
+
+    name = "static"
+    cache: Literal["dynamic", "static"] = "static"
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
+
+    def _slots(self, batch: int, slots: int) -> Any:
+        """An empty cache for this shape."""
+        return static_cache(self._model, slots)
+
+
+class CompileEngine(StaticEngine):
+    """torch.compile of the decode step on a static cache; prefills stay eager, as in transformers' `generate`.
+
+    On CUDA in the mode `reduce-overhead`, which is what `generate` compiles with: fused kernels, replayed as a graph.
+    """
+
+    name = "compile"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        torch._dynamo.reset()  # compiled code is kept by function, not by model: nothing of another engine may stay
+        # Past the limit of recompilations torch would run the step uncompiled without a word.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        mode = "reduce-overhead" if model.device.type == "cuda" else None
+        self._step: Callable[[torch.Tensor, Any], torch.Tensor] = torch.compile(self._token, mode=mode)
+        self._caches: dict[tuple[int, int], Any] = {}
+        self.graph_breaks = 0
+        """How often a step leaves its compiled code for Python and comes back; 0 is one whole graph."""
+
+    def prepare(self, batch: int, slots: int) -> None:
+        """Compile for this shape; its cache is kept, because the compiled code holds its address."""
+        if (batch, slots) in self._caches:
+            return
+        self._caches[batch, slots] = static_cache(self._model, slots)
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 + 2 * len(self._caches))
+        try:
+            state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
+            for _ in range(_WARM_STEPS):
+                state = self.decode(state)
+            self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
+        except Exception:
+            del self._caches[batch, slots]
+            raise
+
+    def _pieces(self, state: DecodeState) -> int:
+        """Compiled pieces that one step enters. One break in a layer makes several: every caller of it is split too."""
+        with recorded(cuda=False) as profile:
+            self.decode(state)
+        return sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        torch.compiler.cudagraph_mark_step_begin()
+        # A graph's output lives in the graph's own memory, which the next replay overwrites.
+        return DecodeState(state.cache, self._step(state.token_B1, state.cache).clone())
+
+    def _slots(self, batch: int, slots: int) -> Any:
+        cache = self._caches[batch, slots]
+        cache.reset()
+        return cache
+
+    def _token(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
+        return greedy_token(self._model(input_ids=token_B1, past_key_values=cache, use_cache=True))
+
+
+class GraphEngine(StaticEngine):
+    """The decode step captured once as a CUDA graph: the host submits one launch a step instead of hundreds."""
+
+    name = "graph"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._shape: tuple[int, int] | None = None
+        self._graph: Any = None
+        self._kept: Any = None
+        self._token_B1 = torch.empty(0)
+
+    def prepare(self, batch: int, slots: int) -> None:
+        """Capture the step of this shape. Raises RequestError when the model's step cannot be captured."""
+        if self._shape == (batch, slots):
+            return
+        self._shape = self._graph = self._kept = None
+        self._kept = unwindowed(static_cache(self._model, slots), slots)
+        self._token_B1 = torch.zeros(batch, 1, dtype=torch.long, device=self._model.device)
+        self._prefill(self._token_B1, self._kept)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_STEPS):
+                self._advance()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._advance()
+        except RuntimeError as error:
+            raise RequestError(f"the decode step cannot be captured as a CUDA graph: {first_line(error)}.") from error
+        self._shape, self._graph = (batch, slots), graph
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        state = super().prefill(ids_BS, slots)
+        self._token_B1.copy_(state.token_B1)
+        return DecodeState(state.cache, self._token_B1)
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        self._graph.replay()
+        return state
+
+    def _slots(self, batch: int, slots: int) -> Any:
+        self._kept.reset()
+        return self._kept
+
+    def _advance(self) -> None:
+        output = self._model(input_ids=self._token_B1, past_key_values=self._kept, use_cache=True)
+        self._token_B1.copy_(greedy_token(output))

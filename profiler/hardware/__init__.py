@@ -1,1 +1,0 @@
-"""What the device can do: its datasheet, and its roofs as measured in this run."""

@@ -1,0 +1,266 @@
+"""Counting without running: the work of one step of any model, from its config alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from profiler.errors import ModelError, RequestError, first_line, near_misses
+from profiler.loading import DTYPES, QUANTS, Quant, build_on_meta, dtype_name, load_config, resolve_device
+from profiler.loading.catalog import resolve
+from profiler.machine.datasheet import Datasheet, gpus
+from profiler.work.attention import AttentionCore
+from profiler.work.crosscheck import Crosscheck, crosscheck
+from profiler.work.kernels import attention_path
+from profiler.work.operators import GemmShape, Operator
+from profiler.work.step import ExecutionPath, Step, Work
+from profiler.work.walk import ModelWork, walk
+
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class GpuFloor:
+    """What one GPU's datasheet says of the step."""
+
+    gpu: str
+    ridge_flops_per_byte: float
+    floor_s: float
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth), at dense datasheet peaks."""
+    bound: Literal["compute", "memory"]
+    """The side on which the larger part of the floor lies."""
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """The counted work of one step."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: Quant
+    phase: Phase
+    step: Step
+    work: Work
+    path: ExecutionPath
+    by_operator: tuple[tuple[Operator, Work], ...]
+    coverage: float
+    unknown: tuple[str, ...]
+    gemms: tuple[GemmShape, ...] = ()
+    gpus: tuple[GpuFloor, ...] = ()
+    crosscheck: Crosscheck | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `roofscope count --format json`; whole numbers stay whole."""
+        work = self.work
+        document: dict[str, Any] = {
+            "model": self.model,
+            "params": self.params,
+            "dtype": self.dtype,
+            "quant": self.quant,
+            "phase": self.phase,
+            "batch": _number(self.step.batch),
+            "query_tokens": _number(self.step.query),
+            "context_tokens": _number(self.step.context),
+            "model_flops": _number(work.model_flops),
+            "executed_flops": _number(work.executed_flops),
+            "vector_flops": _number(work.vector_flops),
+            "bytes": _bytes_json(work),
+            "executed_bytes": {
+                "activations": _number(work.activation_bytes),
+                "avoidable": {cause: _number(value) for cause, value in work.avoidable_bytes.items()},
+                "total": _number(work.executed_bytes),
+            },
+            "avoidable_flops": {cause: _number(value) for cause, value in work.avoidable_flops.items()},
+            "intensity": float(work.intensity),
+            "coverage": self.coverage,
+            "unknown": list(self.unknown),
+            "path": asdict(self.path),
+            "operators": [_operator_json(operator, part) for operator, part in self.by_operator],
+        }
+        if self.gemms:
+            document["gemms"] = [asdict(shape) for shape in self.gemms]
+        if self.gpus:
+            document["gpus"] = [asdict(floor) for floor in self.gpus]
+        if self.crosscheck is not None:
+            check = self.crosscheck
+            document["crosscheck"] = {
+                "counter": check.counter,
+                "flops": check.flops,
+                "walk_flops": check.walk_flops,
+                "equal": check.equal,
+                "differences": [asdict(item) for item in check.differences],
+            }
+        return document
+
+
+def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
+    """The operators of a model from its config alone, to be evaluated over any grid of steps.
+
+    Raises RequestError or ModelError.
+    """
+    kind = _known(quant)
+    config = load_config(resolve(model), trust_remote_code)
+    return walk(build_on_meta(config, _dtype(dtype, config), kind))
+
+
+def count(
+    model: str,
+    *,
+    phase: str = "decode",
+    batch: int = 1,
+    prompt: int = 512,
+    context: int | None = None,
+    dtype: str = "auto",
+    quant: str = "none",
+    attn: str = "sdpa",
+    census: bool = False,
+    gpu_names: str = "",
+    second_opinion: bool = False,
+    trust_remote_code: bool = False,
+) -> StepCount:
+    """Count one step of `model` on the meta device: no weights, no bytes, no device.
+
+    A prefill runs `prompt` new tokens after `context` cached ones (0); a decode step runs one after `context`
+    (`prompt`). Executed work is that of transformers' `generate` with `attn`; for `sdpa` torch is asked which kernel it
+    picks on the device of this machine.
+    Raises RequestError or ModelError.
+    """
+    step = _step(phase, batch, prompt, context)
+    stored_as = _known(quant)
+    if attn not in ("sdpa", "eager"):
+        raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
+    wanted_gpus = [_gpu(name.strip()) for name in gpu_names.split(",") if name.strip()]
+    source = resolve(model)
+    config = load_config(source, trust_remote_code)
+    kind = _dtype(dtype, config)
+    work = walk(build_on_meta(config, kind, stored_as))
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    here = resolve_device("auto")
+    keys = int(np.max(step.query)) + int(np.max(step.context))
+    path = attention_path(attn, cores, here, kind, query=int(np.max(step.query)), keys=keys)
+    path = replace(path, upcasts_logits=True)
+    parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
+    return StepCount(
+        model=source.name,
+        params=work.params,
+        dtype=dtype_name(kind),
+        quant=stored_as,
+        phase="prefill" if phase == "prefill" else "decode",
+        step=step,
+        work=work.work(step, path),
+        path=path,
+        by_operator=parts,
+        coverage=work.coverage,
+        unknown=work.unknown,
+        gemms=work.gemm_census(step) if census else (),
+        gpus=tuple(_floor(gpu, work, step, path, dtype_name(kind)) for gpu in wanted_gpus),
+        crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
+    )
+
+
+def _known(quant: str) -> Quant:
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    return quant
+
+
+def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
+    if phase not in ("prefill", "decode"):
+        raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
+    try:
+        if phase == "prefill":
+            return Step(batch, prompt, context or 0)
+        return Step(batch, 1, prompt if context is None else context)
+    except ValueError as error:
+        raise RequestError(f"{error}.") from None
+
+
+def _dtype(name: str, config: Any) -> torch.dtype:
+    if name != "auto":
+        if name not in DTYPES:
+            raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
+        return DTYPES[name]
+    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    own = DTYPES.get(own) if isinstance(own, str) else own
+    return own if isinstance(own, torch.dtype) else torch.bfloat16
+
+
+def _gpu(name: str) -> Datasheet:
+    """A row of the table by its name, in any case; `H100` alone is not enough where several are made."""
+    exact = [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
+    if exact:
+        return exact[0]
+    begun = [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
+    if len(begun) == 1:
+        return begun[0]
+    known = [gpu.gpu for gpu in (begun or gpus())]
+    hint = f" Which one: {', '.join(known)}?" if begun else near_misses(name, [gpu.lower() for gpu in known])
+    raise RequestError(f"no single GPU is called {name!r}.{hint}")
+
+
+def _floor(gpu: Datasheet, work: ModelWork, step: Step, path: ExecutionPath, dtype: str) -> GpuFloor:
+    fallback = gpu.peak_flops_per_s(dtype) or gpu.peak_flops_per_s("float32") or 0.0
+    compute_s = memory_s = 0.0
+    for operator in work.operators:
+        part = operator.work(step, path)
+        peak = gpu.peak_flops_per_s(dtype_name(operator.dtype)) or fallback
+        arithmetic_s = float(part.model_flops) / peak
+        traffic_s = float(part.model_bytes) / gpu.bandwidth_bytes_per_s
+        if arithmetic_s >= traffic_s:
+            compute_s += arithmetic_s
+        else:
+            memory_s += traffic_s
+    return GpuFloor(
+        gpu=gpu.gpu,
+        ridge_flops_per_byte=fallback / gpu.bandwidth_bytes_per_s,
+        floor_s=compute_s + memory_s,
+        bound="compute" if compute_s > memory_s else "memory",
+    )
+
+
+def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:
+    if quant != "none":
+        raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
+    try:
+        return crosscheck(build_on_meta(config, dtype, attn="eager"), step)
+    except Exception as error:
+        raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
+
+
+def _bytes_json(work: Work) -> dict[str, int | float]:
+    """Model bytes; activations stay on chip by convention, and what is really moved is under executed_bytes."""
+    return {
+        "weights": _number(work.weight_bytes),
+        "kv_read": _number(work.kv_read_bytes),
+        "kv_write": _number(work.kv_write_bytes),
+        "activations": 0,
+        "logits": _number(work.logits_bytes),
+        "embedding": _number(work.embedding_bytes),
+        "total": _number(work.model_bytes),
+    }
+
+
+def _operator_json(operator: Operator, work: Work) -> dict[str, Any]:
+    return {
+        "name": operator.name,
+        "group": operator.group,
+        "count": operator.count,
+        "dtype": dtype_name(operator.dtype),
+        "model_flops": _number(work.model_flops),
+        "executed_flops": _number(work.executed_flops),
+        "vector_flops": _number(work.vector_flops),
+        "weight_bytes": _number(work.weight_bytes),
+        "kv_read_bytes": _number(work.kv_read_bytes),
+        "kv_write_bytes": _number(work.kv_write_bytes),
+        "model_bytes": _number(work.model_bytes),
+        "executed_bytes": _number(work.executed_bytes),
+    }
+
+
+def _number(value: Any) -> int | float:
+    number = float(value)
+    return int(value) if number.is_integer() else number

@@ -1,0 +1,214 @@
+"""What a user asks for, checked before anything slow; and the command that asks for it again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from profiler.engines.registry import check_engine
+from profiler.errors import RequestError, RunError, near_misses
+from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
+from profiler.loading import (
+    DTYPES,
+    QUANTS,
+    ModelRequest,
+    QuantOptions,
+    check_context,
+    check_quant,
+    check_weights,
+    dtype_name,
+    load_config,
+    resolve_device,
+    resolve_dtype,
+    resolve_weights,
+)
+from profiler.loading.catalog import DEFAULT_MODEL, resolve
+from profiler.probes.quality import text_ids
+from profiler.record.run import read_document
+from profiler.work.step import Attention
+
+
+def repeating(request: ModelRequest, grid: Grid) -> str:
+    """The command that repeats this run; a local path is given by its own name alone."""
+    source = request.source
+    name = source.path.name if source.path is not None else source.name
+    parts = [
+        f"roofscope run {name}",
+        f"--batch-sizes {','.join(map(str, grid.batch_sizes))}",
+        f"--new-tokens {grid.new_tokens}",
+        f"--dtype {dtype_name(request.dtype)}",
+        f"--quant {request.quant}",
+        f"--weights {request.weights}",
+        f"--engine {','.join(grid.engines)}",
+        f"--device {request.device.type}",
+    ]
+    for option, lens in (("--prompt-lens", grid.prompt_lens), ("--context-lens", grid.context_lens)):
+        if lens:
+            parts.insert(1, f"{option} {','.join(map(str, lens))}")
+    if request.quant_options.double:
+        parts.append("--double-quant")
+    if request.quant_options.compute_dtype is not None:
+        parts.append(f"--compute-dtype {dtype_name(request.quant_options.compute_dtype)}")
+    if request.attn:
+        parts.append(f"--attn {request.attn}")
+    return " ".join(parts)
+
+
+DEFAULT_BUDGET_S = 70.0
+DEFAULT_PROMPT_LENS = "64,128,256,512"
+DEFAULT_BATCH_SIZES = "1,2,4,8"
+DEFAULT_NEW_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks for, in the words of `roofscope run`."""
+
+    model: str = DEFAULT_MODEL
+    prompt_lens: str | Sequence[int] | None = None
+    """None: the default lengths, or none at all where context lengths are given."""
+    batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES
+    context_lens: str | Sequence[int] = ()
+    new_tokens: int = DEFAULT_NEW_TOKENS
+    dtype: str = "auto"
+    quant: str = "none"
+    double_quant: bool = False
+    compute_dtype: str = "auto"
+    weights: str = "auto"
+    engine: str = DEFAULT_ENGINE
+    attn: str | None = None
+    device: str = "auto"
+    out: str | Path | None = None
+    budget_s: float = DEFAULT_BUDGET_S
+    fresh: bool = False
+    breakdown: bool = False
+    trace: bool = False
+    check_quality: bool = False
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been checked, before anything slow: what to load, what to visit, where to write."""
+
+    request: ModelRequest
+    config: Any
+    grid: Grid
+    budget_s: float
+    fresh: bool
+    breakdown: bool
+    trace: bool
+    """Whether a Chrome trace of one decode step is kept."""
+    quality_ids: Sequence[int]
+    """Tokens over which a quantised model is held against the unquantised one; empty: it is not."""
+    out: Path
+    resumed: bool
+    """Whether `out` holds an interrupted run that is to be finished."""
+    command: str
+
+
+def prepare(options: Options) -> Prepared:
+    """Check a request; raises RequestError with one line before anything is loaded or written."""
+    quant = options.quant
+    prompts = DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
+    engines = [name.strip() for name in options.engine.split(",") if name.strip()] or [DEFAULT_ENGINE]
+    grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    if options.attn is not None and options.attn not in get_args(Attention):
+        raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
+    if options.budget_s <= 0:
+        raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
+    if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
+        raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
+    source = resolve(options.model)
+    where = resolve_device(options.device)
+    config = load_config(source, options.trust_remote_code)
+    dtype = resolve_dtype(options.dtype, quant, where, config)
+    quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
+    check_quant(quant, quant_options, dtype, where)
+    if source.kind == "gguf" and quant != "none":
+        raise RequestError(
+            f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
+            " give the model as a hub id or a folder of safetensors."
+        )
+    check_context(config, grid.longest_context)
+    for name in grid.engines:
+        check_engine(name, where, config, grid.longest_context)
+    request = ModelRequest(
+        source=source,
+        device=where,
+        dtype=dtype,
+        quant=quant,
+        quant_options=quant_options,
+        weights=resolve_weights(source, options.weights),
+        attn=options.attn,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
+    check_weights(request)
+    checked = options.check_quality and quant != "none" and request.weights == "checkpoint"
+    return Prepared(
+        request=request,
+        config=config,
+        grid=grid,
+        budget_s=options.budget_s,
+        fresh=options.fresh,
+        breakdown=options.breakdown,
+        trace=options.trace,
+        quality_ids=text_ids(request) if checked else (),
+        out=Path(options.out) if options.out is not None else _default_folder(request),
+        resumed=False,
+        command=repeating(request, grid),
+    )
+
+
+def prepare_resume(folder: Path, model: str | None, options: Options) -> Prepared:
+    """The request of an interrupted run, to finish it; `model` is needed again where it was a local path.
+
+    Of `options` only what a run folder does not hold is taken: the device, the budget and what is trusted. Raises
+    RunError when the run is finished or cannot be read, and whatever `prepare` raises.
+    """
+    document = read_document(folder)
+    if document.finished:
+        raise RunError(f"{folder} is finished; there is nothing to resume.")
+    known, grid = document.model, document.grid
+    if model is None:
+        if known["kind"] in ("folder", "gguf"):
+            raise RunError(
+                f"{folder} profiled a local {known['kind']}; give its path again: roofscope run PATH --resume."
+            )
+        model = known["id"]
+    elif (name := resolve(model).name) != known["id"]:
+        raise RunError(f"this run cannot be resumed with {name}: it is one of {known['id']}.")
+    interrupted = replace(
+        options,
+        model=model,
+        prompt_lens=grid["prompt_lens"],
+        batch_sizes=grid["batch_sizes"],
+        context_lens=grid["context_lens"],
+        new_tokens=grid["new_tokens"],
+        dtype=known["dtype"],
+        quant=known["quant"],
+        double_quant=known.get("double_quant", False),
+        compute_dtype=known.get("compute_dtype", "auto") if known["quant"] in ("nf4", "fp4") else "auto",
+        weights=known["weights"],
+        engine=",".join(document.engine["names"]),
+        attn=known["attention"],
+        out=folder,
+        fresh=False,
+    )
+    return replace(prepare(interrupted), resumed=True)
+
+
+def _default_folder(request: ModelRequest) -> Path:
+    name = request.source.name.replace("/", "--")
+    quant = "" if request.quant == "none" else f"-{request.quant}"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{dtype_name(request.dtype)}{quant}"
+    folder = Path("runs") / stem
+    return folder if not folder.exists() else folder.with_name(f"{stem}-{math.floor(time.time() * 1000) % 1000:03d}")

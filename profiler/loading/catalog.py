@@ -1,0 +1,116 @@
+"""A model's name -> where it is: a hub id, a local folder, a GGUF file, or a card in models/."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from profiler.errors import ModelError, near_misses
+
+DEFAULT_MODEL = "smollm2-135m"
+
+SourceKind = Literal["card", "hub", "folder", "gguf"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# An installed wheel carries the cards inside the package; a checkout has them beside it.
+_CARD_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
+
+
+class Card(BaseModel):
+    """A model card in models/: the config.json facts of a well-known model, with where they come from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hub_id: str
+    license: str
+    source: str
+    params: int
+    params_source: str
+    config: dict[str, Any]
+    gated: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is."""
+
+    kind: SourceKind
+    name: str
+    """As the run calls it: the card's name, the hub id, or the folder's or file's own name."""
+    path: Path | None = None
+    """The folder or GGUF file, when it is local."""
+    hub_id: str | None = None
+    card: Card | None = None
+
+
+@cache
+def card_names() -> tuple[str, ...]:
+    """The names of all shipped cards, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _card_folder().glob("*.json")))
+
+
+@cache
+def load_card(name: str) -> Card:
+    """The card called `name`. Raises ModelError when there is none or it cannot be read."""
+    path = _card_folder() / f"{name}.json"
+    try:
+        return Card.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"no card called {name!r}.{near_misses(name, card_names())}") from None
+    except ValidationError as error:
+        raise ModelError(f"the card {path.name} is not valid: {error.errors()[0]['msg']}.") from None
+
+
+def resolve(model: str) -> Source:
+    """Where `model` is: a path if one exists, else a card's name, else a hub id (`owner/name`).
+
+    Nothing is read but the file system, and nothing is downloaded. Raises ModelError with near misses.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{path.name} is a file, but no GGUF file; give a folder with a config.json, or a .gguf.")
+        return Source("gguf", path.stem, path=path)
+    if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
+        raise ModelError(f"no file or folder at {model!r}.")
+    if model.lower() in card_names():
+        card = load_card(model.lower())
+        return Source("card", model.lower(), hub_id=card.hub_id, card=card)
+    if model.count("/") == 1 and all(model.split("/")):
+        return Source("hub", model, hub_id=model, card=_card_of_hub_id(model))
+    raise ModelError(
+        f"unknown model {model!r}.{near_misses(model, card_names())}"
+        " Give a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
+    )
+
+
+def _folder(path: Path) -> Source:
+    config = path / "config.json"
+    if not config.is_file():
+        ggufs = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f" It holds {ggufs[0]}: give that file." if ggufs else ""
+        raise ModelError(f"the folder {str(path)!r} has no config.json, so it is no Hugging Face model.{hint}")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{config} cannot be read as JSON: {error}.") from None
+    return Source("folder", path.resolve().name, path=path)
+
+
+def _card_of_hub_id(hub_id: str) -> Card | None:
+    return next((card for card in map(load_card, card_names()) if card.hub_id.lower() == hub_id.lower()), None)
+
+
+def _card_folder() -> Path:
+    for folder in _CARD_FOLDERS:
+        if any(folder.glob("*.json")):
+            return folder
+    raise ModelError("the model cards are missing from this installation; reinstall roofscope.")

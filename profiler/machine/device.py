@@ -1,0 +1,106 @@
+"""The device of a run: what it is, and the software that drives it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from profiler.machine.datasheet import Datasheet, find
+from profiler.machine.memory import total_bytes
+from profiler.machine.telemetry import default_power_limit_w
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNKNOWN_CACHE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CPU or a CUDA device."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    last_level_cache_bytes: int
+    threads: int
+    """Threads that torch computes with on a CPU; streaming multiprocessors of a GPU."""
+    compute_capability: str
+    """CUDA's, or the vector instructions that torch uses on a CPU."""
+    datasheet: Datasheet | None
+
+    @property
+    def overlaps_dispatch(self) -> bool:
+        """Whether the host can run ahead of the device, so that dispatch hides behind it."""
+        return self.kind == "cuda"
+
+
+def describe(device: torch.device) -> Device:
+    """What `device` is."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Device(
+            kind="cuda",
+            name=properties.name,
+            memory_bytes=int(properties.total_memory),
+            last_level_cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
+            threads=int(properties.multi_processor_count),
+            compute_capability=f"{properties.major}.{properties.minor}",
+            datasheet=find(properties.name, int(properties.total_memory), default_power_limit_w(properties.uuid)),
+        )
+    return Device(
+        kind="cpu",
+        name=_cpu_name(),
+        memory_bytes=total_bytes(device),
+        last_level_cache_bytes=_cpu_last_level_cache_bytes(),
+        threads=torch.get_num_threads(),
+        compute_capability=torch.backends.cpu.get_cpu_capability(),
+        datasheet=None,
+    )
+
+
+def software() -> dict[str, str]:
+    """Versions of what ran: Python, the operating system's kernel, torch, its CUDA, and the libraries above it."""
+    versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for package in ("torch", "transformers", "accelerate", "bitsandbytes"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions
+
+
+def load_average_per_core() -> float | None:
+    """Runnable processes a core over the last minute, or None where the system does not say."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in _CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _cpu_last_level_cache_bytes() -> int:
+    sizes = []
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    for path in _CPU_CACHES.glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text))
+        except (OSError, ValueError):
+            continue
+    return max(sizes, default=_UNKNOWN_CACHE_BYTES)

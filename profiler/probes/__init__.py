@@ -1,0 +1,1 @@
+"""Parts of a step measured alone: its dispatch, its kernels, what happens inside."""

@@ -1,0 +1,58 @@
+"""Measured roofs kept for a day, for the very same device and software."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from profiler.machine.device import Device
+from profiler.roofs.values import Ceilings, CurvePoint, Roof
+
+_KEPT_S = 24 * 3600.0
+
+
+def cached(
+    measure: Callable[[Ceilings | None], Ceilings], info: Device, software: Mapping[str, str], *, fresh: bool
+) -> Ceilings:
+    """`measure` of what is kept for this device and software if that is under a day old, else of nothing; kept again.
+
+    A cache that cannot be read or written is as good as none.
+    """
+    path = _folder() / f"{_key(info, software)}.json"
+    measured = measure(None if fresh else _read(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+    except OSError:
+        pass
+    return measured
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "roofscope" / "ceilings"
+
+
+def _key(info: Device, software: Mapping[str, str]) -> str:
+    facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> Ceilings | None:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not 0 <= time.time() - values["measured_at_unix_s"] < _KEPT_S:
+            return None
+        values["compute"] = {name: Roof(**roof) for name, roof in values["compute"].items()}
+        values["memory"] = {name: Roof(**roof) for name, roof in values["memory"].items()}
+        values["curve"] = tuple(CurvePoint(**point) for point in values["curve"])
+        values["links"] = {name: Roof(**roof) for name, roof in values["links"].items()}
+        return Ceilings(**{item.name: values[item.name] for item in fields(Ceilings)})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,103 @@
+"""Matrix products: the compute roof of each dtype, and the matrix-vector product that a decode step is made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from profiler.machine.clock import Clock, time_calls
+from profiler.roofs.sampling import roof_of, sample
+from profiler.roofs.values import TFLOAT32, Roof
+
+_GEMM_SMALLEST = 256
+_GEMM_LARGEST = 8192
+# A call this long keeps every unit busy and makes its start and end negligible.
+_GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
+_GEMV_SHAPE = (4096, 4096)
+
+
+def measure_gemv(device: torch.device, dtype: str, nbytes: int, clock: Clock, budget_s: float) -> Roof:
+    """Bytes of weights a second that a linear layer of one row reads, over weights that rotate past the cache."""
+    outs, ins = _GEMV_SHAPE
+    kind = getattr(torch, dtype)
+    count = max(3, nbytes // (outs * ins * kind.itemsize))
+    weights = [torch.randn(outs, ins, device=device, dtype=kind) for _ in range(count)]
+    x = torch.randn(1, ins, device=device, dtype=kind)
+
+    def one_pass() -> None:
+        for weight in weights:
+            F.linear(x, weight)
+
+    nbytes_pass = count * outs * ins * kind.itemsize
+    return roof_of(nbytes_pass, sample(one_pass, clock, budget_s), f"{count} of {outs}x{ins}")
+
+
+def measure_gemm(device: torch.device, dtype: str, clock: Clock, budget_s: float) -> Roof:
+    """FLOP/s of the best of several squares on random data, laid out as a linear layer's: x @ W.T.
+
+    Sizes double until one call takes long enough to saturate the device, or the time is spent.
+    """
+    enough_s = _GEMM_ENOUGH_S[device.type]
+    deadline = time.perf_counter() + budget_s
+    best: Roof | None = None
+    size = _GEMM_SMALLEST
+    while True:
+        call = square_product(device, dtype, size)
+        call()
+        [once_s] = time_calls(call, clock, 1)
+        # The probes on the way up only lead to the sizes that matter; they get a small share of the time.
+        worth_sampling = once_s >= enough_s / 8 or size == _GEMM_LARGEST
+        if worth_sampling or time.perf_counter() > deadline - budget_s / 2:
+            share_s = max(deadline - time.perf_counter(), 0) / 3
+            roof = roof_of(2.0 * size**3, sample(call, clock, share_s), f"{size}x{size}x{size}")
+            best = roof if best is None or roof.per_s > best.per_s else best
+        done = once_s >= enough_s or size >= _GEMM_LARGEST
+        if best is not None and (done or time.perf_counter() > deadline):
+            return best
+        size *= 2
+
+
+def measurable_dtypes(device: torch.device) -> list[str]:
+    """The dtypes whose matrix products this device has; those it emulates are measured all the same, and tell."""
+    dtypes = ["float32", "bfloat16", "float16", "int8"]
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= (8, 0):
+            dtypes.append(TFLOAT32)
+        if capability >= (8, 9):
+            dtypes.append("float8_e4m3fn")
+        if capability < (7, 5):
+            dtypes.remove("int8")
+    return dtypes
+
+
+def square_product(device: torch.device, dtype: str, size: int) -> Callable[[], object]:
+    if dtype == TFLOAT32:
+        full = square_product(device, "float32", size)
+        return lambda: _with_tf32(full)
+    if dtype == "float8_e4m3fn":
+        one = torch.ones((), device=device)
+        left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
+        right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    if dtype == "int8":
+        a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
+        b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
+        return lambda: torch._int_mm(a, b)
+    kind = getattr(torch, dtype)
+    x = torch.randn(size, size, device=device, dtype=kind)
+    weight = torch.randn(size, size, device=device, dtype=kind)
+    return lambda: F.linear(x, weight)
+
+
+def _with_tf32(call: Callable[[], object]) -> object:
+    """Run one product in TensorFloat-32; the setting is put back, since the model keeps its own."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return call()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

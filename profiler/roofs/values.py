@@ -1,0 +1,109 @@
+"""What a device does at best, as values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from profiler.machine.clock import NOTCH
+
+TFLOAT32 = "tfloat32"
+GEMV = "gemv"
+_RESIDENT_GAIN = 1.25
+
+
+@dataclass(frozen=True)
+class Roof:
+    """One measured roof, in units a second."""
+
+    per_s: float
+    """The median of the samples."""
+    low_per_s: float
+    high_per_s: float
+    """Quartiles of the samples."""
+    samples: int
+    method: str
+    clock_hz: float | None = None
+    """The device's clock while it was measured (median), where the device says."""
+
+    @property
+    def half_width(self) -> float:
+        """How far the median may be off, as a share of it (the notch of a box plot, see `clock.timing_of`)."""
+        return NOTCH * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The bandwidth of reading one buffer of this size again and again."""
+
+    nbytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device does at best, as measured in this run."""
+
+    compute: dict[str, Roof]
+    """FLOP/s of a large matrix product, by dtype name."""
+    memory: dict[str, Roof]
+    """Bytes/s by kind of stream: read, copy, triad, and the matrix-vector product of the model's dtype."""
+    stream_bytes: int
+    """Size of the buffers that were streamed."""
+    beyond_cache: bool
+    """Whether the buffers were at least four times the last-level cache."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Read bandwidth over buffer sizes: caches show as steps."""
+    launch: dict[str, float] = field(default_factory=dict)
+    """Seconds that the host needs to submit one tiny kernel, and that the device needs to run it (by graph replay)."""
+    page_fault_s: float = 0.0
+    """Seconds to touch a page that the system has just given (CPU); 0 where it was not measured."""
+    links: dict[str, Roof] = field(default_factory=dict)
+    """Bytes/s from the `host` or the `disk` to the device; measured only for where weights of this model wait."""
+    measured_s: float = 0.0
+    """Seconds that measuring took."""
+    measured_at_unix_s: float = 0.0
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """The memory roof: the fastest stream that was seen, past every cache."""
+        return max(roof.per_s for roof in self.memory.values())
+
+    @property
+    def memory_half_width(self) -> float:
+        """How far the memory roof may be off, as a share of it."""
+        return max(self.memory.values(), key=lambda roof: roof.per_s).half_width
+
+    def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
+        """The roof of a working set: what its size reaches when it is read again and again, or the memory roof.
+
+        A model that a cache holds whole is not bound by memory; the nearest larger size of the curve decides.
+        """
+        larger = [point.bytes_per_s for point in self.curve if point.nbytes >= working_set_bytes]
+        return max(self.memory_bytes_per_s, larger[0] if larger else 0.0)
+
+    def cache_resident(self, working_set_bytes: float) -> bool:
+        """Whether a working set is served by a cache: its size is read clearly faster than memory is."""
+        return self.memory_bytes_per_s_for(working_set_bytes) > _RESIDENT_GAIN * self.memory_bytes_per_s
+
+    def only(self, dtypes: Sequence[str], model_dtype: str) -> Ceilings:
+        """The roofs of these dtypes alone, for a model whose weights are of `model_dtype`."""
+        streams = {name: roof for name, roof in self.memory.items() if not name.startswith(GEMV)}
+        product = self.memory.get(f"{GEMV} {model_dtype}")
+        return replace(
+            self,
+            compute={name: self.compute[name] for name in dtypes},
+            memory={**streams, **({GEMV: product} if product else {})},
+        )
+
+    def compute_flops_per_s(self, dtype: str) -> float:
+        """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
+        return self._compute_roof(dtype).per_s
+
+    def compute_half_width(self, dtype: str) -> float:
+        """How far that roof may be off, as a share of it."""
+        return self._compute_roof(dtype).half_width
+
+    def _compute_roof(self, dtype: str) -> Roof:
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)

@@ -1,0 +1,207 @@
+"""One visit of one cell: warm up, prefill, the decode loop with a mark a step, and what went wrong."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from profiler.engines.base import Engine
+from profiler.errors import RequestError
+from profiler.grid import Cell
+from profiler.machine.clock import Clock, no_gc
+from profiler.machine.memory import page_faults, peak_bytes, reset_peak, used_bytes
+from profiler.timing.foreign_load import ForeignLoad
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sampling import LEAST_SAMPLES
+
+_SEED = 0
+_STEADY = 0.05
+_MOST_WARM_UPS = 4
+_WARM_UP_S = 1.0
+_WARM_UP_STEPS = 8
+_MORE_PREFILLS = LEAST_SAMPLES - 1
+_MORE_PREFILLS_S = 0.8
+
+
+def warm_up(
+    engine: Engine, cell: Cell, *, device: torch.device, clock: Clock, vocab_size: int, budget_s: float
+) -> None:
+    """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`."""
+    deadline = time.perf_counter() + budget_s
+    recent: list[float] = []
+    bench = Bench(_WARM_UP_STEPS + 1, device, clock, vocab_size)
+    with torch.inference_mode(), no_gc():
+        engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
+        while time.perf_counter() < deadline:
+            loop = _run(engine, cell, bench)
+            recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
+            if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
+                return
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every visit is measured with."""
+
+    new_tokens: int
+    device: torch.device
+    clock: Clock
+    vocab_size: int
+    energy_j: Callable[[], float | None] = lambda: None
+
+
+def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
+    try:
+        with torch.inference_mode(), no_gc():
+            return _visit(engine, cell, round_number, bench)
+    except torch.OutOfMemoryError as error:
+        return _out_of_memory(cell, bench.device, error)
+    except (RuntimeError, RequestError) as error:
+        if "not enough memory" in str(error) or "out of memory" in str(error).lower():
+            return _out_of_memory(cell, bench.device, error)
+        return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+
+
+def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:
+    before_s = time.perf_counter()
+    engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
+    bench.clock.synchronize()
+    preparation_s = time.perf_counter() - before_s
+    prefills = _prefills(engine, cell, bench)
+    warm_ups = _warm_prefill(prefills) if round_number == 0 else []
+    reset_peak(bench.device)
+    load, at_unix_s, before_j = ForeignLoad(), time.time(), bench.energy_j()
+    loop = _run(engine, cell, bench)
+    after_j, foreign_cores = bench.energy_j(), load.cores()
+    _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
+    room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
+    more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
+    _refuse_impossible(more)
+    return Visit(
+        cell=cell,
+        round=round_number,
+        prefill_s=loop.prefill_s,
+        decode_s=loop.decode_s,
+        wall_s=loop.wall_s,
+        warm_up_s=tuple(warm_ups),
+        peak_memory_bytes=peak_bytes(bench.device),
+        at_unix_s=at_unix_s,
+        energy_j=None if before_j is None or after_j is None else after_j - before_j,
+        ttft_s=loop.ttft_s,
+        more_prefill_s=tuple(more),
+        loop_s=loop.loop_s,
+        issue_s=loop.issue_s,
+        preparation_s=preparation_s,
+        device_memory_bytes=used_bytes(bench.device),
+        foreign_cores=foreign_cores,
+        prefill_faults=loop.prefill_faults,
+        decode_faults=loop.decode_faults,
+    )
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """One prefill and the decode loop behind it."""
+
+    prefill_s: float | None
+    ttft_s: float | None
+    decode_s: tuple[float, ...]
+    loop_s: float
+    issue_s: float
+    wall_s: float
+    prefill_faults: int
+    decode_faults: int
+
+
+def _run(engine: Engine, cell: Cell, bench: Bench) -> _Loop:
+    """One prefill and its decode steps with a mark after each; nothing is read before the end of the loop.
+
+    The first token is fetched between the two, as a user's would be; the loop itself never waits.
+    """
+    clock, slots = bench.clock, cell.depth + bench.new_tokens
+    prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
+    clock.synchronize()
+    faults_before = page_faults()
+    start_s = time.perf_counter()
+    marks, ttft_s = [], None
+    if prompts is None:
+        state = engine.fill(cell.batch_size, cell.context_len, slots)
+    else:
+        ids = prompts.to(bench.device)
+        marks.append(clock.mark())
+        state = engine.prefill(ids, slots)
+        marks.append(clock.mark())
+        state.token_B1.cpu()
+        ttft_s = time.perf_counter() - start_s
+    clock.synchronize()
+    faults_between = page_faults()
+    loop_start_s = time.perf_counter()
+    loop_marks = [clock.mark()]
+    for _ in range(bench.new_tokens - 1):
+        state = engine.decode(state)
+        loop_marks.append(clock.mark())
+    issued_s = time.perf_counter()
+    clock.synchronize()
+    end_s = time.perf_counter()
+    return _Loop(
+        prefill_s=clock.seconds(marks)[0] if marks else None,
+        ttft_s=ttft_s,
+        decode_s=tuple(clock.seconds(loop_marks)),
+        loop_s=end_s - loop_start_s,
+        issue_s=issued_s - loop_start_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+    )
+
+
+def _refuse_impossible(times_s: Iterable[float]) -> None:
+    """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
+    for value in times_s:
+        if not (math.isfinite(value) and value > 0):
+            raise RuntimeError(f"the clock gave a step of {value:g} s")
+
+
+def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
+    """Seconds of one prefill of this cell after the other, each on its own."""
+    if not cell.prompt_len:
+        return
+    ids = seeded_prompts(cell, bench.vocab_size).to(bench.device)
+    while True:
+        bench.clock.synchronize()
+        marks = [bench.clock.mark()]
+        engine.prefill(ids, cell.depth + bench.new_tokens)
+        marks.append(bench.clock.mark())
+        bench.clock.synchronize()
+        yield bench.clock.seconds(marks)[0]
+
+
+def _warm_prefill(prefills: Iterator[float]) -> list[float]:
+    """Prefills of a shape that is new until two in a row agree: kernels are picked and memory is taken once."""
+    times: list[float] = []
+    for seconds in prefills:
+        times.append(seconds)
+        agree = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
+        if agree or len(times) == _MOST_WARM_UPS or sum(times) > _WARM_UP_S:
+            break
+    return times
+
+
+def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
+    """Random token ids [batch, prompt], the same for the same cell: as long as asked, with no tokenizer involved."""
+    generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
+    return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
+
+
+def _out_of_memory(cell: Cell, device: torch.device, error: Exception) -> Gap:
+    del error
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return Gap(cell, "oom", "out of memory")

@@ -1,0 +1,179 @@
+"""Engines: the same tokens as transformers' own generate, on real weights; refusals in one line."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recorded
+import torch
+
+from profiler.engines.base import greedy_tokens
+from profiler.engines.caches import static_cache, unwindowed
+from profiler.engines.registry import ENGINES, check_engine
+from profiler.errors import RequestError
+from profiler.loading import ModelRequest, load, load_config
+from profiler.loading.catalog import resolve
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+@pytest.fixture(scope="module")
+def real_model(gguf_file: Path) -> Any:
+    source = resolve(str(gguf_file))
+    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
+
+
+@pytest.mark.parametrize("name", ["eager", "static", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])])
+def test_an_engine_gives_the_tokens_of_generate(real_model: Any, name: str) -> None:
+    prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
+    expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+    found = greedy_tokens(ENGINES[name](real_model), prompt, 16)
+    assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+    assert found[0, 0] == 7042  # " Paris"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, name: str) -> None:
+    source = resolve(str(gguf_file))
+    request = ModelRequest(source, torch.device("cuda", 0), torch.float32, weights="checkpoint")
+    model: Any = load(request, load_config(source)).module
+    prompt = torch.tensor([[504, 3575, 282, 4649, 314]], device="cuda")
+    expected = model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+    assert greedy_tokens(ENGINES[name](model), prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
+def test_a_recorded_graph_gives_the_tokens_of_generate(real_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph engine's own code, replayed with the rules of a CUDA graph; the second prompt meets the same graph."""
+    recorded.install(monkeypatch)
+    engine = ENGINES["graph"](real_model)
+    for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
+        prompt = torch.tensor([words])
+        expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+        assert greedy_tokens(engine, prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
+def test_a_recorded_graph_cannot_hold_a_window_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why such a model is refused: where the window stands is counted on the host, and a replay does not count."""
+    recorded.install(monkeypatch)
+    model = tiny("window")
+    prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
+
+    expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
+    assert torch.equal(greedy_tokens(ENGINES["graph"](model), prompt, 6), expected), "16 slots: it need not move"
+    with pytest.raises(IndexError, match="index 16 is out of bounds"):
+        greedy_tokens(ENGINES["graph"](model), prompt, 12)
+
+
+def tiny(kind: str) -> Any:
+    import transformers as t
+
+    shared = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+    }
+    torch.manual_seed(0)
+    if kind == "window":
+        config: Any = t.MistralConfig(**shared, num_key_value_heads=2, sliding_window=16)
+        return t.MistralForCausalLM(config).eval()
+    if kind == "mixed":
+        config = t.Gemma2Config(**shared, num_key_value_heads=2, head_dim=16, sliding_window=16)
+        return t.Gemma2ForCausalLM(config).eval()
+    config = t.DeepseekV2Config(
+        **shared,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=None,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
+    )
+    return t.DeepseekV2ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
+@pytest.mark.parametrize("name", ["eager", "static"])
+def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
+    """20 tokens and 8 more cross a window of 16 in the prefill; 10 and 12 more cross it while decoding."""
+    model = tiny(kind)
+    for prompt_len, new_tokens in ((20, 8), (10, 12)):
+        prompt = torch.randint(0, 128, (2, prompt_len), generator=torch.Generator().manual_seed(1))
+        expected = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
+        assert torch.equal(greedy_tokens(ENGINES[name](model), prompt, new_tokens), expected[:, prompt_len:])
+
+
+@pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
+@pytest.mark.parametrize("name", ["eager", "static"])
+def test_a_filled_cache_is_as_deep_as_asked_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
+    model = tiny(kind)
+    engine = ENGINES[name](model)
+    with torch.inference_mode():
+        filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
+        for _ in range(3):
+            filled, prefilled = engine.decode(filled), engine.decode(prefilled)
+    shapes = [[tuple(layer.keys.shape) for layer in state.cache.layers] for state in (filled, prefilled)]
+    assert shapes[0] == shapes[1]
+    assert [int(state.cache.get_seq_length()) for state in (filled, prefilled)] == [33, 33]
+
+
+def test_a_window_as_long_as_the_cache_becomes_a_plain_layer() -> None:
+    model = tiny("window")
+    assert not any(layer.is_sliding for layer in unwindowed(static_cache(model, 16), 16).layers)
+    assert all(layer.is_sliding for layer in unwindowed(static_cache(model, 40), 40).layers)
+
+
+class Breaking(torch.nn.Module):
+    """A layer that compiled code cannot hold: control goes back to Python before it runs."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is captured whole has none; a layer that cannot be captured makes some, and two layers more."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+    def breaks(broken: int) -> int:
+        model = tiny("window")
+        for layer in model.model.layers[:broken]:
+            layer.mlp = Breaking(layer.mlp)
+        engine: Any = ENGINES["compile"](model)
+        with torch.inference_mode():
+            engine.prepare(1, 12)
+        return int(engine.graph_breaks)
+
+    found = [breaks(broken) for broken in (0, 1, 2)]
+    assert found[0] == 0 < found[1] < found[2]
+
+
+def test_graphs_are_refused_on_a_cpu_and_where_a_window_moves() -> None:
+    config = load_config(resolve("mistral-7b-v0.1"))
+    with pytest.raises(RequestError, match="this device is a CPU; use eager, static or compile"):
+        check_engine("graph", CPU, config, 512)
+    with pytest.raises(RequestError, match="a window of 4096 tokens moves within 5000"):
+        check_engine("graph", torch.device("cuda"), config, 5000)
+    check_engine("graph", torch.device("cuda"), config, 4096)
+    with pytest.raises(RequestError, match="use eager, static, compile, graph"):
+        check_engine("vllm", CPU, config, 512)

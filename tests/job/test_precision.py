@@ -1,0 +1,67 @@
+"""Several precisions in one command: one folder each, one table, ratios with their intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from profiler.diagnosis.compare import against_first, sentences
+from profiler.errors import RequestError
+from profiler.job.precisions import run_precisions
+from profiler.job.request import Options
+from profiler.record.run import Run, read_run
+from profiler.report.progress import QuietListener
+
+RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
+
+
+def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
+    """The stored run as if it had been measured in another precision, that much faster and smaller."""
+    run = read_run(RUN)
+    cells = run.cells.copy()
+    spread = {"latency_s": 1.0, "latency_low_s": 0.99, "latency_high_s": 1.01}
+    for column, factor in spread.items():
+        cells[column] = run.cells["latency_s"] * time_factor * factor
+    own = run.document.model
+    model = {**own, "quant": quant, "storage_bytes": int(own["storage_bytes"] * bytes_factor)}
+    return Run(run.folder, run.document.model_copy(update={"model": model}), pd.DataFrame(cells))
+
+
+def test_speed_up_is_the_ratio_of_times_with_its_interval() -> None:
+    found = against_first([scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)])
+    assert {item.phase for item in found} == {"prefill", "decode"}
+    for item in found:
+        assert item.speed_up == pytest.approx(2.0)
+        assert item.low == pytest.approx(2.0 * 0.99 / 1.01)
+        assert item.high == pytest.approx(2.0 * 1.01 / 0.99)
+
+
+def test_words_say_where_it_wins_and_loses() -> None:
+    base = scaled_run("none", 1.0, 1.0)
+    [faster] = sentences([base, scaled_run("nf4", 0.5, 0.25)])
+    assert "nf4 takes 4x less memory" in faster
+    assert "decode is faster (up to 2x" in faster
+    [slower] = sentences([base, scaled_run("int8", 4.0, 0.5)])
+    assert "decode is slower throughout (down to 0.25x" in slower
+    [same] = sentences([base, scaled_run("fp4", 1.0, 0.25)])
+    assert "the same within its intervals" in same
+
+
+def test_a_precision_named_twice_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="named twice"):
+        run_precisions(Options(model=str(tiny_folder), out=tmp_path / "x"), ["nf4", "nf4"], QuietListener())
+
+
+def test_the_command_runs_each_and_prints_one_table(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    options = ["--quant", "none,nf4", "--dtype", "bfloat16", "--weights", "random", "--prompt-lens", "16"]
+    options += ["--batch-sizes", "1", "--new-tokens", "8", "--budget", "1", "--quiet", "--out", str(tmp_path / "both")]
+    found = roofscope("run", str(tiny_folder), *options)
+    assert found.code == 0, found.err
+    assert "speed-up" in found.out
+    for name in ("none", "nf4"):
+        assert read_run(tmp_path / "both" / name).document.model["quant"] == name
+    wrong = roofscope("run", str(tiny_folder), "--quant", "none,nf5", "--prompt-lens", "16")
+    assert wrong.code == 2
+    assert "nf5" in wrong.err

@@ -1,0 +1,56 @@
+"""What a user is warned of: a card that is not well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiler.job.warnings import health_warnings
+from profiler.machine.datasheet import gpus
+from profiler.machine.device import Device
+from profiler.roofs.values import Ceilings, Roof
+
+SHEETS = {gpu.gpu: gpu for gpu in gpus()}
+
+
+def card(name: str) -> Device:
+    sheet = SHEETS[name]
+    return Device("cuda", name, sheet.memory_bytes, sheet.l2_bytes, sheet.sm_count, sheet.compute_capability, sheet)
+
+
+def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceilings:
+    return Ceilings(
+        compute={dtype: Roof(flops_per_s, flops_per_s, flops_per_s, 1, "a product")},
+        memory={"copy": Roof(copy_bytes_per_s, copy_bytes_per_s, copy_bytes_per_s, 1, "a copy")},
+        stream_bytes=1 << 30,
+        beyond_cache=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops_per_s", "copy_bytes_per_s"),
+    [
+        ("H100 SXM", "bfloat16", 680e12, 3.0e12),
+        ("H200 SXM", "bfloat16", 770e12, 4.3e12),
+        ("A100 80GB SXM", "bfloat16", 260e12, 1.75e12),
+        ("L40S", "bfloat16", 170e12, 0.65e12),
+        ("RTX 4090", "bfloat16", 160e12, 0.92e12),
+        ("T4", "float16", 41.9e12, 239.6e9),
+    ],
+)
+def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
+    name: str, dtype: str, flops_per_s: float, copy_bytes_per_s: float
+) -> None:
+    """What real cards of these kinds were measured to reach (tokenwatt-check; the T4's on Colab)."""
+    info = card(name)
+    assert health_warnings(info, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
+    [slow] = health_warnings(info, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))
+    assert f"this {name} reaches" in slow
+    assert f"{dtype} products" in slow
+    [slow] = health_warnings(info, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
+    assert "copies" in slow
+
+
+def test_an_unknown_card_is_not_judged() -> None:
+    assert health_warnings(replace(card("T4"), datasheet=None), reaching("float16", 1e12, 1e9)) == []

@@ -1,0 +1,106 @@
+"""Cards, names and paths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.errors import ModelError
+from profiler.loading import build_on_meta, load_config
+from profiler.loading.catalog import card_names, load_card, resolve
+from profiler.work.walk import walk
+
+# Public parameter counts: the hub's safetensors metadata, or the model's paper.
+PARAMS = {
+    "smollm2-135m": 134_515_008,
+    "smollm2-1.7b": 1_711_376_384,
+    "tinyllama-1.1b": 1_100_048_384,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.2": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "gemma-2-9b": 9_241_705_984,
+    "phi-3-mini": 3_821_079_552,
+    "gpt2": 124_439_808,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-v2-lite": 15_706_484_224,
+    "gpt-oss-20b": 20_914_757_184,
+}
+
+
+def test_every_card_is_known_here() -> None:
+    assert set(card_names()) == set(PARAMS)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_card_builds_to_its_public_parameter_count(name: str) -> None:
+    source = resolve(name)
+    assert source.card is not None
+    config = load_config(source)
+    assert walk(build_on_meta(config, torch.bfloat16)).params == PARAMS[name] == source.card.params
+
+
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_card_survives_the_config_class(name: str) -> None:
+    """transformers' own class keeps every fact of the card (it may rename one, or move it into a group)."""
+    card = load_card(name)
+    config = load_config(resolve(name))
+    kept = config.to_dict()
+    moved = {"rope_theta", "rope_scaling", "model_type", "architectures", "dtype"}
+    for key, value in card.config.items():
+        if key not in moved:
+            assert kept.get(key, getattr(config, key, None)) == value, key
+    assert card.source.startswith("https://")
+
+
+def test_names_are_resolved_without_regard_to_case() -> None:
+    assert resolve("SmolLM2-135M").kind == "card"
+    hub = resolve("mistralai/Mistral-7B-v0.1")
+    assert (hub.kind, hub.card and hub.card.params) == ("hub", 7_241_732_096)
+
+
+def test_near_misses_are_named() -> None:
+    with pytest.raises(ModelError, match=r"mistral-7b-v0\.1"):
+        resolve("mistral-7b")
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve(str(tmp_path))
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"model\.gguf"):
+        resolve(str(tmp_path))
+
+
+def test_folder_with_broken_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="JSON"):
+        resolve(str(tmp_path))
+
+
+def test_missing_path() -> None:
+    with pytest.raises(ModelError, match="no file or folder"):
+        resolve("./nowhere/model.gguf")
+
+
+def test_cards_are_plain_json() -> None:
+    for path in (Path(__file__).parents[2] / "models").glob("*.json"):
+        assert set(json.loads(path.read_text())) <= {
+            "hub_id",
+            "license",
+            "source",
+            "params",
+            "params_source",
+            "config",
+            "gated",
+            "note",
+        }

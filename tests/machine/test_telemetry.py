@@ -1,0 +1,147 @@
+"""Telemetry against a card that is made up: throttled, shared, or silent."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from profiler.machine.telemetry import (
+    UNSEEN,
+    HostSource,
+    NoSource,
+    NvmlSource,
+    Reading,
+    Watch,
+    complaints,
+    source_for,
+    summary,
+)
+
+
+class FakeNvml:
+    """An H100 under a power cap with a neighbour; `broken` questions fail."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, broken: tuple[str, ...] = ()) -> None:
+        self.broken = broken
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {
+            "nvmlInit": None,
+            "nvmlDeviceGetHandleByUUID": "card",
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x1,
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=-1)],
+            "nvmlDeviceGetClockInfo": 1410,
+            "nvmlDeviceGetPowerUsage": 699_000,
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetTemperature": 71,
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=8 << 30),
+            "nvmlDeviceGetTotalEnergyConsumption": 123_456,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=41),
+            "nvmlSystemGetDriverVersion": "580.1",
+            "nvmlDeviceGetEccMode": (1, 1),
+            "nvmlDeviceGetMigMode": (0, 0),
+            "nvmlDeviceGetPersistenceMode": 1,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+            "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+            "nvmlDeviceGetCurrPcieLinkWidth": 16,
+        }
+
+        def answer(*_: object) -> object:
+            self.asked.append(name)
+            if name in self.broken:
+                raise RuntimeError("Not Supported")
+            return answers[name]
+
+        return answer
+
+
+def test_a_capped_and_shared_card() -> None:
+    source = NvmlSource("GPU-0", FakeNvml())
+    reading = source.read()
+    assert (reading.clock_hz, reading.power_w, reading.power_limit_w) == (1.41e9, 699.0, 700.0)
+    assert (reading.throttle, reading.other_processes, reading.temperature_c) == (("power cap",), 1, 71.0)
+    assert (reading.sm_active, reading.memory_active) == (0.97, 0.41)
+    assert source.energy_j() == 123.456
+    assert source.missing == ()
+    facts = source.facts()
+    assert (facts["ecc"], facts["mig"], facts["persistence"]) == (True, False, True)
+    assert (facts["default_power_limit_w"], facts["pcie_generation"], facts["driver"]) == (700.0, 5, "580.1")
+    text = " ".join(complaints([reading] * 3))
+    assert "power cap" in text
+    assert "1 other processes" in text
+
+
+def test_a_field_that_fails_is_named_and_the_rest_stands() -> None:
+    source = NvmlSource("GPU-0", FakeNvml(("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")))
+    reading = source.read()
+    assert reading.power_w is None
+    assert reading.clock_hz == 1.41e9
+    assert source.energy_j() is None
+    assert set(source.missing) == {"power", "energy"}
+    assert summary([reading], source.missing)["not_seen"] == ["power", "energy"]
+
+
+def test_nothing_is_ever_set() -> None:
+    nvml = FakeNvml()
+    source = NvmlSource("GPU-0", nvml)
+    source.read()
+    source.energy_j()
+    assert all("Get" in name or name == "nvmlInit" for name in nvml.asked)
+
+
+def test_a_falling_clock_is_noticed() -> None:
+    falling = [Reading(clock_hz=1.9e9 - 0.1e9 * step) for step in range(5)]
+    assert "1900 to 1500 MHz" in complaints(falling)[0]
+    assert complaints([Reading(clock_hz=1.9e9)] * 5) == []
+
+
+def test_a_source_that_dies_takes_no_run_with_it() -> None:
+    class Dying(HostSource):
+        def read(self) -> Reading:
+            raise OSError("gone")
+
+    with Watch(Dying(), interval_s=0.01) as watch:
+        time.sleep(0.05)
+    assert watch.readings == []
+
+
+def test_watching_costs_next_to_nothing() -> None:
+    with Watch(source_for(torch.device("cpu")), interval_s=0.05) as watch:
+        time.sleep(1.0)
+    assert len(watch.readings) >= 5
+    # At the default interval of 0.5 s, 0.5 % of the time is 2.5 ms a reading.
+    assert watch.cost_s / len(watch.readings) < 2.5e-3
+
+
+@pytest.mark.slow
+def test_a_busy_neighbour_is_seen() -> None:
+    import subprocess
+    import sys
+
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with Watch(HostSource(), interval_s=0.2) as watch:
+            time.sleep(1.5)
+    finally:
+        neighbour.kill()
+    assert any("cores busy" in text for text in complaints(watch.readings))
+
+
+def test_activity_is_that_of_the_visits_alone() -> None:
+    """Readings between two visits belong to another cell."""
+    readings = [
+        Reading(sm_active=share, memory_active=share / 2, at_unix_s=at)
+        for at, share in ((0.5, 0.9), (5.0, 0.1), (10.5, 0.7), (11.0, 0.8))
+    ]
+    watch = Watch(NoSource(), readings=readings)
+    found = watch.active([(0.0, 1.0), (10.0, 1.0)])
+    assert (found.sm, found.memory) == (0.8, 0.4)
+    assert watch.active([(20.0, 1.0)]) == UNSEEN

@@ -1,0 +1,264 @@
+"""What goes wrong while a run is measured: no finished cell is lost, none is there twice, every folder still reads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import profiler
+from profiler.cli import app as cli
+from profiler.engines.base import DecodeState
+from profiler.errors import RunError
+from profiler.grid import Cell, Grid, make_grid
+from profiler.job import run as job
+from profiler.job.run import _record
+from profiler.machine.clock import HostClock
+from profiler.record.run import read_document, read_run, read_samples
+from profiler.record.store import RunStore
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan, sweep
+
+CPU = torch.device("cpu")
+GRID = make_grid([2, 4, 8], [1, 2], 6)
+LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
+
+
+class PlainEngine:
+    """Takes a known short time, and can be told to run out of memory."""
+
+    name = "eager"
+    cache = "dynamic"
+    keeps_last_logits = True
+
+    def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
+        self.step_s = step_s
+        self.oom_at = oom_at
+
+    def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
+
+    def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
+        time.sleep(self.step_s)
+        if self.oom_at == Cell(ids.shape[0], ids.shape[1]):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return DecodeState(None, ids[:, :1])
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        time.sleep(self.step_s)
+        return state
+
+
+def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
+    plan = Plan(grid, budget_s=1e-9, half_width=10.0)
+    return sweep({"eager": engine}, plan, device=CPU, clock=clock or HostClock(), vocab_size=32, earlier=earlier)
+
+
+def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
+    with RunStore(folder, resume=resume) as store:
+        (folder / "run.json").write_text("{}")  # so that the store keeps the folder, as a begun run would
+        visits, gaps = store.restored() if resume else ({}, {})
+        known = [*gaps.values(), *(visit for group in visits.values() for visit in group)]
+        for outcome in outcomes(PlainEngine(step_s=0.0005), earlier=known, grid=grid):
+            store.append(_record(outcome))
+
+
+@pytest.mark.parametrize("cell", GRID.cells)
+def test_out_of_memory_at_any_cell(cell: Cell) -> None:
+    """That cell is `oom`, those at least as large in both directions are skipped, all others have their numbers."""
+    found = list(outcomes(PlainEngine(oom_at=cell)))
+    gaps = {outcome.cell: outcome.status for outcome in found if isinstance(outcome, Gap)}
+    larger = {
+        c for c in GRID.cells if c != cell and c.batch_size >= cell.batch_size and c.prompt_len >= cell.prompt_len
+    }
+    assert gaps == {cell: "oom", **dict.fromkeys(larger, "skipped")}
+    assert {o.cell for o in found if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
+
+
+def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
+    """SIGKILL while the sweep writes, again and again; then one resume ends it: no cell lost, none measured twice."""
+    folder = tmp_path / "run"
+    moments = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    killed = 0
+    for _ in range(20):
+        resume = (folder / "samples.jsonl").exists()
+        child = context.Process(target=measure_into, args=(folder,), kwargs={"resume": resume, "grid": LONG_GRID})
+        child.start()
+        time.sleep(0.005 + 0.03 * moments.random())
+        os.kill(child.pid or 0, signal.SIGKILL)
+        child.join()
+        killed += child.exitcode == -signal.SIGKILL
+        lines = (folder / "samples.jsonl").read_bytes().split(b"\n")[:-1] if folder.exists() else []
+        for line in lines:
+            json.loads(line)
+    assert killed >= 10
+    measure_into(folder, resume=True, grid=LONG_GRID)
+    records = read_samples(folder)
+    first_round = [(r["batch_size"], r["prompt_len"]) for r in records if r["round"] == 0]
+    assert sorted(first_round) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """The error is one line, every line before it reads, and a resume with room again ends the run."""
+    folder = tmp_path / "run"
+    calls = iter(range(1000))
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if next(calls) == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(RunError, match="No space left on device"):
+            measure_into(folder, resume=False)
+    assert len(read_samples(folder)) >= failing
+    measure_into(folder, resume=True)
+    assert {(r["batch_size"], r["prompt_len"]) for r in read_samples(folder)} == {
+        (cell.batch_size, cell.prompt_len) for cell in GRID.cells
+    }
+
+
+@pytest.mark.parametrize("place", ["cells.csv", "run.json"])
+def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    import pandas as pd
+
+    with RunStore(tmp_path / "run") as store:
+        (tmp_path / "run" / "run.json").write_text("{}")
+        monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        write = {
+            "cells.csv": lambda: store.write_cells(pd.DataFrame({"a": [1]})),
+            "run.json": lambda: store.write_document(empty_document()),
+        }
+        with pytest.raises(RunError, match=rf"{place} cannot be written: No space left"):
+            write[place]()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.json", "samples.jsonl"]
+
+
+def empty_document() -> Any:
+    from profiler.record.migrations import SCHEMA_VERSION
+    from profiler.record.run import RunDocument
+
+    return RunDocument(
+        schema_version=SCHEMA_VERSION,
+        roofscope="0",
+        created="",
+        command="",
+        model={},
+        device={},
+        software={},
+        ceilings={},
+        grid={},
+        engine={},
+    )
+
+
+class BrokenClock(HostClock):
+    """Gives one impossible duration, in the loop of so many steps that comes after so many good ones."""
+
+    def __init__(self, value: float, after: int) -> None:
+        self.value = value
+        self.left = after
+
+    def seconds(self, marks: Any) -> list[float]:
+        times = super().seconds(marks)
+        if len(times) > 1:  # a decode loop: how many single prefills come before it depends on the machine's noise
+            self.left -= 1
+            if self.left == 0:
+                times[len(times) // 2] = self.value
+        return times
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
+def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
+    found = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=2)))
+    gaps = [outcome for outcome in found if isinstance(outcome, Gap)]
+    assert len(gaps) == 1
+    assert gaps[0].status == "failed"
+    assert f"the clock gave a step of {value:g} s" in gaps[0].reason
+    times = [t for o in found if isinstance(o, Visit) for t in (o.prefill_s, *o.decode_s)]
+    assert all(t is not None and 0 < t < 1 for t in times)
+
+
+STAGES = ("load", "measure_ceilings", "measure_dispatch", "warm_up", "replay_kernels", "write_reports")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_in_each_phase(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, tmp_path: Path, stage: str) -> None:
+    """Before the first cell nothing is left behind or the folder reads as interrupted; afterwards the cells stay."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, stage, interrupt)
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        profiler.profile(
+            str(tiny_folder),
+            prompt_lens=[16],
+            batch_sizes=[1],
+            new_tokens=8,
+            budget_s=0.5,
+            weights="random",
+            out=folder,
+        )
+    if stage in STAGES[:3]:
+        assert not folder.exists()
+        return
+    cells = read_run(folder).cells
+    measured = stage in STAGES[4:]
+    assert (cells["status"] == "ok").all() == measured
+    assert read_document(folder).finished == (stage == "write_reports")
+
+
+def test_sigterm_is_an_interruption() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, cli._interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def busy_neighbour() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_busy_neighbour_is_noticed(tmp_path: Path) -> None:
+    """Another process takes one core: the run ends, and its cells say so."""
+    with busy_neighbour():
+        run = profiler.profile(
+            "smollm2-135m", prompt_lens=[32], batch_sizes=[1], new_tokens=16, budget_s=3, out=tmp_path / "run"
+        )
+    assert run.document.finished
+    assert (run.cells["noise"] != "quiet").all()
+    reasons = [reason for item in run.document.evidence for reason in item["noise_reasons"]]
+    assert any("others kept" in reason for reason in reasons)

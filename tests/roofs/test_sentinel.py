@@ -1,0 +1,52 @@
+"""The sentinel: a change of the machine is told from a single disturbed look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from profiler.machine.clock import HostClock
+from profiler.roofs.sentinel import Sentinel, drift
+
+
+def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
+    steady = {"memory": 10e-3, "compute": 5e-3}
+    slower = {"memory": 10e-3, "compute": 6e-3}
+    assert drift([steady] * 3 + [slower] * 3) == pytest.approx(0.2)
+    assert drift([steady] * 5 + [slower]) == 0.0
+    assert drift([steady]) == 0.0
+    assert drift([]) == 0.0
+
+
+def test_the_same_work_takes_about_the_same_time() -> None:
+    sentinel = Sentinel(torch.device("cpu"), HostClock())
+    first, second = sentinel.look(), sentinel.look()
+    for kind in ("memory", "compute"):
+        assert second[kind] == pytest.approx(first[kind], rel=0.5)
+
+
+class Settling:
+    """Seconds of successive calls: slow at first, as after a large prefill, then steady."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = seconds
+        self._at = 0
+
+    def mark(self) -> int:
+        self._at += 1
+        return self._at
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds(self, marks: Sequence[int]) -> list[float]:
+        return [self._seconds[min(mark // 8, len(self._seconds) - 1)] for mark in marks[1:]]
+
+
+def test_a_look_waits_until_the_machine_has_settled() -> None:
+    sentinel = Sentinel(torch.device("cpu"), Settling([1.2, 1.1, 1.0, 1.0, 1.0, 1.0]))
+    assert sentinel.look()["memory"] == pytest.approx(1.0)
+    never = Sentinel(torch.device("cpu"), Settling([float(power) for power in range(1, 40)]))
+    assert never.look()["memory"] > 4  # it does not wait for ever
