@@ -85,7 +85,9 @@ def planned_weight_bytes(module: nn.Module) -> int:
             kind = param.__class__.__name__
             size = storage_bytes([param])
             if key == "weight" and kind == "Params4bit":
-                size = owner.in_features * owner.out_features * 9 // 16  # 4.5 bits a weight: 4 + 32/64 of absmax
+                # 4 bits a weight and a scale a block of 64: bfloat16 for the fused kernel of a CPU, else float32.
+                elements = owner.in_features * owner.out_features
+                size = elements // 2 + elements // 64 * (2 if owner.support_avx512bf16_for_cpu else 4)
             elif key == "weight" and kind == "Int8Params":
                 size = owner.in_features * owner.out_features
             total += size

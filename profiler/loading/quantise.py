@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from profiler.errors import RequestError
+from profiler.errors import ModelError, RequestError
 
 Quant = Literal["none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8"]
 QUANTS: tuple[Quant, ...] = get_args(Quant)
@@ -24,6 +24,9 @@ _INT4_GROUPS = (128, 64, 32)
 _TILE_INPUTS = 1024
 _TILE_OUTPUTS = 8
 _TILE_WORDS = (128, 32, 4)
+# The fused kernel takes blocks of 64 inputs in tiles of 32 outputs (bitsandbytes, `_convert_weight_packed_for_cpu`).
+_FUSED_INPUTS = 64
+_FUSED_OUTPUTS = 32
 _FP8_CAPABILITY = (8, 9)
 _INT4_CAPABILITY = (8, 0)
 
@@ -64,8 +67,9 @@ def quantise_modules(
 ) -> nn.Module:
     """Swap the weights of the linear layers of a model on meta, as `from_pretrained` would (the head stays as it is).
 
-    `device` is where the model will run, which decides the layout of int4wo and whether fp8 has units; None: a CPU.
-    Raises RequestError where no layer fits the format.
+    `device` is where the model will run, which decides the layout of 4-bit weights and whether fp8 has units. None:
+    nowhere in particular, so that bitsandbytes' weights lie as it quantises them, and torchao's as on a CPU.
+    Raises RequestError where no layer fits the format, ModelError where one does not fit this CPU's kernel.
     """
     if quant == "none":
         return cast(nn.Module, module)
@@ -76,7 +80,35 @@ def quantise_modules(
 
     quantizer = AutoHfQuantizer.from_config(quantization_config(quant, dtype, options), pre_quantized=False)
     quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    settle_four_bit(module, device, f"--quant {quant}", "use --quant int8 or int8wo")
     return cast(nn.Module, module)
+
+
+def settle_four_bit(module: nn.Module, device: torch.device | None, format_name: str, instead: str) -> None:
+    """Tell bitsandbytes' 4-bit layers of a model on meta where they will run, which decides how they lie at a step.
+
+    A layer asks this machine's CPU alone whether it has the fused kernel (AVX512-BF16), whose layout it takes on in
+    its first step, and takes the answer for whatever device it is on (bitsandbytes 0.50: nn/modules.py, `Linear4bit`).
+    Raises ModelError, which says what to do `instead`, for a layer whose shape that kernel does not take: it would
+    fail in that step.
+    """
+    for name, layer in module.named_modules():
+        if not hasattr(layer, "support_avx512bf16_for_cpu"):
+            continue
+        if device is not None:
+            layer.planned_device = device
+        layer.support_avx512bf16_for_cpu &= device is not None and device.type == "cpu"
+        if not layer.support_avx512bf16_for_cpu:
+            continue
+        for side, features, tile in (
+            ("inputs", layer.in_features, _FUSED_INPUTS),
+            ("outputs", layer.out_features, _FUSED_OUTPUTS),
+        ):
+            if features % tile:
+                raise ModelError(
+                    f"{format_name}: bitsandbytes' fused kernel on this CPU takes layers whose {side} are multiples of"
+                    f" {tile}, and {name} has {features}; {instead}."
+                )
 
 
 def quantization_config(
@@ -135,11 +167,6 @@ def _torchao_config(quant: Quant, module: Any, device: torch.device) -> Any:
     return _int4_tiles(group_size) if device.type == "cuda" else _int4_opaque(group_size)
 
 
-def config_of(weight: Any) -> Any:
-    """The configuration that makes a weight such as this one (planned, by torchao)."""
-    return TORCHAO_WEIGHTS[type(weight).__name__](weight)
-
-
 def _int8() -> Any:
     from torchao.quantization import Int8WeightOnlyConfig
 
@@ -164,15 +191,6 @@ def _int4_tiles(group_size: int) -> Any:
     from torchao.quantization import Int4WeightOnlyConfig
 
     return Int4WeightOnlyConfig(group_size=group_size, int4_packing_format="tile_packed_to_4d")
-
-
-TORCHAO_WEIGHTS: dict[str, Callable[[Any], Any]] = {
-    "Int8Tensor": lambda weight: _int8(),
-    "Float8Tensor": lambda weight: _fp8(weight.act_quant_kwargs is not None),
-    "Int4OpaqueTensor": lambda weight: _int4_opaque(weight.block_size[-1]),
-    "Int4TilePackedTo4dTensor": lambda weight: _int4_tiles(weight.block_size[-1]),
-}
-"""torchao's weights by the name of their class, with the configuration that makes each."""
 
 
 def _int4_group_size(module: Any) -> int:

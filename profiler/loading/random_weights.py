@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
+from profiler.loading.drawn import STD, draw, is_quantised
 from profiler.loading.placement import Placement, dispatch, place, read_back, written
-from profiler.loading.quantise import TORCHAO_WEIGHTS, config_of, quantise_linears, quantise_modules
+from profiler.loading.quantise import quantise_modules
 from profiler.loading.request import ModelRequest
 from profiler.loading.skeleton import from_config
 
@@ -33,7 +35,7 @@ def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placeme
 
 
 def _materialise(module: nn.Module, device: torch.device, placement: Placement | None) -> dict[str, Any]:
-    """Give every meta parameter its random values on its own device, a tied one once, a quantised one quantised.
+    """Give every meta parameter its random values on its own device, a tied one once, a quantised one as it is stored.
 
     What belongs on the disk is written there at once and stays on meta; the index of those tensors is returned.
     """
@@ -46,17 +48,13 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
         fresh = False
         for key, param in template.items():
             if id(param) not in made:
-                values = torch.empty(_dense_shape(owner, key, param), dtype=_dense_dtype(owner, param), device=target)
-                made[id(param)] = nn.Parameter(values, requires_grad=False)
+                here = target or torch.device("cpu")
+                made[id(param)] = draw(owner, here) if is_quantised(key, param) else _unset(param, here)
                 names[id(param)] = f"{name}.{key}"
                 fresh = True
             elif made[id(param)].device.type == "meta" and placement is not None:
                 made[id(param)] = nn.Parameter(read_back(names[id(param)], placement, on_disk), requires_grad=False)
             owner._parameters[key] = made[id(param)]
-            if fresh and _is_quantised(key, param):
-                nn.init.normal_(owner._parameters[key], std=0.02)
-                made[id(param)] = _QUANTISERS[param.__class__.__name__](owner, param, target)
-                owner._parameters[key] = made[id(param)]
         if fresh:
             _init_values(module, owner)
         if target is None and placement is not None:
@@ -68,94 +66,22 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
     return on_disk
 
 
+def _unset(planned: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """A parameter like the planned one, all NaN: what is still so after its start values were drawn got none."""
+    values = torch.empty_like(planned, device=device)
+    return nn.Parameter(values.fill_(math.nan) if values.is_floating_point() else values, requires_grad=False)
+
+
 def _init_values(module: Any, owner: nn.Module) -> None:
     """Start values as transformers draws them; what it leaves alone is drawn here, so that nothing stays unset."""
-    for key, param in owner._parameters.items():
-        if param is not None and param.is_floating_point() and not _is_quantised(key, param):
-            nn.init.normal_(param, std=0.02) if param.dim() > 1 else nn.init.zeros_(param)
-    if not any(_is_quantised(key, param) for key, param in owner._parameters.items()):
+    own = dict(owner.named_parameters(recurse=False))
+    dense = [param for key, param in own.items() if not is_quantised(key, param)]
+    if len(dense) == len(own):
         with torch.no_grad():
             module._init_weights(owner)
-
-
-def _is_quantised(key: str, param: Any) -> bool:
-    return key == "weight" and type(param).__name__ in _QUANTISERS
-
-
-def _dense_shape(owner: nn.Module, key: str, param: nn.Parameter) -> tuple[int, ...]:
-    if _is_quantised(key, param):
-        return (owner.out_features, owner.in_features)
-    return tuple(param.shape)
-
-
-def _dense_dtype(owner: nn.Module, param: nn.Parameter) -> torch.dtype:
-    if param.is_floating_point():
-        return param.dtype
-    return getattr(owner, "compute_dtype", None) or torch.float16
-
-
-def _quantised_4bit(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
-    """Quantise a few rows at a time: the library's CPU kernel takes about a hundred bytes a weight while it works."""
-    from bitsandbytes.functional import QuantState, quantize_4bit, quantize_blockwise
-    from bitsandbytes.nn import Params4bit
-
-    dense: torch.Tensor = owner.weight.data
-    packed, scales, state = [], [], None
-    for rows in dense.split(_ROWS_A_SLICE):
-        data, state = quantize_4bit(
-            rows.contiguous(),
-            blocksize=template.blocksize,
-            compress_statistics=False,
-            quant_type=template.quant_type,
-            quant_storage=template.quant_storage,
-        )
-        packed.append(data)
-        scales.append(state.absmax)
-    absmax, nested = torch.cat(scales), {}
-    if template.compress_statistics:  # the second level runs over the scales of the whole matrix, as in quantize_4bit
-        offset = absmax.mean()
-        absmax, second = quantize_blockwise(absmax - offset, blocksize=_NESTED_BLOCK)
-        nested = {"offset": offset, "state2": second}
-    whole = QuantState(
-        absmax=absmax,
-        shape=dense.shape,
-        code=state.code if state else None,
-        blocksize=template.blocksize,
-        quant_type=template.quant_type,
-        dtype=dense.dtype,
-        **nested,
-    )
-    options = {**template.__dict__, "quant_state": whole, "bnb_quantized": True}
-    parameter = Params4bit(torch.cat(packed), requires_grad=False, **options)
-    if parameter.module is not None:
-        parameter.module.quant_state = whole
-    return parameter
-
-
-def _quantised_int8(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
-    from bitsandbytes.nn import Int8Params
-
-    # Int8Params quantises on the way from the host to the device, and only there.
-    return Int8Params(owner.weight.data.cpu(), requires_grad=False, has_fp16_weights=template.has_fp16_weights).to(
-        device
-    )
-
-
-def _quantised_by_torchao(owner: nn.Module, template: Any, device: torch.device) -> nn.Parameter:
-    quantise_linears(nn.Sequential(owner), config_of(template))
-    return cast(nn.Parameter, owner.weight)
-
-
-# bitsandbytes/functional.py, quantize_4bit: blocks of the second level.
-_NESTED_BLOCK = 256
-# A multiple of every block size, so that no block of scales is cut.
-_ROWS_A_SLICE = 256
-
-_QUANTISERS = {
-    "Params4bit": _quantised_4bit,
-    "Int8Params": _quantised_int8,
-    **dict.fromkeys(TORCHAO_WEIGHTS, _quantised_by_torchao),
-}
+    for param in dense:
+        if param.is_floating_point() and param.sum().isnan():
+            nn.init.normal_(param, std=STD) if param.dim() > 1 else nn.init.zeros_(param)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.errors import ModelError, first_line
 from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
-from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules
+from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules, settle_four_bit
 from profiler.loading.request import ModelRequest
 
 
@@ -30,14 +30,15 @@ def build_on_meta(
     """The model of `config` on the meta device: every module and shape, no bytes.
 
     A checkpoint that comes quantised says so in its config; its layers are planned in that format, or with
-    `as_run_here` in the one that transformers gives them on this machine. `device` is where it will run (None: a CPU),
-    which decides the layout of some formats. Raises ModelError for a format that cannot be planned.
+    `as_run_here` in the one that transformers gives them on this machine. `device` is where it will run (None: nowhere
+    in particular), which decides the layout of some formats. Raises ModelError for a format that cannot be planned, or
+    a layer that its kernel on this machine does not take.
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
         own_format = getattr(config, "quantization_config", None)
         if quant == "none" and own_format:
-            return _plan_own_format(module, own_format, as_run_here)
+            return _plan_own_format(module, own_format, as_run_here, device)
         return quantise_modules(module, quant, dtype, options, device)
 
 
@@ -64,7 +65,7 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 
-def _plan_own_format(module: nn.Module, own_format: Any, as_run_here: bool) -> nn.Module:
+def _plan_own_format(module: nn.Module, own_format: Any, as_run_here: bool, device: torch.device | None) -> nn.Module:
     from transformers.quantizers import AutoHfQuantizer
 
     options = own_format if isinstance(own_format, dict) else own_format.to_dict()
@@ -84,6 +85,7 @@ def _plan_own_format(module: nn.Module, own_format: Any, as_run_here: bool) -> n
         raise ModelError(
             f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
         ) from error
+    settle_four_bit(module, device, "this checkpoint", "use the one that it was quantised from")
     return module
 
 

@@ -25,6 +25,7 @@ _BNB_NESTED_BLOCK = 256
 _BNB_FUSED_FLOOR = 4
 _FLOAT32_BYTES = 4
 _FLOAT16_BYTES = 2
+_BFLOAT16_BYTES = 2
 _INT32_BYTES = 4
 _CODE_ENTRIES_4BIT = 16
 # Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
@@ -153,16 +154,24 @@ def _dense(module: Any) -> StoredWeight:
 
 
 def _bnb_4bit(module: Any) -> StoredWeight:
+    """bitsandbytes' 4 bits, as they lie at a step: a CPU with AVX512-BF16 repacks them in its first.
+
+    The fused kernel they are repacked for computes in bfloat16 whatever the layer is told (backends/cpu/ops.py, `gemv_4bit`). A module on meta
+    says where it will run (`planned_device`), and the library's own attribute whether it will be repacked there.
+    """
     weight = module.weight
-    elements = module.in_features * module.out_features
     state = getattr(weight, "quant_state", None)
     if state is not None and weight.device.type != "meta":
+        device, fused = weight.device, getattr(state, "packing_format_for_cpu", False)
         weight_bytes = storage_bytes([weight.data, *quant_state_tensors(state)])
-        compute_dtype = module.compute_dtype or state.dtype
+        own_dtype = state.dtype
     else:
-        weight_bytes = _planned_4bit_bytes(elements, nested=bool(weight.compress_statistics))
-        compute_dtype = module.compute_dtype or torch.float32
-    fused_everywhere = weight.device.type in ("cpu", "meta") and getattr(module, "support_avx512bf16_for_cpu", False)
+        device = getattr(module, "planned_device", weight.device)
+        fused = getattr(module, "support_avx512bf16_for_cpu", False)
+        elements, nested = module.in_features * module.out_features, bool(weight.compress_statistics)
+        weight_bytes = (_repacked_4bit_bytes if fused else _quantised_4bit_bytes)(elements, nested)
+        own_dtype = torch.float32
+    compute_dtype = torch.bfloat16 if fused else module.compute_dtype or own_dtype
     return StoredWeight(
         format=weight.quant_type,
         in_features=module.in_features,
@@ -171,12 +180,12 @@ def _bnb_4bit(module: Any) -> StoredWeight:
         bias_bytes=_bias_bytes(module),
         compute_dtype=compute_dtype,
         dense_from_rows=None
-        if fused_everywhere
-        else four_bit_dense_from_rows(weight.device, compute_dtype, module.in_features, module.out_features),
+        if fused
+        else four_bit_dense_from_rows(device, compute_dtype, module.in_features, module.out_features),
     )
 
 
-def _planned_4bit_bytes(elements: int, *, nested: bool) -> int:
+def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
     """4 bits a weight + absmax a block of 64; nested absmax is uint8 with a second level a block of 256."""
     blocks = -(-elements // _BNB_BLOCK)
     packed = -(-elements // 2) + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
@@ -184,6 +193,15 @@ def _planned_4bit_bytes(elements: int, *, nested: bool) -> int:
         return packed + blocks * _FLOAT32_BYTES
     second = -(-blocks // _BNB_NESTED_BLOCK) * _FLOAT32_BYTES
     return packed + blocks + second + _CODE_ENTRIES_8BIT * _FLOAT32_BYTES + _FLOAT32_BYTES
+
+
+def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
+    """4 bits a weight + bfloat16 absmax a block of 64, no longer nested, of which only the offset stays behind.
+
+    bitsandbytes/functional.py (0.50), `_convert_weight_packed_for_cpu`.
+    """
+    packed = elements // 2 + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
+    return packed + elements // _BNB_BLOCK * _BFLOAT16_BYTES + (_FLOAT32_BYTES if nested else 0)
 
 
 @cache
