@@ -156,8 +156,8 @@ def _dense(module: Any) -> StoredWeight:
 def _bnb_4bit(module: Any) -> StoredWeight:
     """bitsandbytes' 4 bits, as they lie at a step: a CPU with AVX512-BF16 repacks them in its first.
 
-    The fused kernel they are repacked for computes in bfloat16 whatever the layer is told (backends/cpu/ops.py, `gemv_4bit`). A module on meta
-    says where it will run (`planned_device`), and the library's own attribute whether it will be repacked there.
+    The fused kernel computes in bfloat16 whatever the layer is told (backends/cpu/ops.py, `gemv_4bit`). A module on
+    meta says where it will run (`planned_device`), and the library's own attribute whether it is repacked there.
     """
     weight = module.weight
     state = getattr(weight, "quant_state", None)
