@@ -66,7 +66,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -76,6 +76,21 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Answer bitsandbytes' probe of the CPU: whether it has AVX512-BF16, for which 4-bit weights are repacked."""
+    from bitsandbytes.nn import modules
+
+    here = modules.has_avx512bf16()
+
+    def answer(fused: bool) -> None:
+        if fused and not here:
+            pytest.skip("this CPU lacks AVX512-BF16, without which bitsandbytes' fused kernel does not run")
+        monkeypatch.setattr(modules, "has_avx512bf16", lambda: fused)
+
+    return answer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,19 @@ CPU = torch.device("cpu")
 DOUBLE = QuantOptions(double=True)
 
 # Share of float16 that the linears of SmolLM2-135M keep (576 and 1536 inputs, groups of 64 for int4):
-# 4.5 / 16, 8 bits and a float32 a row, 4 bits and two bfloat16 a group of 64.
-SHARES: list[tuple[Quant, QuantOptions, float]] = [
-    ("nf4", PLAIN, 4.5 / 16),
-    ("fp4", PLAIN, 4.5 / 16),
-    ("nf4", DOUBLE, 4.127 / 16),
-    ("int8", PLAIN, 8.04 / 16),
-    ("int8wo", PLAIN, 8.05 / 16),
-    ("int4wo", PLAIN, 4.5 / 16),
-    ("fp8", PLAIN, 8.04 / 16),
+# 4.5 / 16, or 4.25 / 16 once repacked for a CPU's fused kernel, 8 bits and a float32 a row, 4 bits and two bfloat16 a
+# group of 64. The second column answers bitsandbytes' question whether the CPU has that kernel.
+SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
+    ("nf4", False, PLAIN, 4.5 / 16),
+    ("nf4", True, PLAIN, 4.25 / 16),
+    ("fp4", False, PLAIN, 4.5 / 16),
+    ("fp4", True, PLAIN, 4.25 / 16),
+    ("nf4", False, DOUBLE, 4.127 / 16),
+    ("nf4", True, DOUBLE, 4.25 / 16),
+    ("int8", False, PLAIN, 8.04 / 16),
+    ("int8wo", False, PLAIN, 8.05 / 16),
+    ("int4wo", False, PLAIN, 4.5 / 16),
+    ("fp8", False, PLAIN, 8.04 / 16),
 ]
 
 
@@ -50,6 +56,8 @@ slow = pytest.mark.slow
 def name_of(value: object) -> str:
     if isinstance(value, QuantOptions):
         return "double" if value.double else "single"
+    if isinstance(value, bool):
+        return "fused" if value else "plain"
     return str(value)
 
 
@@ -64,14 +72,23 @@ def linear_share(model: Any) -> float:
 
 
 # Of real weights the two that are asked for most; all the others in CI.
-QUICK = [case if case[:2] in (("nf4", PLAIN), ("int8", PLAIN)) else pytest.param(*case, marks=slow) for case in SHARES]
+QUICK = [
+    case if case[0] in ("nf4", "int8") and case[2] == PLAIN else pytest.param(*case, marks=slow) for case in SHARES
+]
 
 
-@pytest.mark.parametrize(("quant", "options", "share"), QUICK, ids=name_of)
+@pytest.mark.parametrize(("quant", "fused", "options", "share"), QUICK, ids=name_of)
 def test_real_weights_in_every_format(
-    real_folder: Path, gguf_file: Path, quant: Quant, options: QuantOptions, share: float
+    real_folder: Path,
+    gguf_file: Path,
+    answer_cpu_probe: Callable[[bool], None],
+    quant: Quant,
+    fused: bool,
+    options: QuantOptions,
+    share: float,
 ) -> None:
     """Planned on meta = counted when loaded = the sum of the storages; the tokens are those of `generate`."""
+    answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     request = request_of(str(real_folder), quant, options)
@@ -87,9 +104,12 @@ def test_real_weights_in_every_format(
     assert torch.equal(greedy_tokens(EagerEngine(loaded.module), prompt, 8), expected)
 
 
-@pytest.mark.parametrize(("quant", "options", "share"), SHARES, ids=name_of)
-def test_random_weights_in_every_format(quant: Quant, options: QuantOptions, share: float) -> None:
+@pytest.mark.parametrize(("quant", "fused", "options", "share"), SHARES, ids=name_of)
+def test_random_weights_in_every_format(
+    answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions, share: float
+) -> None:
     """Built layer by layer in their final format, to the byte of what was planned."""
+    answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     request = request_of("smollm2-135m", quant, options, "random")
@@ -105,24 +125,6 @@ def test_random_weights_in_every_format(quant: Quant, options: QuantOptions, sha
         assert torch.isfinite(loaded.module(torch.arange(10)[None]).logits.float()).all()
 
 
-def test_double_quantisation_in_slices_is_the_librarys_own() -> None:
-    from bitsandbytes.functional import dequantize_4bit
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
-    from profiler.loading.random_weights import _quantised_4bit
-
-    dense = torch.randn(768, 512, dtype=torch.bfloat16)
-    options = {"quant_type": "nf4", "compress_statistics": True}
-    whole = Params4bit(dense.clone(), requires_grad=False, **options).to("cpu")
-    owner = Linear4bit(512, 768, bias=False, **options)
-    template = owner.weight
-    owner.weight = torch.nn.Parameter(dense.clone(), requires_grad=False)
-    sliced: Any = _quantised_4bit(owner, template, CPU)
-    assert torch.equal(sliced.data, whole.data)
-    mine, own = (dequantize_4bit(packed.data, packed.quant_state) for packed in (sliced, whole))
-    assert torch.equal(mine, own)
-
-
 def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
     """576 inputs are padded to 1024 and 9 groups of 64 to 16; two bfloat16 a group and output (torchao's tinygemm)."""
     quantization = pytest.importorskip("torchao.quantization")
@@ -134,26 +136,29 @@ def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quant", "rows", "converts"),
+    ("quant", "fused", "rows", "converts"),
     [
-        ("nf4", 1, True),
-        ("nf4", 64, True),
-        ("int8", 1, True),
-        ("int8wo", 1, True),
-        ("fp8", 8, True),
-        ("int4wo", 1, False),
+        ("nf4", False, 1, True),
+        ("nf4", False, 64, True),
+        ("nf4", True, 1, False),
+        ("nf4", True, 64, False),
+        ("int8", False, 1, True),
+        ("int8wo", False, 1, True),
+        ("fp8", False, 8, True),
+        ("int4wo", False, 1, False),
     ],
 )
-def test_the_kernel_that_converts(tiny_folder: Path, quant: Quant, rows: int, converts: bool) -> None:
-    """On a CPU without bitsandbytes' fused kernel all but torchao's int4 convert, and give the dense weight back."""
+def test_the_kernel_that_converts(
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, rows: int, converts: bool
+) -> None:
+    """On a CPU all but the fused kernels for 4 bits convert, and give the dense weight back."""
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
+    answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), quant, weights="random")
     loaded = load(request, load_config(request.source))
     linear = loaded.module.model.layers[0].mlp.up_proj
     call = conversion_call(linear, rows, torch.bfloat16)
-    if quant == "nf4" and stored(linear).dense_from_rows is None:
-        pytest.skip("this CPU has AVX512-BF16, where bitsandbytes fuses every row count")
     assert (call is not None) == converts
     if call is None or quant in ("int8", "int8wo"):  # whose scales are applied to the product
         return
@@ -268,7 +273,76 @@ def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
         text_ids(request_of(str(tiny_folder), "nf4"))
 
 
-def test_the_compute_dtype_is_what_products_run_in(tiny_folder: Path) -> None:
+@pytest.mark.parametrize(("fused", "product_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
+def test_the_compute_dtype_is_what_products_run_in(
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, product_dtype: torch.dtype
+) -> None:
+    """But for bitsandbytes' fused kernel on a CPU, which knows bfloat16 alone."""
+    answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
     loaded = load(request, load_config(request.source))
-    assert stored(loaded.module.model.layers[0].mlp.up_proj).compute_dtype == torch.float16
+    assert stored(loaded.module.model.layers[0].mlp.up_proj).compute_dtype == product_dtype
+
+
+def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRequest:
+    """A tiny Llama of widths that no kernel was made for, as a folder with a config alone."""
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, **widths}
+    LlamaConfig(num_hidden_layers=1, vocab_size=128, **sizes).save_pretrained(folder)
+    return request_of(str(folder), quant, weights="random")
+
+
+@pytest.mark.parametrize(
+    ("widths", "said"),
+    [
+        (
+            {"intermediate_size": 96},
+            r"--quant nf4: .*inputs are multiples of 64, and .*mlp\.down_proj has 96; use --quant",
+        ),
+        ({"num_key_value_heads": 1}, r"outputs are multiples of 32, and .*self_attn\.k_proj has 16; use --quant int8"),
+    ],
+)
+def test_a_width_that_the_fused_kernel_does_not_take_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, widths: dict[str, int], said: str
+) -> None:
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    request = narrow_request(tmp_path, **widths)
+    config = load_config(request.source)
+    for refused in (plan, load):
+        with pytest.raises(RequestError, match=said):
+            refused(request, config)
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    with pytest.raises(RequestError, match=r"this checkpoint: .*has (96|16); use the one that it was quantised from"):
+        plan(replace(request, quant="none"), config)
+
+
+@pytest.mark.parametrize(("quant", "fused"), [("nf4", False), ("int8", True)])
+def test_any_width_works_without_that_kernel(
+    tmp_path: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
+) -> None:
+    answer_cpu_probe(fused)
+    request = narrow_request(tmp_path, quant, intermediate_size=96, num_key_value_heads=1)
+    loaded = load(request, load_config(request.source))
+    assert stored(loaded.module.model.layers[0].mlp.down_proj).in_features == 96
+    with torch.inference_mode():
+        assert torch.isfinite(loaded.module(torch.arange(10)[None]).logits.float()).all()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
+    tiny_folder: Path, tmp_path: Path, answer_cpu_probe: Callable[[bool], None], fused: bool
+) -> None:
+    answer_cpu_probe(fused)
+    dense = request_of(str(tiny_folder), "nf4", DOUBLE)
+    load(dense, load_config(dense.source)).module.save_pretrained(tmp_path / "nf4")
+    request = request_of(str(tmp_path / "nf4"), "none")
+    loaded = load(request, load_config(request.source))
+    weight = stored(loaded.module.model.layers[0].mlp.up_proj)
+    planned = stored(plan(request, load_config(request.source)).model.layers[0].mlp.up_proj)
+    assert (weight.format, weight.weight_bytes, weight.dense_from_rows) == (
+        planned.format,
+        planned.weight_bytes,
+        planned.dense_from_rows,
+    )
+    assert weight.weight_bytes < 64 * 128 * 16 / 8 / 2

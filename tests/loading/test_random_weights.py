@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
-from profiler.loading import LoadedModel, ModelRequest, Quant, load, load_config
+from profiler.loading import PLAIN, LoadedModel, ModelRequest, Quant, QuantOptions, load, load_config
 from profiler.loading.catalog import resolve
-from profiler.loading.random_weights import _quantised_4bit
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
@@ -23,8 +26,13 @@ def build(name: str, dtype: torch.dtype = torch.float32, quant: Quant = "none") 
     return load(ModelRequest(source, CPU, dtype, quant), load_config(source))
 
 
-@pytest.mark.parametrize("quant", ["none", "int8", "nf4", "fp4"])
-def test_steps_with_finite_logits(tiny_folder: str, quant: Quant) -> None:
+@pytest.mark.parametrize(
+    ("quant", "fused"), [("none", False), ("int8", False), ("nf4", False), ("nf4", True), ("fp4", False), ("fp4", True)]
+)
+def test_steps_with_finite_logits(
+    tiny_folder: str, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
+) -> None:
+    answer_cpu_probe(fused)
     dtype = torch.float32 if quant == "none" else torch.bfloat16
     loaded = build(str(tiny_folder), dtype, quant)
     tokens = greedy_tokens(EagerEngine(loaded.module), torch.arange(10)[None], 4)
@@ -48,9 +56,9 @@ def test_weights_are_neither_zero_nor_equal(tiny_folder: str) -> None:
 
 PEAK = """
 import sys, torch
-from profiler.catalog import resolve
+from profiler.loading.catalog import resolve
 from profiler.loading import ModelRequest, load, load_config
-from profiler.memory import peak_bytes, reset_peak
+from profiler.machine.memory import peak_bytes, reset_peak
 from profiler.work.walk import walk
 source = resolve(sys.argv[1]); config = load_config(source); cpu = torch.device("cpu")
 import transformers, accelerate, bitsandbytes
@@ -83,15 +91,86 @@ def test_a_4_bit_model_is_built_without_a_dense_copy() -> None:
     assert 0.5 < float(out.stdout) < 2.0  # measured: 1.1
 
 
-def test_rows_quantised_apart_are_the_matrix_quantised_whole() -> None:
-    from bitsandbytes.nn import Params4bit
+FORMATS: list[tuple[Quant, QuantOptions, bool]] = [
+    ("nf4", PLAIN, False),
+    ("nf4", PLAIN, True),
+    ("nf4", QuantOptions(double=True), False),
+    ("nf4", QuantOptions(double=True), True),
+    ("fp4", PLAIN, False),
+    ("fp4", PLAIN, True),
+    ("int8", PLAIN, False),
+    ("int8wo", PLAIN, False),
+    ("int4wo", PLAIN, False),
+    ("fp8", PLAIN, False),
+]
 
-    weights = torch.randn(600, 128, dtype=torch.bfloat16)
-    options = {"quant_type": "nf4", "compress_statistics": False}
-    whole = Params4bit(weights.clone(), requires_grad=False, **options).to("cpu")
-    linear = torch.nn.Linear(128, 600, bias=False, dtype=torch.bfloat16)
-    linear.weight = torch.nn.Parameter(weights.clone(), requires_grad=False)
-    sliced = _quantised_4bit(linear, Params4bit(torch.empty(0), requires_grad=False, **options), torch.device("cpu"))
-    assert torch.equal(sliced.data, whole.data)
-    assert torch.equal(sliced.quant_state.absmax, whole.quant_state.absmax)
-    assert sliced.quant_state.shape == whole.quant_state.shape
+
+def held(layer: Any) -> dict[str, Any]:
+    """Everything a quantised weight holds, by its place: shapes, dtypes and bytes of tensors, other values as such."""
+    weight = layer.weight
+    found: dict[str, Any] = {"type": type(weight).__name__}
+
+    def note(place: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
+            for name in value.__tensor_flatten__()[0]:
+                note(f"{place}.{name}", getattr(value, name))
+        elif isinstance(value, torch.Tensor):
+            found[place] = (tuple(value.shape), value.dtype, value.untyped_storage().nbytes(), value.is_contiguous())
+        elif type(value).__name__ == "QuantState":
+            for name, part in vars(value).items():
+                if part is not None:
+                    note(f"{place}.{name}", part)
+        else:
+            found[place] = value
+
+    note("data", weight.data)
+    for name in ("quant_state", "SCB", "CB", "bnb_quantized", "blocksize", "quant_type", "compress_statistics"):
+        if hasattr(weight, name):
+            note(name, getattr(weight, name))
+    if hasattr(layer, "state"):
+        note("state.SCB", layer.state.SCB)
+        note("state.CB", layer.state.CB)
+    return found
+
+
+@pytest.mark.parametrize(("quant", "options", "fused"), FORMATS)
+def test_what_is_drawn_is_laid_out_as_what_is_quantised(
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, options: QuantOptions, fused: bool
+) -> None:
+    """After the first step: every tensor's shape, order, dtype and storage, and every fact beside them.
+
+    transformers starts a Llama with a standard deviation of 0.02, and so are the values drawn.
+    """
+    if quant in ("int8wo", "int4wo", "fp8"):
+        pytest.importorskip("torchao")
+    answer_cpu_probe(fused)
+    source = resolve(str(tiny_folder))
+    request = ModelRequest(source, CPU, torch.bfloat16, quant, options, "checkpoint")
+    quantised, drawn = (
+        load(replace(request, weights=weights), load_config(source)).module.model.layers[0]
+        for weights in ("checkpoint", "random")
+    )
+    inputs = torch.randn(4096, 128, dtype=torch.bfloat16)
+    for name in ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj"):
+        layer = drawn.get_submodule(name)
+        assert held(layer) == held(quantised.get_submodule(name))
+        with torch.inference_mode():
+            products = layer(inputs[:, : layer.in_features]).float()
+        assert products.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)
+
+
+def test_a_weight_drawn_for_the_fused_kernel_is_one_that_the_library_can_undo(
+    tiny_folder: str, answer_cpu_probe: Callable[[bool], None]
+) -> None:
+    """Its own inverse gives a matrix whose product is the kernel's, but for bfloat16's rounding."""
+    from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse, dequantize_4bit
+
+    answer_cpu_probe(True)
+    layer = build(str(tiny_folder), torch.bfloat16, "nf4").module.model.layers[0].mlp.down_proj
+    inputs = torch.randn(64, 128, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        product = layer(inputs).float()
+        data, state = _convert_weight_packed_for_cpu_inverse(layer.weight.data, layer.weight.quant_state)
+        state.absmax = state.absmax.float().T.reshape(-1)  # which the library leaves as its kernel wants it
+        expected = inputs.float() @ dequantize_4bit(data, state).float().T
+    assert torch.allclose(product, expected, atol=0.02 * float(expected.std()))
