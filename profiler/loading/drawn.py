@@ -21,13 +21,14 @@ def is_quantised(key: str, param: Any) -> bool:
 def draw(owner: nn.Module, device: torch.device) -> nn.Parameter:
     """Random values for the planned, quantised weight of a linear layer, with a standard deviation of about `STD`.
 
+    All codes of a format are equally likely, and all scales are equal.
     Storages, dtypes and shapes are those that quantising a dense matrix gives, as they are from the first step on.
     """
     return _DRAWS[type(owner.weight).__name__](owner, device)
 
 
 def _four_bit(owner: Any, device: torch.device) -> nn.Parameter:
-    """bitsandbytes' 4 bits: codes of a book of 16, and the absolute maximum of each block of inputs.
+    """bitsandbytes' 4 bits: codes of a book of 16, and the absolute maximum of each block of weights.
 
     For a CPU's fused kernel they are drawn as its repacking leaves them (functional.py, 0.50: [outs, ins / 2] bytes,
     [ins / block, outs] bfloat16), which would take longer than all the drawing, and permutes what is random anyway.
@@ -39,8 +40,7 @@ def _four_bit(owner: Any, device: torch.device) -> nn.Parameter:
     dtype, fused = owner.compute_dtype, owner.support_avx512bf16_for_cpu
     quantised_shape = torch.Size([math.ceil(outs * ins / 2), 1])
     code = get_4bit_type(planned.quant_type, device=device)
-    absmax = torch.empty(math.ceil(outs * ins / planned.blocksize), device=device)
-    absmax.uniform_(0.8, 1.2).mul_(STD / _rms(code))
+    absmax = torch.full((math.ceil(outs * ins / planned.blocksize),), STD / _rms(code), device=device)
     state = QuantState(
         absmax=absmax,
         shape=torch.Size([outs, ins]),
@@ -50,7 +50,7 @@ def _four_bit(owner: Any, device: torch.device) -> nn.Parameter:
         dtype=dtype,
     )
     if planned.compress_statistics:
-        state.offset = absmax.mean()
+        state.offset = torch.zeros((), device=device)
         state.nested = not fused
     if fused:
         state.absmax = absmax.to(torch.bfloat16).view(-1, outs)
@@ -60,7 +60,7 @@ def _four_bit(owner: Any, device: torch.device) -> nn.Parameter:
         state.original_nested = bool(planned.compress_statistics)
         state.packing_format_for_cpu = True
     elif state.nested:
-        state.absmax, state.state2 = quantize_blockwise(absmax - state.offset, blocksize=_NESTED_BLOCK)
+        state.absmax, state.state2 = quantize_blockwise(absmax, blocksize=_NESTED_BLOCK)
     data = _random(torch.empty((outs, ins // 2) if fused else quantised_shape, dtype=torch.uint8, device=device))
     options = {**planned.__dict__, "quant_state": state, "bnb_quantized": True}
     parameter = Params4bit(data, requires_grad=False, **options)

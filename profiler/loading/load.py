@@ -79,8 +79,9 @@ _PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 def _first_call(module: nn.Module, request: ModelRequest) -> float:
     """Seconds of the very first forward pass, of one token.
 
-    Some formats take their final shape only in it (LLM.int8() moves its scales, compressed-tensors unpacks its
-    weights), so that nothing may be counted before. Raises ModelError when the model does not run.
+    Some formats take their final shape only in it (LLM.int8() moves its scales, bitsandbytes repacks 4 bits for a CPU's
+    fused kernel, compressed-tensors unpacks its weights), so that nothing may be counted before. Raises ModelError when
+    the model does not run.
     """
     start = time.perf_counter()
     try:

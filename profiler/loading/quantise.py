@@ -138,7 +138,7 @@ def quantization_config(
 
 
 def quantise_linears(module: Any, config: Any) -> None:
-    """torchao's own `quantize_` over the linear layers but for the head; on meta, where int4 does not run, by hand."""
+    """torchao's own `quantize_` over the linears of a model on meta but for the head; int4 does not run there: by hand."""
     from torchao.quantization import quantize_
 
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
@@ -148,7 +148,7 @@ def quantise_linears(module: Any, config: Any) -> None:
         fits = isinstance(layer, nn.Linear) and layer is not head
         return fits and (group_size is None or layer.in_features % group_size == 0)
 
-    if group_size is not None and next(module.parameters()).device.type == "meta":
+    if group_size is not None:
         plan = _INT4_PLANS[type(config).__name__]
         for layer in module.modules():
             if wanted(layer, ""):

@@ -88,7 +88,7 @@ NF4_PEAK = PEAK.replace("torch.bfloat16), config)", "torch.bfloat16, 'nf4'), con
 def test_a_4_bit_model_is_built_without_a_dense_copy() -> None:
     """TinyLlama is 2.2 GB in 16 bits, 0.75 GB in nf4 with its tables: under 2 GB at any moment of the building."""
     out = subprocess.run([sys.executable, "-c", NF4_PEAK, "tinyllama-1.1b"], capture_output=True, text=True, check=True)
-    assert 0.5 < float(out.stdout) < 2.0  # measured: 1.1
+    assert 0.5 < float(out.stdout) < 2.0  # measured: 0.8
 
 
 FORMATS: list[tuple[Quant, QuantOptions, bool]] = [
