@@ -138,7 +138,7 @@ def quantization_config(
 
 
 def quantise_linears(module: Any, config: Any) -> None:
-    """torchao's own `quantize_` over the linears of a model on meta but for the head; int4 does not run there: by hand."""
+    """torchao's own `quantize_` over the linears of a model on meta but for the head; int4 does not run there."""
     from torchao.quantization import quantize_
 
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
