@@ -28,6 +28,7 @@ class Cell:
 
     batch_size: int
     prompt_len: int
+    new_tokens: int
     context_len: int = 0
     engine: str = DEFAULT_ENGINE
 
@@ -37,9 +38,62 @@ class Cell:
         return self.prompt_len or self.context_len
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases that are timed in it."""
-        return ("prefill", "decode") if self.prompt_len else ("decode",)
+    def slots(self) -> int:
+        """Tokens that the cache of one sequence must hold at the end."""
+        return self.depth + self.new_tokens
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode forwards: the first new token comes from the prefill itself."""
+        return self.new_tokens - 1
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        """What is timed in it, phase by phase."""
+        phases: tuple[Phase, ...] = PHASES if self.prompt_len else ("decode",)
+        return tuple(CellKey(phase, self) for phase in phases)
+
+    @property
+    def name(self) -> str:
+        """`4 x 128 (static)`: batch, depth, and the engine unless it is the plain one."""
+        engine = "" if self.engine == DEFAULT_ENGINE else f" ({self.engine})"
+        return f"{self.batch_size} x {self.depth}{engine}"
+
+
+@dataclass(frozen=True, order=True)
+class CellKey:
+    """One phase of one cell: what a figure is about. Its step is the whole prompt, or the decode loop's middle step."""
+
+    phase: Phase
+    cell: Cell
+
+    @property
+    def query_tokens(self) -> int:
+        """New tokens a sequence in its step."""
+        return self.cell.prompt_len if self.phase == "prefill" else 1
+
+    @property
+    def context_len(self) -> int:
+        """Cached tokens at its step: a median over a decode loop describes the middle one."""
+        return 0 if self.phase == "prefill" else self.cell.depth + self.cell.new_tokens // 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its step processes."""
+        return self.cell.batch_size * self.query_tokens
+
+    @property
+    def name(self) -> str:
+        """`decode 1 x 64 (static)`."""
+        return f"{self.phase} {self.cell.name}"
+
+    @classmethod
+    def at(
+        cls, phase: Phase, batch_size: int, prompt_len: int, context_len: int, new_tokens: int, engine: str
+    ) -> CellKey:
+        """The key of a row that tells cached tokens at its step."""
+        asked = 0 if prompt_len else context_len - new_tokens // 2
+        return cls(phase, Cell(batch_size, prompt_len, new_tokens, asked, engine))
 
 
 @dataclass(frozen=True)
@@ -57,7 +111,7 @@ class Grid:
         """Cells in ascending order of tokens, so that the cheap ones come first; engines side by side."""
         depths = [*((prompt, 0) for prompt in self.prompt_lens), *((0, context) for context in self.context_lens)]
         cells = (
-            Cell(batch, prompt, context, engine)
+            Cell(batch, prompt, self.new_tokens, context, engine)
             for batch in self.batch_sizes
             for prompt, context in depths
             for engine in self.engines
@@ -65,19 +119,15 @@ class Grid:
         return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size)))
 
     @property
-    def decode_steps(self) -> int:
-        """Decode forwards a cell: the first new token comes from the prefill itself."""
-        return self.new_tokens - 1
+    def keys(self) -> tuple[CellKey, ...]:
+        """What is timed, in the order of a table's rows: by phase, engine, batch and depth."""
+        ordered = sorted(self.cells, key=lambda cell: (self.engines.index(cell.engine), cell.batch_size, cell.depth))
+        return tuple(CellKey(phase, cell) for phase in PHASES for cell in ordered if CellKey(phase, cell) in cell.keys)
 
     @property
     def longest_context(self) -> int:
         """Tokens in the cache at the last step of the longest cell."""
         return max((*self.prompt_lens, *self.context_lens)) + self.new_tokens
-
-
-def decode_context(depth: int, new_tokens: int) -> int:
-    """Cached tokens at the middle decode step, which is the step that a median over the loop describes."""
-    return depth + new_tokens // 2
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:

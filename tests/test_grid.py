@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler.errors import GridError
-from profiler.grid import Cell, decode_context, make_grid, parse_values
+from profiler.grid import Cell, CellKey, make_grid, parse_values
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,33 @@ def test_no_values(text: str) -> None:
 
 def test_cells_come_in_order_of_tokens() -> None:
     grid = make_grid([64, 128], "1,2", 8)
-    assert grid.cells == (Cell(1, 64), Cell(1, 128), Cell(2, 64), Cell(2, 128))
-    assert grid.decode_steps == 7
+    assert grid.cells == (Cell(1, 64, 8), Cell(1, 128, 8), Cell(2, 64, 8), Cell(2, 128, 8))
+    assert {cell.decode_steps for cell in grid.cells} == {7}
     assert grid.longest_context == 136
 
 
 def test_a_decode_loop_is_described_by_its_middle_step() -> None:
     # 32 new tokens: the prefill gives the first, 31 steps follow at contexts 64..94, whose middle is near 80.
-    assert decode_context(64, 32) == 80
+    key = CellKey("decode", Cell(4, 64, 32))
+    assert (key.context_len, key.query_tokens, key.tokens) == (80, 1, 4)
+    prefill = CellKey("prefill", Cell(4, 64, 32))
+    assert (prefill.context_len, prefill.query_tokens, prefill.tokens) == (0, 64, 256)
+
+
+def test_a_row_names_its_cell() -> None:
+    for cell in (Cell(2, 64, 32, engine="static"), Cell(2, 0, 32, context_len=512)):
+        for key in cell.keys:
+            again = CellKey.at(key.phase, 2, cell.prompt_len, key.context_len, 32, cell.engine)
+            assert again == key
+    assert CellKey("decode", Cell(2, 64, 32, engine="static")).name == "decode 2 x 64 (static)"
+
+
+def test_rows_go_by_phase_engine_batch_and_depth() -> None:
+    grid = make_grid([16], [1, 2], 8, context_lens=[8], engines=("eager", "static"))
+    names = [key.name for key in grid.keys]
+    assert names[:4] == ["prefill 1 x 16", "prefill 2 x 16", "prefill 1 x 16 (static)", "prefill 2 x 16 (static)"]
+    assert names[4:8] == ["decode 1 x 8", "decode 1 x 16", "decode 2 x 8", "decode 2 x 16"]
+    assert len(names) == 4 + 8
 
 
 def test_too_few_new_tokens() -> None:

@@ -1,5 +1,1 @@
 """The command line."""
-
-from profiler.cli.app import main
-
-__all__ = ["main"]

@@ -13,6 +13,8 @@ from profiler.cli import folders, look, run
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError
 
+_DEBUG = "--debug"
+
 app = typer.Typer(
     name="roofscope",
     help="How fast is this model on this device, what bounds it, and what would change it.",
@@ -35,6 +37,7 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; may stand anywhere on the line.")] = False,
 ) -> None:
     pass
 
@@ -46,6 +49,7 @@ for command in (
     look.ceilings,
     look.gpus,
     look.selftest,
+    folders.judge,
     folders.export,
     folders.report,
     folders.plot,
@@ -57,10 +61,11 @@ for command in (
 
 def main() -> None:
     """Run the command line; every error a user can make ends in one line on stderr and an exit code."""
-    debug = "--debug" in sys.argv
+    debug = _DEBUG in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = app(standalone_mode=False)
+        code = app(args=arguments, standalone_mode=False)
     except RoofscopeError as error:
         if debug:
             raise

@@ -1,14 +1,15 @@
-"""The commands that read run folders: export, report, plot, explain."""
+"""The commands that read run folders: judge, export, report, plot, explain."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from profiler.cli.options import Debug, one_of
+from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
 
 
@@ -16,7 +17,6 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     output_format: Annotated[str, typer.Option("--format", help="csv, md, json, parquet or latex.")] = "csv",
     out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
-    debug: Debug = False,
 ) -> None:
     """Write a run's tokens-per-second table."""
     from profiler.record.run import read_run
@@ -35,23 +35,44 @@ def export(
         raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
 
 
+def judge(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Judge a run again from its facts on disk with today's rules, and write its reports; torch is not needed."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.job.judging import judge_folder
+    from profiler.report.page import write_reports
+
+    run = judge_folder(folder)
+    write_reports([run])
+    if output_format == "json":
+        from profiler.cli.run import as_json
+
+        print(json.dumps(as_json(run), indent=2))
+        return
+    from profiler.report.console import screen
+    from profiler.report.terminal import print_run
+
+    print_run(run, screen(plain=plain))
+
+
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    debug: Debug = False,
 ) -> None:
     """Write a run's report.html, report.md and pictures again, from its folder alone."""
     from profiler.record.run import read_run
     from profiler.report.page import write_reports
 
     for folder in folders:
-        write_reports(read_run(folder))
+        write_reports([read_run(folder)])
         print(folder / "report.html")
 
 
 def plot(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN... NAME", help="Run folders, then the picture.")],
     out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
-    debug: Debug = False,
 ) -> None:
     """Draw a picture of a run (roofline, split, map, intensity, throughput, depth, doubling, steps) or of several
     (precisions, devices) from their folders alone."""
@@ -72,7 +93,6 @@ def plot(
 def explain(
     term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
     folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Say in two lines what a word means, with a run's own figures; without a word, list them."""
     from profiler.record.run import read_run

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_WRONG, QUANT_HELP, Debug, Format, one_of
+from profiler.cli.options import EXIT_WRONG, Format, one_of
+from profiler.job.options import QUANT_HELP
 
 
 def count(
@@ -24,7 +25,6 @@ def count(
     crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     output_format: Annotated[str, typer.Option("--format", help="table, json or csv (the operators).")] = "table",
-    debug: Debug = False,
 ) -> None:
     """Count a step's FLOPs and bytes from the config alone, without running it."""
     one_of(output_format, "--format", ("table", "json", "csv"))
@@ -59,33 +59,33 @@ def count(
 def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     output_format: Format = "table",
-    debug: Debug = False,
 ) -> None:
     """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict, replace
 
     from profiler.job.warnings import device_warnings, health_warnings
-    from profiler.loading import resolve_device
-    from profiler.machine.device import describe
-    from profiler.roofs.links import links_of, measure_links
+    from profiler.machine.device import resolve_device
+    from profiler.machine.machine import machine_for
+    from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
 
-    where = resolve_device(device)
-    info = describe(where)
-    dtypes = measurable_dtypes(where)
-    model_dtype = "float32" if where.type == "cpu" else "bfloat16"
-    measured = measure(where, info, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
-    measured = replace(measured, links=measure_links(links_of(where), where))
+    machine = machine_for(resolve_device(device))
+    info, dtypes = machine.info, measurable_dtypes(machine.device)
+    model_dtype = "bfloat16" if machine.is_cuda else "float32"
+    measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    measured = replace(measured, links=measure_links(machine.links, machine))
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
+    sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
+    warnings = device_warnings(info) + health_warnings(info, measured)
     document = {
         "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
         **asdict(measured),
         "memory_bytes_per_s": measured.memory_bytes_per_s,
-        "datasheet_per_s": {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})},
-        "warnings": device_warnings(info) + health_warnings(info, measured),
+        "datasheet_per_s": sheet_per_s,
+        "warnings": warnings,
     }
     if output_format == "json":
         print(json.dumps(document, indent=2))
@@ -97,16 +97,16 @@ def ceilings(
 
     console = Console(width=100)
     console.print(f"{info.name}, {info.threads} {'threads' if info.kind == 'cpu' else 'SMs'}", highlight=False)
-    for warning in document["warnings"]:
+    for warning in warnings:
         console.print(f"warning: {warning}", highlight=False)
-    console.print(ceilings_table(document))
+    console.print(ceilings_table(measured, sheet_per_s))
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
     console.print(f"read again and again: {curve}", highlight=False)
     for name, link in measured.links.items():
         console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
 
 
-def gpus(output_format: Format = "table", debug: Debug = False) -> None:
+def gpus(output_format: Format = "table") -> None:
     """List the datasheets: dense peaks, bandwidth, ridge points."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict
@@ -138,20 +138,18 @@ def gpus(output_format: Format = "table", debug: Debug = False) -> None:
 def selftest(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     output_format: Format = "table",
-    debug: Debug = False,
 ) -> None:
     """Check the verdicts on known kernels on this device; a wrong label is exit code 1."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict
 
     from profiler.job.selftest import run_selftest
-    from profiler.loading import resolve_device
-    from profiler.machine.device import describe
+    from profiler.machine.device import resolve_device
+    from profiler.machine.machine import machine_for
     from profiler.roofs.measure import measure
 
-    where = resolve_device(device)
-    info = describe(where)
-    results = run_selftest(where, info, measure(where, info, ["float32"], model_dtype="float32"))
+    machine = machine_for(resolve_device(device))
+    results = run_selftest(machine, measure(machine, ["float32"], model_dtype="float32"))
     documents = [
         {
             "name": result.name,
@@ -171,12 +169,12 @@ def selftest(
 
         from profiler.report.device_tables import selftest_table
 
-        Console(width=100).print(selftest_table(documents))
+        Console(width=100).print(selftest_table(results))
     if not all(result.right for result in results):
         raise typer.Exit(EXIT_WRONG)
 
 
-def models(output_format: Format = "table", debug: Debug = False) -> None:
+def models(output_format: Format = "table") -> None:
     """List the model cards that come with roofscope."""
     one_of(output_format, "--format", ("table", "json"))
     from profiler.loading.catalog import card_names, load_card

@@ -1,22 +1,71 @@
-"""What several commands share: options, exit codes, and the check of a value among few."""
+"""What several commands share: the options of a run, exit codes, and the check of a value among few."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 
 from profiler.errors import RequestError, near_misses
+from profiler.job.options import Options
 
 EXIT_WRONG = 1
 EXIT_REQUEST = 2
 EXIT_INCOMPLETE = 3
 EXIT_INTERRUPTED = 130
 
-QUANT_HELP = "none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo or fp8 (torchao)"
 Plain = Annotated[bool, typer.Option("--plain", help="No colours and no box drawing.")]
 Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout)")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def asks(*names: str, defaults: Mapping[str, object] | None = None) -> Callable[[Command], Command]:
+    """Give a command the named options of a run (all of them where none is named), before those of its own.
+
+    The command takes them as keywords; `defaults` replaces some of their defaults.
+    """
+    chosen = [item for item in fields(Options) if item.name in names or not names]
+
+    def decorate(command: Command) -> Command:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        asked = [_parameter(item, (defaults or {}).get(item.name, item.default)) for item in chosen]
+        command.__signature__ = inspect.Signature([*asked, *own])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(item: Field[object], default: object) -> inspect.Parameter:
+    """A field of Options as typer reads it."""
+    text, shown = item.metadata["help"], item.metadata.get("shown") or None
+    if item.name == "model":
+        information = typer.Argument(help=text)
+    else:
+        flag = "--" + (item.metadata.get("flag") or item.name).replace("_", "-")
+        information = typer.Option(flag, help=text, show_default=shown or True)
+    return inspect.Parameter(
+        item.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[_kind(item, default), information],
+    )
+
+
+def _kind(item: Field[object], default: object) -> object:
+    """What the command line reads an option as: what its default is, a text where that is none."""
+    if item.name == "out":
+        return Path | None
+    return type(default) if default is not None else str | None
 
 
 def one_of(value: str, option: str, known: tuple[str, ...]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.levers import JudgedCell, Setting, levers
+from profiler.diagnosis.cell import JudgedCell
+from profiler.diagnosis.levers import Setting, levers
+from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.step_time import Split
 from profiler.units import duration, percent, scaled, significant
 
@@ -16,14 +18,16 @@ def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
     They speak of the first engine; what another one saves is a sentence of its own.
     """
     sentences = []
-    others = [cell for cell in cells if cell.engine != cells[0].engine]
-    cells = [cell for cell in cells if cell.engine == cells[0].engine]
-    decodes = sorted((c for c in cells if c.phase == "decode"), key=lambda c: (c.batch_size, c.depth))
-    prefills = sorted((c for c in cells if c.phase == "prefill"), key=lambda c: c.batch_size * c.depth)
+    engine = cells[0].key.cell.engine if cells else ""
+    others = [cell for cell in cells if cell.key.cell.engine != engine]
+    cells = [cell for cell in cells if cell.key.cell.engine == engine]
+    decodes = sorted((c for c in cells if c.key.phase == "decode"), key=_batch_then_depth)
+    prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
     if decodes:
         first = decodes[0]
         sentences.append(
-            f"Decode at batch {first.batch_size} is {_because(first, setting)}{_where_it_changes(decodes, setting)}."
+            f"Decode at batch {first.key.cell.batch_size} is {_because(first, setting)}"
+            f"{_where_it_changes(decodes, setting)}."
         )
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
@@ -33,17 +37,21 @@ def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
     return sentences
 
 
+def _batch_then_depth(cell: JudgedCell) -> tuple[int, int]:
+    return cell.key.cell.batch_size, cell.key.cell.depth
+
+
 def _engine_sentences(first: JudgedCell, others: Sequence[JudgedCell]) -> list[str]:
     """What every other engine does to the step of the first cell."""
     found = []
     for cell in others:
-        if (cell.phase, cell.batch_size, cell.depth) != ("decode", first.batch_size, first.depth):
+        if replace(cell.key, cell=replace(cell.key.cell, engine=first.key.cell.engine)) != first.key:
             continue
         saved_s = first.split.latency_s - cell.split.latency_s
         verb = "saves" if saved_s >= 0 else "costs"
         found.append(
-            f"The engine {cell.engine} {verb} {duration(abs(saved_s))} of the {duration(first.split.latency_s)} step"
-            f" against {first.engine}."
+            f"The engine {cell.key.cell.engine} {verb} {duration(abs(saved_s))} of the"
+            f" {duration(first.split.latency_s)} step against {first.key.cell.engine}."
         )
     return found
 
@@ -51,7 +59,7 @@ def _engine_sentences(first: JudgedCell, others: Sequence[JudgedCell]) -> list[s
 def _because(cell: JudgedCell, setting: Setting) -> str:
     regime, s = cell.verdict.regime, cell.split
     if regime == "memory-bound":
-        kv = " (mostly KV cache)" if "kv-bound" in cell.verdict.flags else ""
+        kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
         share = cell.bytes_per_s / setting.memory_bytes_per_s
         return (
             f"memory-bound{kv}: {percent(share)} of the {scaled(setting.memory_bytes_per_s, 'B/s')}"
@@ -65,14 +73,16 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, dispatch takes {duration(s.dispatch_s or s.floor_s)}"
-    where = ", far from every roof" if regime == "inconclusive" and "inefficient-kernels" in cell.verdict.flags else ""
+    where = (
+        ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
+    )
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}"
 
 
 def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     """From which batch on, at the same prompt, another regime holds to the end."""
     first = decodes[0]
-    along = [cell for cell in decodes if cell.depth == first.depth]
+    along = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     last = along[-1]
     if last.verdict.regime == first.verdict.regime:
         return ""
@@ -81,7 +91,7 @@ def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
         if cell.verdict.regime != last.verdict.regime:
             break
         since = cell
-    return f"; from batch {since.batch_size} on it is {_because(since, setting)}"
+    return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
 
 
 def _beside(s: Split) -> str:
@@ -115,29 +125,29 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     best = max(prefills, key=lambda cell: cell.flops_per_s)
     bound = [cell for cell in prefills if cell.verdict.regime == "compute-bound"]
     if bound:
-        first = min(cell.batch_size * cell.depth for cell in bound)
-        smaller = [cell for cell in prefills if cell.batch_size * cell.depth < first]
+        first = min(cell.key.tokens for cell in bound)
+        smaller = [cell for cell in prefills if cell.key.tokens < first]
         since = f" from {first} tokens" if smaller else ""
         share = best.flops_per_s / setting.compute_flops_per_s
         return (
             f"Prefill is compute-bound{since}: up to {percent(share)} of the"
             f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} measured here,"
-            f" {significant(best.tokens_per_s)} tokens/s at batch {best.batch_size} x {best.depth}."
+            f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
-    return f"Prefill at batch {best.batch_size} x {best.depth} is {_because(best, setting)}."
+    return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
 def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     first = decodes[0]
     parts = []
-    same_prompt = [cell for cell in decodes if cell.depth == first.depth]
+    same_prompt = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     largest = same_prompt[-1]
-    if largest.batch_size > first.batch_size:
+    if largest.key.cell.batch_size > first.key.cell.batch_size:
         gain = largest.tokens_per_s / first.tokens_per_s
         cost = largest.split.latency_s / first.split.latency_s
         if gain > 1.1:
             parts.append(
-                f"batch {largest.batch_size} gives {significant(gain, 2)}x the tokens/s"
+                f"batch {largest.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
                 f" for {significant(cost, 2)}x the step"
             )
     ranked = levers(first, replace(setting, cards=()))
@@ -147,7 +157,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
             f"{best.change} can save at most {duration(best.saves_s)} of the {duration(first.split.latency_s)}"
             f" step ({best.because})"
         )
-    if not parts and "above-roof" in first.verdict.flags:
+    if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
     if not parts:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Literal
 
 import numpy as np
@@ -48,6 +49,22 @@ SM_IDLE = 0.5
 _SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
 _HIGH, _MEDIUM = 0.85, 0.65
 _REDRAWS = 200
+
+
+class Flag(StrEnum):
+    """What a label alone does not say of a cell."""
+
+    KV_BOUND = "kv-bound"
+    INEFFICIENT_KERNELS = "inefficient-kernels"
+    WASTEFUL_PATH = "wasteful-path"
+    CACHE_RESIDENT = "cache-resident"
+    OFFLOADED = "offloaded"
+    ABOVE_ROOF = "above-roof"
+    POWER_CAPPED = "power-capped"
+    HOST = "host"
+    """Of an overhead-bound step where a graph was replayed: a graph removes it."""
+    GRANULARITY = "granularity"
+    """Of such a step: only fusing does."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +113,7 @@ class Verdict:
     regime: Regime
     confidence: Confidence
     evidence: tuple[Evidence, ...]
-    flags: tuple[str, ...]
-    """kv-bound, inefficient-kernels, wasteful-path, cache-resident, offloaded, above-roof, power-capped; and of an
-    overhead-bound step where a graph was replayed: host (a graph removes it) or granularity (only fusing does)."""
+    flags: tuple[Flag, ...]
 
     @property
     def conflicts(self) -> tuple[Evidence, ...]:
@@ -224,18 +239,18 @@ def _optional_evidence(m: Measurement, memory: float, compute: float, overhead: 
     return items
 
 
-def _flags(m: Measurement, regime: Regime) -> tuple[str, ...]:
+def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
     s = m.split
     checks = (
-        ("kv-bound", regime == "memory-bound" and s.kv_s > s.weights_s),
-        ("inefficient-kernels", s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
-        ("wasteful-path", s.avoidable_s >= WASTE * s.latency_s),
-        ("cache-resident", m.cache_resident),
-        ("offloaded", m.offloaded),
-        ("above-roof", s.attained > 1.0),
-        ("power-capped", m.power_capped),
-        ("host", regime == "overhead-bound" and _graph_saves(m) is True),
-        ("granularity", regime == "overhead-bound" and _graph_saves(m) is False),
+        (Flag.KV_BOUND, regime == "memory-bound" and s.kv_s > s.weights_s),
+        (Flag.INEFFICIENT_KERNELS, s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
+        (Flag.WASTEFUL_PATH, s.avoidable_s >= WASTE * s.latency_s),
+        (Flag.CACHE_RESIDENT, m.cache_resident),
+        (Flag.OFFLOADED, m.offloaded),
+        (Flag.ABOVE_ROOF, s.attained > 1.0),
+        (Flag.POWER_CAPPED, m.power_capped),
+        (Flag.HOST, regime == "overhead-bound" and _graph_saves(m) is True),
+        (Flag.GRANULARITY, regime == "overhead-bound" and _graph_saves(m) is False),
     )
     return tuple(name for name, holds in checks if holds)
 

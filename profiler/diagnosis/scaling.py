@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from profiler.diagnosis.cell import CellResult
+from profiler.grid import Phase
+
+Axis = Literal["batch", "prompt", "context"]
 Side = Literal["memory", "compute", "neither", "undecided"]
 
 # A slope decides between two predictions that lie at least this far apart; nearer, it proves nothing.
@@ -188,3 +192,76 @@ def sentences(result: Scaling, what: str = "batch") -> list[str]:
         found.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
     found.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
     return found
+
+
+@dataclass(frozen=True)
+class DoublingTest:
+    """One series of sizes among a run's cells: what was doubled, what was held fixed, and what came of it."""
+
+    axis: Axis
+    fixed: Mapping[str, str | int]
+    """Columns and their values; all cells of the series share them."""
+    doublings: tuple[Doubling, ...]
+    best: int
+    largest: int
+    knee_measured: int | None
+    knee_predicted: float | None
+    sentences: tuple[str, ...]
+
+    def holds(self, cell: CellResult) -> bool:
+        """Whether a cell belongs to this series."""
+        return all(getattr(cell, column) == value for column, value in self.fixed.items())
+
+
+SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "context": "context_len"}
+"""The column that each axis doubles."""
+_FIXED: dict[Axis, tuple[str, ...]] = {
+    "batch": ("phase", "engine", "prompt_len", "context_len"),
+    "prompt": ("phase", "engine", "batch_size"),
+    "context": ("phase", "engine", "batch_size"),
+}
+_PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
+
+
+def doubling_tests(cells: Sequence[CellResult], flops_per_s: float, bytes_per_s: float) -> list[DoublingTest]:
+    """Every series of two sizes or more among the cells that have a number.
+
+    Along the batch, the prompt (prefills) and the context (decodes); the roofs are those that FLOPs and bytes were
+    measured under.
+    """
+    found = []
+    for axis, fixed in _FIXED.items():
+        series: dict[tuple[str | int, ...], list[CellResult]] = {}
+        for cell in cells:
+            if cell.status == "ok" and _PHASE_OF.get(axis, cell.phase) == cell.phase:
+                series.setdefault(tuple(getattr(cell, column) for column in fixed), []).append(cell)
+        for values, group in series.items():
+            if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
+                result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s)
+                found.append(_test(axis, dict(zip(fixed, values, strict=True)), result))
+    return found
+
+
+def _point(cell: CellResult, column: str) -> Point:
+    return Point(
+        size=getattr(cell, column),
+        time_s=cell.latency_s,
+        low_s=cell.latency_low_s,
+        high_s=cell.latency_high_s,
+        flops=float(cell.model_flops),
+        bytes=float(cell.model_bytes),
+        tokens_per_s=cell.tokens_per_s,
+    )
+
+
+def _test(axis: Axis, fixed: Mapping[str, str | int], result: Scaling) -> DoublingTest:
+    return DoublingTest(
+        axis=axis,
+        fixed=fixed,
+        doublings=result.doublings,
+        best=result.best,
+        largest=result.largest,
+        knee_measured=result.knee_measured,
+        knee_predicted=result.knee_predicted,
+        sentences=tuple(sentences(result, axis)),
+    )

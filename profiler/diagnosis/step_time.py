@@ -3,8 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+
+def floor_s(flops: float, nbytes: float, flops_per_s: float, bytes_per_s: float) -> float:
+    """max(F/P, B/W): the least seconds for so much work under two roofs (Williams, Waterman and Patterson, CACM 52(4),
+    2009)."""
+    return max(flops / flops_per_s, nbytes / bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time of a step under two roofs: the sum of its operators' own floors, by the side that binds each."""
+
+    compute_s: float
+    memory_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.memory_s
+
+    @property
+    def bound(self) -> Literal["compute", "memory"]:
+        """The side on which the larger part lies."""
+        return "compute" if self.compute_s > self.memory_s else "memory"
+
+
+def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) -> Floor:
+    """The floor of a step of many operators, each given as (FLOPs, bytes, FLOP/s of its dtype)."""
+    compute_s = memory_s = 0.0
+    for flops, nbytes, flops_per_s in parts:
+        seconds = floor_s(flops, nbytes, flops_per_s, bytes_per_s)
+        if seconds == nbytes / bytes_per_s:
+            memory_s += seconds
+        else:
+            compute_s += seconds
+    return Floor(compute_s, memory_s)
 
 
 @dataclass(frozen=True)
@@ -28,7 +64,7 @@ class Demand:
 
     def roof_s(self, memory_bytes_per_s: float) -> float:
         """The operator's own roof: the longer of its arithmetic and its traffic."""
-        return max(self.flops / self.compute_flops_per_s, (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s)
+        return floor_s(self.flops, self.weight_bytes + self.kv_bytes, self.compute_flops_per_s, memory_bytes_per_s)
 
     def compute_bound(self, memory_bytes_per_s: float) -> bool:
         return self.flops / self.compute_flops_per_s >= (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s

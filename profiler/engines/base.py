@@ -1,9 +1,9 @@
-"""What an engine is: it prefills a batch of prompts and then decodes one token a call."""
+"""What an engine is: it prefills a batch of prompts and then decodes one token a call, and says what it can."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -19,10 +19,19 @@ class DecodeState:
 class Engine(Protocol):
     """One way to run a causal LM. `slots` is the number of tokens that a cache will have to hold."""
 
-    name: str
-    cache: Literal["dynamic", "static"]
+    name: ClassVar[str]
+    cache: ClassVar[Literal["dynamic", "static"]]
+    hookable: ClassVar[bool]
+    """Whether a step runs the modules' own Python, so that hooks on them see it and change nothing else."""
+    has_twin: ClassVar[bool]
+    """Whether the hollow twin, stepped the same way, is dispatched as the model is (compiled code is other code)."""
+    replays_as_graph: ClassVar[bool]
+    """Whether a decode step is one launch of recorded work: it needs a device that captures, and no window that the
+    host moves."""
     keeps_last_logits: bool
     """Whether the LM head runs on the last position alone in a prefill."""
+    graph_breaks: int | None
+    """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
 
     def prepare(self, batch: int, slots: int) -> None:
         """Do once what this shape needs before it can be timed: compile, capture."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import cache_of, deepen, greedy_token, static_cache, unwindowed
-from profiler.errors import RequestError, first_line
 from profiler.machine.kineto import recorded
+from profiler.machine.machine import Machine
 
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
@@ -23,11 +23,16 @@ _COMPILED_REGION = "Torch-Compiled Region"
 class EagerEngine:
     """transformers as it comes: eager dispatch and the cache that the model makes for itself (DynamicCache)."""
 
-    name = "eager"
-    cache: Literal["dynamic", "static"] = "dynamic"
+    name: ClassVar[str] = "eager"
+    cache: ClassVar[Literal["dynamic", "static"]] = "dynamic"
+    hookable: ClassVar[bool] = True
+    has_twin: ClassVar[bool] = True
+    replays_as_graph: ClassVar[bool] = False
+    graph_breaks: int | None = None
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, machine: Machine) -> None:
         self._model = model
+        self._machine = machine
         parameters = inspect.signature(model.forward).parameters
         self.keeps_last_logits = "logits_to_keep" in parameters
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
@@ -58,7 +63,7 @@ class StaticEngine(EagerEngine):
     """Eager dispatch on transformers' StaticCache: one buffer of all slots, written in place and read to its end."""
 
     name = "static"
-    cache: Literal["dynamic", "static"] = "static"
+    cache = "static"
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
@@ -75,17 +80,18 @@ class CompileEngine(StaticEngine):
     """
 
     name = "compile"
+    hookable = False
+    has_twin = False
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, machine: Machine) -> None:
+        super().__init__(model, machine)
         torch._dynamo.reset()  # compiled code is kept by function, not by model: nothing of another engine may stay
         # Past the limit of recompilations torch would run the step uncompiled without a word.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        mode = "reduce-overhead" if model.device.type == "cuda" else None
+        mode = "reduce-overhead" if machine.captures else None
         self._step: Callable[[torch.Tensor, Any], torch.Tensor] = torch.compile(self._token, mode=mode)
         self._caches: dict[tuple[int, int], Any] = {}
-        self.graph_breaks = 0
-        """How often a step leaves its compiled code for Python and comes back; 0 is one whole graph."""
+        self.graph_breaks: int = 0
 
     def prepare(self, batch: int, slots: int) -> None:
         """Compile for this shape; its cache is kept, because the compiled code holds its address."""
@@ -126,11 +132,13 @@ class GraphEngine(StaticEngine):
     """The decode step captured once as a CUDA graph: the host submits one launch a step instead of hundreds."""
 
     name = "graph"
+    hookable = False
+    replays_as_graph = True
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, machine: Machine) -> None:
+        super().__init__(model, machine)
         self._shape: tuple[int, int] | None = None
-        self._graph: Any = None
+        self._replay: Callable[[], object] | None = None
         self._kept: Any = None
         self._token_B1 = torch.empty(0)
 
@@ -138,23 +146,15 @@ class GraphEngine(StaticEngine):
         """Capture the step of this shape. Raises RequestError when the model's step cannot be captured."""
         if self._shape == (batch, slots):
             return
-        self._shape = self._graph = self._kept = None
+        self._shape = self._replay = self._kept = None
         self._kept = unwindowed(static_cache(self._model, slots), slots)
         self._token_B1 = torch.zeros(batch, 1, dtype=torch.long, device=self._model.device)
         self._prefill(self._token_B1, self._kept)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with self._machine.beside():
             for _ in range(_WARM_STEPS):
                 self._advance()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                self._advance()
-        except RuntimeError as error:
-            raise RequestError(f"the decode step cannot be captured as a CUDA graph: {first_line(error)}.") from error
-        self._shape, self._graph = (batch, slots), graph
+        self._replay = self._machine.capture(self._advance)
+        self._shape = batch, slots
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         state = super().prefill(ids_BS, slots)
@@ -162,7 +162,8 @@ class GraphEngine(StaticEngine):
         return DecodeState(state.cache, self._token_B1)
 
     def decode(self, state: DecodeState) -> DecodeState:
-        self._graph.replay()
+        assert self._replay is not None, "prepare() captures the step"
+        self._replay()
         return state
 
     def _slots(self, batch: int, slots: int) -> Any:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
+from profiler.diagnosis.cards import CardFloor, floor_on
 from profiler.errors import ModelError, RequestError, first_line, near_misses
-from profiler.loading import DTYPES, QUANTS, Quant, build_on_meta, dtype_name, load_config, resolve_device
+from profiler.grid import Phase
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.placement import planned_weight_bytes
+from profiler.loading.quantise import QUANTS, Quant
+from profiler.loading.request import DTYPES, dtype_name
+from profiler.loading.skeleton import build_on_meta
 from profiler.machine.datasheet import Datasheet, gpus
+from profiler.machine.device import resolve_device
+from profiler.probes.subject import operator_work
 from profiler.work.attention import AttentionCore
 from profiler.work.crosscheck import Crosscheck, crosscheck
+from profiler.work.footprint import cache_bytes
 from profiler.work.kernels import attention_path
 from profiler.work.operators import GemmShape, Operator
-from profiler.work.step import ExecutionPath, Step, Work
+from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, walk
-
-Phase = Literal["prefill", "decode"]
-
-
-@dataclass(frozen=True)
-class GpuFloor:
-    """What one GPU's datasheet says of the step."""
-
-    gpu: str
-    ridge_flops_per_byte: float
-    floor_s: float
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth), at dense datasheet peaks."""
-    bound: Literal["compute", "memory"]
-    """The side on which the larger part of the floor lies."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class StepCount:
     coverage: float
     unknown: tuple[str, ...]
     gemms: tuple[GemmShape, ...] = ()
-    gpus: tuple[GpuFloor, ...] = ()
+    gpus: tuple[CardFloor, ...] = ()
     crosscheck: Crosscheck | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -84,7 +79,7 @@ class StepCount:
         if self.gemms:
             document["gemms"] = [asdict(shape) for shape in self.gemms]
         if self.gpus:
-            document["gpus"] = [asdict(floor) for floor in self.gpus]
+            document["gpus"] = [{**asdict(floor), "refusal": floor.refusal} for floor in self.gpus]
         if self.crosscheck is not None:
             check = self.crosscheck
             document["crosscheck"] = {
@@ -137,13 +132,16 @@ def count(
     source = resolve(model)
     config = load_config(source, trust_remote_code)
     kind = _dtype(dtype, config)
-    work = walk(build_on_meta(config, kind, stored_as))
+    module = build_on_meta(config, kind, stored_as)
+    work = walk(module)
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     here = resolve_device("auto")
     keys = int(np.max(step.query)) + int(np.max(step.context))
     path = attention_path(attn, cores, here, kind, query=int(np.max(step.query)), keys=keys)
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
+    operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
+    needs_bytes = planned_weight_bytes(module) + cache_bytes(work, batch, keys)
     return StepCount(
         model=source.name,
         params=work.params,
@@ -157,7 +155,7 @@ def count(
         coverage=work.coverage,
         unknown=work.unknown,
         gemms=work.gemm_census(step) if census else (),
-        gpus=tuple(_floor(gpu, work, step, path, dtype_name(kind)) for gpu in wanted_gpus),
+        gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in wanted_gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
     )
 
@@ -202,26 +200,6 @@ def _gpu(name: str) -> Datasheet:
     raise RequestError(f"no single GPU is called {name!r}.{hint}")
 
 
-def _floor(gpu: Datasheet, work: ModelWork, step: Step, path: ExecutionPath, dtype: str) -> GpuFloor:
-    fallback = gpu.peak_flops_per_s(dtype) or gpu.peak_flops_per_s("float32") or 0.0
-    compute_s = memory_s = 0.0
-    for operator in work.operators:
-        part = operator.work(step, path)
-        peak = gpu.peak_flops_per_s(dtype_name(operator.dtype)) or fallback
-        arithmetic_s = float(part.model_flops) / peak
-        traffic_s = float(part.model_bytes) / gpu.bandwidth_bytes_per_s
-        if arithmetic_s >= traffic_s:
-            compute_s += arithmetic_s
-        else:
-            memory_s += traffic_s
-    return GpuFloor(
-        gpu=gpu.gpu,
-        ridge_flops_per_byte=fallback / gpu.bandwidth_bytes_per_s,
-        floor_s=compute_s + memory_s,
-        bound="compute" if compute_s > memory_s else "memory",
-    )
-
-
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:
     if quant != "none":
         raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
@@ -244,7 +222,7 @@ def _bytes_json(work: Work) -> dict[str, int | float]:
     }
 
 
-def _operator_json(operator: Operator, work: Work) -> dict[str, Any]:
+def _operator_json(operator: Operator, work: Work) -> dict[str, object]:
     return {
         "name": operator.name,
         "group": operator.group,
@@ -261,6 +239,6 @@ def _operator_json(operator: Operator, work: Work) -> dict[str, Any]:
     }
 
 
-def _number(value: Any) -> int | float:
+def _number(value: Count) -> int | float:
     number = float(value)
     return int(value) if number.is_integer() else number

@@ -1,87 +1,103 @@
-"""What run.json says of a run before its first figure, and the command that repeats it."""
+"""What run.json says of a run before its first figure."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from profiler._version import __version__
-from profiler.grid import PHASES, Grid
-from profiler.loading import ModelRequest, dtype_name
-from profiler.machine.clock import clock_for, instrument_s
-from profiler.machine.device import software
-from profiler.probes.subject import Context
+from profiler.diagnosis.dispatch import dispatch_of
+from profiler.diagnosis.facts import DeviceFacts, DispatchSamples
+from profiler.grid import Phase
+from profiler.job.request import Prepared
+from profiler.loading.request import dtype_name
+from profiler.machine.clock import instrument_s
+from profiler.machine.device import Device, software
+from profiler.probes.subject import Subject
+from profiler.record.document import CeilingsRecord, CountingRecord, EngineRecord, GridRecord, HealthRecord, RunDocument
 from profiler.record.migrations import SCHEMA_VERSION
-from profiler.record.run import RunDocument
-from profiler.work.footprint import model_storage_bytes
+from profiler.roofs.values import Ceilings
 
 
 def opening(
-    request: ModelRequest, grid: Grid, context: Context, command: str, budget_s: float, warnings: Sequence[str]
+    prepared: Prepared,
+    subject: Subject,
+    ceilings: Ceilings,
+    dispatch: Sequence[DispatchSamples],
+    health: HealthRecord,
+    warnings: Sequence[str],
 ) -> RunDocument:
     """run.json as it is before anything was timed: model, device, software, roofs, grid."""
-    loaded, info = context.loaded, context.info
-    device = {key: value for key, value in asdict(info).items() if key != "datasheet"}
-    device["datasheet"] = info.datasheet.gpu if info.datasheet else None
-    if info.datasheet:
-        device["datasheet_flops_per_s"] = info.datasheet.peak_flops_per_s(context.dtype)
-        device["datasheet_bytes_per_s"] = info.datasheet.bandwidth_bytes_per_s
-    ceilings = asdict(context.ceilings)
-    ceilings["memory_bytes_per_s"] = context.ceilings.memory_bytes_per_s
-    ceilings["dispatch_s"] = {
-        name: {
-            phase: {
-                str(batch): host.step_s
-                for (engine, key, batch), host in context.dispatch.items()
-                if (engine, key) == (name, phase)
-            }
-            for phase in PHASES
-        }
-        for name in grid.engines
-    }
+    grid = prepared.grid
     return RunDocument(
         schema_version=SCHEMA_VERSION,
         roofscope=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command,
-        model={
-            "id": request.source.name,
-            "kind": request.source.kind,
-            "revision": loaded.revision,
-            "architecture": type(loaded.module).__name__,
-            "params": context.work.params,
-            "dtype": context.dtype,
-            "quant": request.quant,
-            "double_quant": request.quant_options.double,
-            "compute_dtype": dtype_name(request.quant_options.compute_dtype or request.dtype),
-            "weights": request.weights,
-            "storage_bytes": model_storage_bytes(loaded.module),
-            "load_s": loaded.load_s,
-            "first_call_s": loaded.first_call_s,
-            "unpacked_from": loaded.unpacked_from,
-            "attention": context.paths[grid.engines[0], "prefill"].attention,
-            "offloaded_bytes": dict(loaded.offloaded_bytes),
-            "placement": loaded.placement.as_text() if loaded.placement else None,
-        },
-        device=device,
+        command=prepared.command,
+        model=subject.model_facts(grid),
+        device=device_facts(subject.machine.info, dtype_name(subject.request.dtype)),
         software=software(),
-        ceilings=ceilings,
-        grid={
-            "prompt_lens": list(grid.prompt_lens),
-            "batch_sizes": list(grid.batch_sizes),
-            "context_lens": list(grid.context_lens),
-            "new_tokens": grid.new_tokens,
-        },
-        engine={
-            "names": list(grid.engines),
-            "budget_s": budget_s,
-            "instrument_s_per_step": instrument_s(clock_for(request.device)),
-        },
-        counting={
-            "coverage": context.work.coverage,
-            "unknown": list(context.work.unknown),
-            "paths": {f"{engine} {phase}": asdict(path) for (engine, phase), path in context.paths.items()},
-        },
-        warnings=list(warnings),
+        ceilings=ceilings_record(ceilings, dispatch),
+        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens),
+        engine=EngineRecord(
+            names=grid.engines,
+            budget_s=prepared.options.budget_s,
+            instrument_s_per_step=instrument_s(subject.machine.clock),
+            replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
+        ),
+        counting=CountingRecord(
+            coverage=subject.work.coverage,
+            unknown=subject.work.unknown,
+            paths={f"{engine} {phase}": path for (engine, phase), path in subject.paths.items()},
+        ),
+        health=health,
+        looked_inside=prepared.options.breakdown or prepared.options.trace,
+        set_up_warnings=tuple(warnings),
+        warnings=tuple(warnings),
     )
+
+
+def device_facts(info: Device, dtype: str) -> DeviceFacts:
+    """A device as run.json tells it, with its datasheet's dense peak for `dtype`."""
+    sheet = info.datasheet
+    return DeviceFacts(
+        kind=info.kind,
+        name=info.name,
+        memory_bytes=info.memory_bytes,
+        last_level_cache_bytes=info.last_level_cache_bytes,
+        threads=info.threads,
+        compute_capability=info.compute_capability,
+        datasheet=sheet.gpu if sheet else None,
+        datasheet_flops_per_s=sheet.peak_flops_per_s(dtype) if sheet else None,
+        datasheet_bytes_per_s=sheet.bandwidth_bytes_per_s if sheet else None,
+    )
+
+
+def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> CeilingsRecord:
+    """The roofs as run.json tells them."""
+    steps: dict[str, dict[Phase, dict[int, float]]] = {}
+    for samples in dispatch:
+        by_phase = steps.setdefault(samples.engine, {})
+        by_phase.setdefault(samples.phase, {})[samples.batch_size] = dispatch_of(samples).step_s
+    return CeilingsRecord(
+        compute=ceilings.compute,
+        memory=ceilings.memory,
+        stream_bytes=ceilings.stream_bytes,
+        beyond_cache=ceilings.beyond_cache,
+        memory_bytes_per_s=ceilings.memory_bytes_per_s,
+        dispatch_s=steps,
+        curve=ceilings.curve,
+        launch=ceilings.launch,
+        page_fault_s=ceilings.page_fault_s,
+        links=ceilings.links,
+        measured_s=ceilings.measured_s,
+        measured_at_unix_s=ceilings.measured_at_unix_s,
+    )
+
+
+def config_of(prepared: Prepared) -> dict[str, object]:
+    """The model's config without the path that it was read from."""
+    config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
+    config.pop("_name_or_path", None)
+    return config

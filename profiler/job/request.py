@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -10,26 +11,133 @@ from pathlib import Path
 from typing import Any, get_args
 
 from profiler.engines.registry import check_engine
-from profiler.errors import RequestError, RunError, near_misses
+from profiler.errors import ModelError, RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
-from profiler.loading import (
-    DTYPES,
-    QUANTS,
-    ModelRequest,
-    QuantOptions,
-    check_context,
-    check_quant,
-    check_weights,
-    dtype_name,
-    load_config,
-    resolve_device,
-    resolve_dtype,
-    resolve_weights,
-)
-from profiler.loading.catalog import DEFAULT_MODEL, resolve
+from profiler.job.options import DEFAULT_MODEL, Options
+from profiler.loading.catalog import resolve
+from profiler.loading.checkpoint import check_weights, resolve_weights
+from profiler.loading.config import load_config
+from profiler.loading.quantise import QUANTS, QuantOptions, check_quant
+from profiler.loading.request import DTYPES, ModelRequest, check_context, dtype_name, resolve_dtype
+from profiler.loading.skeleton import plan
+from profiler.machine.device import resolve_device
 from profiler.probes.quality import text_ids
 from profiler.record.run import read_document
 from profiler.work.step import Attention
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been checked, before anything slow: what to load, what to visit, where to write."""
+
+    request: ModelRequest
+    config: Any
+    grid: Grid
+    options: Options
+    """What was asked for, for all that decides nothing about the model or the grid."""
+    quality_ids: Sequence[int]
+    """Tokens over which a quantised model is held against the unquantised one; empty: it is not."""
+    out: Path
+    resumed: bool
+    """Whether `out` holds an interrupted run that is to be finished."""
+    command: str
+
+
+_DEFAULT_PROMPT_LENS = "64,128,256,512"
+
+
+def prepare(options: Options) -> Prepared:
+    """Check a request; raises RequestError with one line before anything is loaded or written."""
+    quant = options.quant
+    prompts = _DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
+    engines = [name.strip() for name in options.engine.split(",") if name.strip()] or [DEFAULT_ENGINE]
+    grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
+    model = DEFAULT_MODEL if options.model is None else options.model
+    if not model.strip():
+        raise ModelError("no model is named; give a hub id (owner/name), a folder, a .gguf file, or a card's name.")
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    if options.attn is not None and options.attn not in get_args(Attention):
+        raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
+    if options.budget_s <= 0:
+        raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
+    if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
+        raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
+    source = resolve(model)
+    where = resolve_device(options.device)
+    config = load_config(source, options.trust_remote_code)
+    dtype = resolve_dtype(options.dtype, quant, where, config)
+    quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
+    check_quant(quant, quant_options, dtype, where)
+    if source.kind == "gguf" and quant != "none":
+        raise RequestError(
+            f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
+            " give the model as a hub id or a folder of safetensors."
+        )
+    check_context(config, grid.longest_context)
+    for name in grid.engines:
+        check_engine(name, on_cuda=where.type == "cuda", config=config, longest_context=grid.longest_context)
+    request = ModelRequest(
+        source=source,
+        device=where,
+        dtype=dtype,
+        quant=quant,
+        quant_options=quant_options,
+        weights=resolve_weights(source, options.weights),
+        attn=options.attn,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
+    check_weights(request)
+    if quant != "none":
+        plan(request, copy.deepcopy(config))  # refuses a format that a layer of this model does not fit
+    checked = options.check_quality and quant != "none" and request.weights == "checkpoint"
+    return Prepared(
+        request=request,
+        config=config,
+        grid=grid,
+        options=options,
+        quality_ids=text_ids(request) if checked else (),
+        out=Path(options.out) if options.out is not None else _default_folder(request),
+        resumed=False,
+        command=repeating(request, grid),
+    )
+
+
+def prepare_resume(folder: Path, options: Options) -> Prepared:
+    """The request of an interrupted run, to finish it; its model is needed again where it was a local path.
+
+    Of `options` only what a run folder does not hold is taken: a local path, the device, the budget, what is trusted.
+    Raises RunError when the run is finished or cannot be read, and whatever `prepare` raises.
+    """
+    document = read_document(folder)
+    if document.finished:
+        raise RunError(f"{folder} is finished; there is nothing to resume.")
+    known, grid, model = document.model, document.grid, options.model
+    if model is None:
+        if known.kind in ("folder", "gguf"):
+            raise RunError(f"{folder} profiled a local {known.kind}; give its path again: roofscope run PATH --resume.")
+        model = known.id
+    elif (name := resolve(model).name) != known.id:
+        raise RunError(f"this run cannot be resumed with {name}: it is one of {known.id}.")
+    interrupted = replace(
+        options,
+        model=model,
+        prompt_lens=grid.prompt_lens,
+        batch_sizes=grid.batch_sizes,
+        context_lens=grid.context_lens,
+        new_tokens=grid.new_tokens,
+        dtype=known.dtype,
+        quant=known.quant,
+        double_quant=known.double_quant,
+        compute_dtype=known.compute_dtype if known.quant in ("nf4", "fp4") else "auto",
+        weights=known.weights,
+        engine=",".join(document.engine.names),
+        attn=known.attention,
+        out=folder,
+        fresh=False,
+    )
+    return replace(prepare(interrupted), resumed=True)
 
 
 def repeating(request: ModelRequest, grid: Grid) -> str:
@@ -56,154 +164,6 @@ def repeating(request: ModelRequest, grid: Grid) -> str:
     if request.attn:
         parts.append(f"--attn {request.attn}")
     return " ".join(parts)
-
-
-DEFAULT_BUDGET_S = 70.0
-DEFAULT_PROMPT_LENS = "64,128,256,512"
-DEFAULT_BATCH_SIZES = "1,2,4,8"
-DEFAULT_NEW_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user asks for, in the words of `roofscope run`."""
-
-    model: str = DEFAULT_MODEL
-    prompt_lens: str | Sequence[int] | None = None
-    """None: the default lengths, or none at all where context lengths are given."""
-    batch_sizes: str | Sequence[int] = DEFAULT_BATCH_SIZES
-    context_lens: str | Sequence[int] = ()
-    new_tokens: int = DEFAULT_NEW_TOKENS
-    dtype: str = "auto"
-    quant: str = "none"
-    double_quant: bool = False
-    compute_dtype: str = "auto"
-    weights: str = "auto"
-    engine: str = DEFAULT_ENGINE
-    attn: str | None = None
-    device: str = "auto"
-    out: str | Path | None = None
-    budget_s: float = DEFAULT_BUDGET_S
-    fresh: bool = False
-    breakdown: bool = False
-    trace: bool = False
-    check_quality: bool = False
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request that has been checked, before anything slow: what to load, what to visit, where to write."""
-
-    request: ModelRequest
-    config: Any
-    grid: Grid
-    budget_s: float
-    fresh: bool
-    breakdown: bool
-    trace: bool
-    """Whether a Chrome trace of one decode step is kept."""
-    quality_ids: Sequence[int]
-    """Tokens over which a quantised model is held against the unquantised one; empty: it is not."""
-    out: Path
-    resumed: bool
-    """Whether `out` holds an interrupted run that is to be finished."""
-    command: str
-
-
-def prepare(options: Options) -> Prepared:
-    """Check a request; raises RequestError with one line before anything is loaded or written."""
-    quant = options.quant
-    prompts = DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
-    engines = [name.strip() for name in options.engine.split(",") if name.strip()] or [DEFAULT_ENGINE]
-    grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
-    if quant not in QUANTS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
-    if options.attn is not None and options.attn not in get_args(Attention):
-        raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
-    if options.budget_s <= 0:
-        raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
-    if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
-        raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")
-    source = resolve(options.model)
-    where = resolve_device(options.device)
-    config = load_config(source, options.trust_remote_code)
-    dtype = resolve_dtype(options.dtype, quant, where, config)
-    quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
-    check_quant(quant, quant_options, dtype, where)
-    if source.kind == "gguf" and quant != "none":
-        raise RequestError(
-            f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
-            " give the model as a hub id or a folder of safetensors."
-        )
-    check_context(config, grid.longest_context)
-    for name in grid.engines:
-        check_engine(name, where, config, grid.longest_context)
-    request = ModelRequest(
-        source=source,
-        device=where,
-        dtype=dtype,
-        quant=quant,
-        quant_options=quant_options,
-        weights=resolve_weights(source, options.weights),
-        attn=options.attn,
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle,
-    )
-    check_weights(request)
-    checked = options.check_quality and quant != "none" and request.weights == "checkpoint"
-    return Prepared(
-        request=request,
-        config=config,
-        grid=grid,
-        budget_s=options.budget_s,
-        fresh=options.fresh,
-        breakdown=options.breakdown,
-        trace=options.trace,
-        quality_ids=text_ids(request) if checked else (),
-        out=Path(options.out) if options.out is not None else _default_folder(request),
-        resumed=False,
-        command=repeating(request, grid),
-    )
-
-
-def prepare_resume(folder: Path, model: str | None, options: Options) -> Prepared:
-    """The request of an interrupted run, to finish it; `model` is needed again where it was a local path.
-
-    Of `options` only what a run folder does not hold is taken: the device, the budget and what is trusted. Raises
-    RunError when the run is finished or cannot be read, and whatever `prepare` raises.
-    """
-    document = read_document(folder)
-    if document.finished:
-        raise RunError(f"{folder} is finished; there is nothing to resume.")
-    known, grid = document.model, document.grid
-    if model is None:
-        if known["kind"] in ("folder", "gguf"):
-            raise RunError(
-                f"{folder} profiled a local {known['kind']}; give its path again: roofscope run PATH --resume."
-            )
-        model = known["id"]
-    elif (name := resolve(model).name) != known["id"]:
-        raise RunError(f"this run cannot be resumed with {name}: it is one of {known['id']}.")
-    interrupted = replace(
-        options,
-        model=model,
-        prompt_lens=grid["prompt_lens"],
-        batch_sizes=grid["batch_sizes"],
-        context_lens=grid["context_lens"],
-        new_tokens=grid["new_tokens"],
-        dtype=known["dtype"],
-        quant=known["quant"],
-        double_quant=known.get("double_quant", False),
-        compute_dtype=known.get("compute_dtype", "auto") if known["quant"] in ("nf4", "fp4") else "auto",
-        weights=known["weights"],
-        engine=",".join(document.engine["names"]),
-        attn=known["attention"],
-        out=folder,
-        fresh=False,
-    )
-    return replace(prepare(interrupted), resumed=True)
 
 
 def _default_folder(request: ModelRequest) -> Path:

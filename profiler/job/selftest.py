@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from profiler.diagnosis.regimes import Measurement, Regime, Verdict, judge
 from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
-from profiler.machine.clock import Clock, clock_for
-from profiler.machine.device import Device
+from profiler.machine.machine import Machine
 from profiler.roofs.sampling import sample
 from profiler.roofs.values import Ceilings
 
@@ -49,12 +48,9 @@ class SelftestResult:
         return self.verdict.regime == self.expected
 
 
-def run_selftest(
-    device: torch.device, info: Device, ceilings: Ceilings, clock: Clock | None = None
-) -> list[SelftestResult]:
+def run_selftest(machine: Machine, ceilings: Ceilings) -> list[SelftestResult]:
     """Time and judge each known kernel against the measured roofs."""
-    clock = clock or clock_for(device)
-    return [_judge(kernel, info, ceilings, clock) for kernel in _kernels(device, ceilings)]
+    return [_judge(kernel, machine, ceilings) for kernel in _kernels(machine.device, ceilings)]
 
 
 def _kernels(device: torch.device, ceilings: Ceilings) -> Sequence[KnownKernel]:
@@ -107,13 +103,13 @@ def _kernels(device: torch.device, ceilings: Ceilings) -> Sequence[KnownKernel]:
     )
 
 
-def _judge(kernel: KnownKernel, info: Device, ceilings: Ceilings, clock: Clock) -> SelftestResult:
-    seconds = sample(kernel.call, clock, _SAMPLE_S)
-    hollow_s = min(sample(kernel.hollow, clock, _SAMPLE_S / 4))
+def _judge(kernel: KnownKernel, machine: Machine, ceilings: Ceilings) -> SelftestResult:
+    seconds = sample(kernel.call, machine, _SAMPLE_S)
+    hollow_s = min(sample(kernel.hollow, machine, _SAMPLE_S / 4))
     latency_s = statistics.median(seconds)
     compute = ceilings.compute_flops_per_s("float32")
     demands = [Demand(kernel.name, "other", flops, moved, 0.0, compute) for flops, moved in kernel.parts]
-    roofs = Roofs(ceilings.memory_bytes_per_s, Dispatch(hollow_s, 0.0), info.overlaps_dispatch)
+    roofs = Roofs(ceilings.memory_bytes_per_s, Dispatch(hollow_s, 0.0), machine.info.overlaps_dispatch)
     quartiles = statistics.quantiles(seconds, n=4)
     verdict = judge(
         Measurement(

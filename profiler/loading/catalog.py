@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from profiler.errors import ModelError, near_misses
 
-DEFAULT_MODEL = "smollm2-135m"
-
 SourceKind = Literal["card", "hub", "folder", "gguf"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]

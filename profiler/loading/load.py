@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 import weakref
 from typing import Any
 
@@ -17,6 +16,7 @@ from profiler.loading.quantise import quantization_config
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.skeleton import plan, quiet_libraries
+from profiler.machine.clock import clock_for, now_s
 
 
 def load(request: ModelRequest, config: Any) -> LoadedModel:
@@ -25,7 +25,7 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     Random weights are made tensor by tensor in their final dtype and format, so that no full-precision copy of the
     model ever exists. Raises ModelError when the checkpoint or the combination does not load.
     """
-    start = time.perf_counter()
+    start_s = now_s()
     with quiet_libraries():
         try:
             if request.weights == "random":
@@ -42,7 +42,7 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
     module.requires_grad_(False)
-    loaded_s = time.perf_counter() - start
+    loaded_s = now_s() - start_s
     first_call_s = _first_call(module, request)
     return LoadedModel(
         module=module,
@@ -83,7 +83,7 @@ def _first_call(module: nn.Module, request: ModelRequest) -> float:
     fused kernel, compressed-tensors unpacks its weights), so that nothing may be counted before. Raises ModelError when
     the model does not run.
     """
-    start = time.perf_counter()
+    start_s = now_s()
     try:
         with torch.inference_mode(), quiet_libraries():
             module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=request.device))
@@ -91,9 +91,8 @@ def _first_call(module: nn.Module, request: ModelRequest) -> float:
         raise
     except Exception as error:
         raise ModelError(f"{request.source.name} loads, but does not run: {first_line(error)}.") from error
-    if request.device.type == "cuda":
-        torch.cuda.synchronize(request.device)
-    return time.perf_counter() - start
+    clock_for(request.device).synchronize()
+    return now_s() - start_s
 
 
 def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:

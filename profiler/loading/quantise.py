@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError, RequestError
+from profiler.machine.device import compute_capability
 
 Quant = Literal["none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8"]
 QUANTS: tuple[Quant, ...] = get_args(Quant)
@@ -56,7 +57,7 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
     if util.find_spec("torchao") is None:
         raise RequestError(f"--quant {quant} needs torchao: pip install 'roofscope[formats]'.")
     if quant == "int4wo" and device.type == "cuda":
-        if torch.cuda.get_device_capability(device) < _INT4_CAPABILITY:
+        if compute_capability(device) < _INT4_CAPABILITY:
             raise RequestError("--quant int4wo: torchao's int4 kernel needs compute capability 8.0; use --quant nf4.")
         if dtype != torch.bfloat16:
             raise RequestError("--quant int4wo: torchao's int4 kernel computes in bfloat16; use --dtype bfloat16.")
@@ -162,7 +163,7 @@ def _torchao_config(quant: Quant, module: Any, device: torch.device) -> Any:
     if quant == "int8wo":
         return _int8()
     if quant == "fp8":
-        return _fp8(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY)
+        return _fp8(device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY)
     group_size = _int4_group_size(module)
     return _int4_tiles(group_size) if device.type == "cuda" else _int4_opaque(group_size)
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from profiler.errors import DeviceError, RequestError
+from profiler.errors import RequestError
 from profiler.loading.catalog import Source
 from profiler.loading.placement import Placement
 from profiler.loading.quantise import PLAIN, Quant, QuantOptions
+from profiler.machine.device import compute_capability
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -69,24 +70,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there. Raises DeviceError."""
-    if name == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or (index and not index.isdigit()):
-        raise DeviceError(f"--device {name!r} is unknown; use auto, cpu, cuda or cuda:N.")
-    if not torch.cuda.is_available():
-        build = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device answers"
-        raise DeviceError(f"--device {name}: {build}; use --device cpu.")
-    count = torch.cuda.device_count()
-    if index and int(index) >= count:
-        raise DeviceError(f"--device {name}: there are {count} CUDA devices, numbered from 0.")
-    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
-
-
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
     """The dtype to compute in.
 
@@ -102,7 +85,7 @@ def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) ->
         )
     if name != "auto":
         return DTYPES[name]
-    no_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    no_bfloat16 = device.type == "cuda" and compute_capability(device) < (8, 0)
     if quant != "none":
         return torch.float16 if no_bfloat16 else torch.bfloat16
     if device.type == "cpu":

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 NANOSECOND_S = 1e-9
+NOTCH = 1.57
+"""Half the notch of a box plot over IQR / sqrt(n)."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,6 @@ def timing_of(samples: Sequence[float]) -> Timing:
     return Timing(median_s, NOTCH * (high - low) / math.sqrt(len(samples)))
 
 
-NOTCH = 1.57
-"""Half the notch of a box plot over IQR / sqrt(n)."""
-
-
 class Clock(Protocol):
     """Marks points in the device's own stream of work."""
 
@@ -70,25 +69,33 @@ class HostClock:
         return None
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
-        return [(after - before) * NANOSECOND_S for before, after in itertools.pairwise(marks)]
+        return [round((after - before) * NANOSECOND_S, 9) for before, after in itertools.pairwise(marks)]
 
 
 class CudaClock:
     """CUDA events on the current stream (resolution about 0.5 us)."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        import torch
+
+        self._cuda = torch.cuda
+        self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
         return event
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
+        self._cuda.synchronize(self._device)
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(marks)]
+        return [round(before.elapsed_time(after) * 1e-3, 9) for before, after in itertools.pairwise(marks)]
+
+
+def now_s() -> float:
+    """The host's monotonic clock."""
+    return time.perf_counter()
 
 
 def clock_for(device: torch.device) -> Clock:
@@ -122,9 +129,9 @@ def instrument_s(clock: Clock, marks: int = 1000) -> float:
     """Seconds that one mark costs the host: what timing adds to a step (median of five rounds)."""
     rounds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = now_s()
         for _ in range(marks):
             clock.mark()
-        rounds.append((time.perf_counter() - start) / marks)
+        rounds.append((now_s() - start) / marks)
         clock.synchronize()
     return sorted(rounds)[len(rounds) // 2]

@@ -7,12 +7,16 @@ import platform
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
+from profiler.errors import DeviceError
 from profiler.machine.datasheet import Datasheet, find
 from profiler.machine.memory import total_bytes
 from profiler.machine.telemetry import default_power_limit_w
+
+if TYPE_CHECKING:
+    import torch
+
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -41,6 +45,8 @@ class Device:
 
 def describe(device: torch.device) -> Device:
     """What `device` is."""
+    import torch
+
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(
@@ -63,8 +69,37 @@ def describe(device: torch.device) -> Device:
     )
 
 
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """CUDA's compute capability of `device`; (0, 0) for a CPU, which has none."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there. Raises DeviceError."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise DeviceError(f"--device {name!r} is unknown; use auto, cpu, cuda or cuda:N.")
+    if not torch.cuda.is_available():
+        build = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device answers"
+        raise DeviceError(f"--device {name}: {build}; use --device cpu.")
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise DeviceError(f"--device {name}: there are {count} CUDA devices, numbered from 0.")
+    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
+
+
 def software() -> dict[str, str]:
     """Versions of what ran: Python, the operating system's kernel, torch, its CUDA, and the libraries above it."""
+    import torch
+
     versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for package in ("torch", "transformers", "accelerate", "bitsandbytes"):
         try:

@@ -3,64 +3,30 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import psutil
-import torch
+
+from profiler.machine.clock import now_s
+from profiler.machine.readings import THROTTLE_BITS, Reading
+
+if TYPE_CHECKING:
+    import torch
 
 _INTERVAL_S = 0.5
 _RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 _CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
-# nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
-_THROTTLE_BITS = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "software thermal",
-    0x40: "hardware thermal",
-    0x80: "power brake",
-}
-_CLOCK_DROP = 0.05
-_BUSY_NEIGHBOUR_CORES = 0.3
 
-
-@dataclass(frozen=True)
-class Reading:
-    """One look at a device; None where it does not say."""
-
-    clock_hz: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
-    memory_used_bytes: int | None = None
-    sm_active: float | None = None
-    memory_active: float | None = None
-    """Shares of the time in which any SM, or the memory, was active at all: no share of what they could do."""
-    throttle: tuple[str, ...] = ()
-    other_processes: int | None = None
-    """Other processes that compute on the card."""
-    busy_cores_elsewhere: float | None = None
-    """Cores that other processes of this machine keep busy."""
-    at_unix_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Activity:
-    """Shares of the time in which any SM, or the memory, was active at all; None where the device does not say."""
-
-    sm: float | None
-    memory: float | None
-
-
-UNSEEN = Activity(None, None)
+Facts = dict[str, str | int | float | bool | None]
+"""Settings of a device by name; None for what it does not tell."""
 
 
 class Source(Protocol):
@@ -73,7 +39,7 @@ class Source(Protocol):
     def read(self) -> Reading:
         """Look once; never raises."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Settings and limits that hold for the whole run; None for what cannot be seen."""
 
     def energy_j(self) -> float | None:
@@ -111,13 +77,13 @@ class NvmlSource:
             memory_used_bytes=self._ask("memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
             sm_active=None if active is None else active.gpu / 100,
             memory_active=None if active is None else active.memory / 100,
-            throttle=tuple(name for bit, name in _THROTTLE_BITS.items() if (reasons or 0) & bit),
+            throttle=tuple(name for bit, name in THROTTLE_BITS.items() if (reasons or 0) & bit),
             other_processes=None
             if processes is None
             else sum(process.pid != psutil.Process().pid for process in processes),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Settings that do not change while a run goes on; only read, never set."""
         nvml, handle = self._nvml, self._handle
         questions: dict[str, Callable[[], Any]] = {
@@ -178,8 +144,10 @@ class HostSource:
             busy_cores_elsewhere=max(0.0, (all_s - own_s) / elapsed_s) if elapsed_s > 0 else None,
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Limits that this process lives under."""
+        import torch
+
         return {
             "governor": governor(),
             "torch_threads": torch.get_num_threads(),
@@ -210,7 +178,7 @@ class NoSource:
     def read(self) -> Reading:
         return Reading()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {}
 
     def energy_j(self) -> float | None:
@@ -223,6 +191,7 @@ def source_for(device: torch.device) -> Source:
         return HostSource()
     try:
         import pynvml
+        import torch
 
         return NvmlSource(f"GPU-{torch.cuda.get_device_properties(device).uuid}", pynvml)
     except Exception:
@@ -238,6 +207,7 @@ class Watch:
     readings: list[Reading] = field(default_factory=list)
     cost_s: float = 0.0
     """Seconds that the readings took in all."""
+    _taken: int = 0
 
     def __enter__(self) -> Self:
         self._stop = threading.Event()
@@ -251,60 +221,19 @@ class Watch:
         self._stop.set()
         self._thread.join(timeout=2 * self.interval_s)
 
-    def throttled(self, start_unix_s: float, seconds: float) -> set[str]:
-        """What slowed the device down at some moment of a span of time."""
-        end_unix_s = start_unix_s + seconds
-        return {name for r in self.readings if start_unix_s <= r.at_unix_s <= end_unix_s for name in r.throttle}
-
-    def active(self, spans: Sequence[tuple[float, float]]) -> Activity:
-        """Medians of what was reported during (start, seconds) spans of time."""
-        during = [r for r in self.readings if any(start <= r.at_unix_s <= start + wall_s for start, wall_s in spans)]
-        sm = [r.sm_active for r in during if r.sm_active is not None]
-        memory = [r.memory_active for r in during if r.memory_active is not None]
-        return Activity(statistics.median(sm) if sm else None, statistics.median(memory) if memory else None)
+    def taken(self) -> tuple[Reading, ...]:
+        """What was read since this was last asked."""
+        since, self._taken = self._taken, len(self.readings)
+        return tuple(self.readings[since : self._taken])
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
-            start = time.perf_counter()
+            start = now_s()
             try:
                 self.readings.append(replace(self.source.read(), at_unix_s=time.time()))
             except Exception:
                 return  # a source that dies takes no run with it; the readings so far stand
-            self.cost_s += time.perf_counter() - start
-
-
-def summary(readings: Sequence[Reading], missing: Sequence[str]) -> dict[str, Any]:
-    """The readings in figures: medians and extremes, what throttled, and what could not be seen."""
-    return {
-        "readings": len(readings),
-        "clock_hz": _spread([r.clock_hz for r in readings]),
-        "power_w": _spread([r.power_w for r in readings]),
-        "sm_active": _spread([r.sm_active for r in readings]),
-        "memory_active": _spread([r.memory_active for r in readings]),
-        "temperature_c": _spread([r.temperature_c for r in readings]),
-        "busy_cores_elsewhere": _spread([r.busy_cores_elsewhere for r in readings]),
-        "other_processes": max((r.other_processes or 0 for r in readings), default=0),
-        "throttle": sorted({reason for r in readings for reason in r.throttle}),
-        "not_seen": list(missing),
-    }
-
-
-def complaints(readings: Sequence[Reading]) -> list[str]:
-    """What makes a run on this device less trustworthy, each with its figure."""
-    found = []
-    if shared := max((r.other_processes or 0 for r in readings), default=0):
-        found.append(f"{shared} other processes computed on this card: times may be too long.")
-    elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
-    if elsewhere and elsewhere["median"] > _BUSY_NEIGHBOUR_CORES:
-        found.append(f"other processes kept {elsewhere['median']:.1f} cores busy: times may be too long.")
-    for reason in _THROTTLE_BITS.values():
-        share = sum(reason in r.throttle for r in readings) / len(readings) if readings else 0.0
-        if share > 0:
-            found.append(f"the card was held back ({reason}) in {100 * share:.0f} % of the readings.")
-    clocks = [r.clock_hz for r in readings if r.clock_hz]
-    if len(clocks) >= 4 and clocks[-1] < (1 - _CLOCK_DROP) * clocks[0]:
-        found.append(f"the clock fell from {clocks[0] / 1e6:.0f} to {clocks[-1] / 1e6:.0f} MHz during the run.")
-    return found
+            self.cost_s += now_s() - start
 
 
 def governor() -> str | None:
@@ -324,16 +253,9 @@ def _cgroup(name: str) -> str | None:
 
 def idle_power_w(source: Source, seconds: float = 1.0) -> float | None:
     """Watts that the device takes while this process asks nothing of it, by its energy counter; None without one."""
-    before_j, start = source.energy_j(), time.perf_counter()
+    before_j, start = source.energy_j(), now_s()
     if before_j is None:
         return None
     time.sleep(seconds)
     after_j = source.energy_j()
-    return None if after_j is None else (after_j - before_j) / (time.perf_counter() - start)
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    known = sorted(value for value in values if value is not None)
-    if not known:
-        return None
-    return {"low": known[0], "median": known[len(known) // 2], "high": known[-1]}
+    return None if after_j is None else (after_j - before_j) / (now_s() - start)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from profiler.diagnosis.step_time import Dispatch
+from profiler.diagnosis.facts import Calls, DispatchSamples
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
-from profiler.engines.transformers import CompileEngine
-from profiler.grid import Phase
-from profiler.loading import LoadedModel, ModelRequest, load
-from profiler.machine.clock import Clock, Timing, no_gc, timing_of
+from profiler.grid import PHASES, Phase
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel
+from profiler.machine.clock import no_gc
+from profiler.machine.machine import Machine
 from profiler.probes.hollow import hollow_config
 from profiler.probes.kernels import conversions, core_alone, replayable_cores, replayable_linears
 from profiler.probes.replay import replay_calls
@@ -35,16 +34,13 @@ _TWIN_SLOTS = _TWIN_PROMPT + _TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
 
 
-DispatchTable = dict[tuple[str, Phase, int], Dispatch]
-"""Dispatch by engine, phase and batch size; empty where the twin could not be built."""
-
-
 def measure_dispatch(
-    loaded: LoadedModel, config: Any, clock: Clock, batch_sizes: Sequence[int], engines: Sequence[str]
-) -> DispatchTable:
+    loaded: LoadedModel, config: Any, machine: Machine, batch_sizes: Sequence[int], engines: Sequence[str]
+) -> list[DispatchSamples]:
     """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin.
 
-    Compiled code is left out: the twin's would be other code than the model's, and take as long to compile.
+    Engines that the twin cannot stand for are left out: compiled code of the twin would be other code than the model's,
+    and take as long to compile. Empty where the twin cannot be built.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
@@ -52,38 +48,41 @@ def measure_dispatch(
     the host's caches do not see the weights, and the twin steps alone.
     """
     request = loaded.request
+    found: list[DispatchSamples] = []
     try:
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
-        table: DispatchTable = {}
+        among_weights = not machine.is_cuda and not loaded.offloaded
         for name in engines:
-            if name == CompileEngine.name:
+            kind = ENGINES[name]
+            if not kind.has_twin:
                 continue
-            engine = ENGINES[name](twin.module)
-            if request.device.type == "cpu" and not loaded.offloaded:
-                found = _dispatch_among_weights(loaded, twin, engine, clock, batch_sizes)
+            bench = _Bench(loaded, twin, kind(twin.module, machine), machine)
+            alone = dict(zip(PHASES, _twin_alone(bench), strict=True))
+            if among_weights:
+                found += _among_weights_of(bench, alone, batch_sizes)
             else:
-                found = _dispatch_alone(twin, engine, clock, batch_sizes)
-            table |= {(name, phase, batch): dispatch for (phase, batch), dispatch in found.items()}
+                found += [
+                    DispatchSamples(name, phase, batch, alone[phase]) for phase in PHASES for batch in batch_sizes
+                ]
     except Exception:
-        return {}
-    return table
+        return []
+    return found
 
 
-def _dispatch_alone(
-    twin: LoadedModel, engine: Engine, clock: Clock, batch_sizes: Sequence[int]
-) -> dict[tuple[Phase, int], Dispatch]:
-    prefill, decode = _twin_alone(twin, engine, clock)
-    # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
-    alone: dict[Phase, Dispatch] = {
-        "prefill": Dispatch(prefill.median_s, 0.0, half_width_s=prefill.half_width_s),
-        "decode": Dispatch(decode.median_s, 0.0, half_width_s=decode.half_width_s),
-    }
-    return {(phase, batch): alone[phase] for phase in alone for batch in batch_sizes}
+@dataclass(frozen=True)
+class _Bench:
+    """A model and its hollow twin on one machine."""
+
+    loaded: LoadedModel
+    twin: LoadedModel
+    engine: Engine
+    machine: Machine
 
 
-def _twin_alone(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[Timing, Timing]:
-    """(prefill, decode step) of the twin. A low quantile: what slows a step down is noise, not more dispatch."""
-    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=twin.request.device)
+def _twin_alone(bench: _Bench) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(prefills, decode steps) of the twin."""
+    engine, clock = bench.engine, bench.machine.clock
+    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
     prefills: list[float] = []
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():
@@ -99,43 +98,34 @@ def _twin_alone(twin: LoadedModel, engine: Engine, clock: Clock) -> tuple[Timing
             prefill_s, *decode_s = clock.seconds(marks)
             prefills.append(prefill_s)
             decodes += decode_s[1:]
-    return (
-        Timing(min(prefills), timing_of(prefills).half_width_s),
-        Timing(sorted(decodes)[len(decodes) // 4], timing_of(decodes).half_width_s),
-    )
+    return tuple(prefills), tuple(decodes)
 
 
-def _dispatch_among_weights(
-    loaded: LoadedModel, twin: LoadedModel, engine: Engine, clock: Clock, batch_sizes: Sequence[int]
-) -> dict[tuple[Phase, int], Dispatch]:
-    pairs = _paired_linears(loaded.module, twin.module)
-    warm_prefill, warm_decode = _twin_alone(twin, engine, clock)
+def _among_weights_of(
+    bench: _Bench, alone: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int]
+) -> list[DispatchSamples]:
+    """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each."""
+    pairs = _paired_linears(bench.loaded.module, bench.twin.module)
 
-    def dispatch(warm: Timing, batch: int, query: int, context: int) -> Dispatch:
-        among, calls_s = _among_weights(twin, engine, pairs, clock, batch=batch, query=query, request=loaded.request)
-        calls_s += _cores_alone_s(twin, clock, batch=batch, query=query, context=context)
-        converting_s = _conversions_alone_s(twin, clock, rows=batch * query)
-        return cold_dispatch(warm, among, calls_s, converting_s)
+    def measured(phase: Phase, batch: int, query: int, context: int) -> DispatchSamples:
+        steps, linears, with_bare = _among_weights(bench, pairs, batch=batch, query=query)
+        return DispatchSamples(
+            engine=bench.engine.name,
+            phase=phase,
+            batch_size=batch,
+            alone_s=alone[phase],
+            among_s=steps,
+            linears_s=linears,
+            with_bare_s=with_bare,
+            cores=_cores_alone(bench, Step(batch, query, context)),
+            conversions=_conversions_alone(bench, rows=batch * query),
+        )
 
-    prefill = dispatch(warm_prefill, 1, _TWIN_PROMPT, 0)
-    table: dict[tuple[Phase, int], Dispatch] = {}
-    for batch in batch_sizes:
-        table["prefill", batch] = prefill
-        table["decode", batch] = dispatch(warm_decode, batch, 1, _TWIN_PROMPT)
-    return table
-
-
-def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:
-    """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
-
-    `among` is a difference of two times, and a busy machine can make it anything, less than nothing included; cold
-    caches cannot make a step faster than warm ones, so the twin alone is its floor. The calls are a part of the step,
-    and those that only convert between formats a part of the calls.
-    """
-    step_s = max(among.median_s, warm.median_s)
-    in_kernels_s = min(calls_s, step_s)
-    half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
-    return Dispatch(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)
+    prefill = measured("prefill", 1, _TWIN_PROMPT, 0)
+    return [
+        *(replace(prefill, batch_size=batch) for batch in batch_sizes),
+        *(measured("decode", batch, 1, _TWIN_PROMPT) for batch in batch_sizes),
+    ]
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -145,21 +135,15 @@ def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
 
 
 def _among_weights(
-    twin: LoadedModel,
-    engine: Engine,
-    pairs: Sequence[tuple[nn.Module, nn.Module]],
-    clock: Clock,
-    *,
-    batch: int,
-    query: int,
-    request: ModelRequest,
-) -> tuple[Timing, float]:
-    """Dispatch of a step whose weights stream by: (all of it, seconds of the calls of linears alone).
+    bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], *, batch: int, query: int
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Steps whose weights stream by: (whole steps, the linears alone, the linears with the twin's between them).
 
     The twin steps with the model's own linears in the place of its hollow ones; these linears one after the other take
     their time off again, and the calls that they need with it: those are measured as the twin's own linears, called
     between the model's, under the caches that a replay meets.
     """
+    engine, clock, request = bench.engine, bench.machine.clock, bench.loaded.request
     device, dtype = request.device, request.dtype
     widths = {stored(linear).in_features for pair in pairs for linear in pair}
     inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
@@ -171,8 +155,8 @@ def _among_weights(
     linears: list[float] = []
     with_bare: list[float] = []
     with torch.inference_mode(), no_gc():
-        deadline = time.perf_counter() + _TWIN_BUDGET_S
-        while not steps or (len(steps) < _TWIN_STEPS and time.perf_counter() < deadline):
+        deadline_s = bench.machine.now_s() + _TWIN_BUDGET_S
+        while not steps or (len(steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
             # Steps in a row, as in a decode loop: after other work the first one finds Python colder still.
             with _real_linears(pairs, calls):
                 state = engine.prefill(ids, _TWIN_SLOTS)
@@ -193,10 +177,7 @@ def _among_weights(
                 linears_s, both_s = clock.seconds(marks)
                 linears.append(linears_s)
                 with_bare.append(both_s)
-    step, apart = timing_of(steps), timing_of(linears)
-    calls_s = max(0.0, timing_of(with_bare).median_s - apart.median_s)
-    half_width_s = math.hypot(step.half_width_s, apart.half_width_s)
-    return Timing(step.median_s - apart.median_s + calls_s, half_width_s), calls_s
+    return tuple(steps), tuple(linears), tuple(with_bare)
 
 
 @contextlib.contextmanager
@@ -222,18 +203,18 @@ def _real_linears(
             del hollow.forward
 
 
-def _conversions_alone_s(twin: LoadedModel, clock: Clock, *, rows: int) -> float:
-    """Seconds of the twin's own conversions between formats, which have next to nothing to convert."""
-    linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
-    converting = conversions(linears, dict.fromkeys(linears.operators, rows), twin.request)
-    times = replay_calls(converting, device=twin.request.device, budget_s=_TWIN_REPLAY_S, clock=clock)
-    return sum(each.median_s * linears.operators[key].count for key, each in times.items())
+def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
+    """The twin's own conversions between formats, which have next to nothing to convert."""
+    linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
+    converting = conversions(linears, dict.fromkeys(linears.operators, rows), bench.twin.request)
+    times = replay_calls(converting, bench.machine, budget_s=_TWIN_REPLAY_S)
+    return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
 
 
-def _cores_alone_s(twin: LoadedModel, clock: Clock, *, batch: int, query: int, context: int) -> float:
-    """Seconds of the twin's own attention cores, replayed as the model's are: next to nothing but calls."""
-    step = Step(batch, query, context)
-    return sum(
-        core.count * core_alone(core, step, twin.request, _TWIN_REPLAY_S, clock).median_s
-        for core in replayable_cores(walk(twin.module))
+def _cores_alone(bench: _Bench, step: Step) -> tuple[Calls, ...]:
+    """The twin's own attention cores, replayed as the model's are: next to nothing but calls."""
+    request = bench.twin.request
+    return tuple(
+        Calls(core.count, core_alone(core, step, request, bench.machine, _TWIN_REPLAY_S))
+        for core in replayable_cores(walk(bench.twin.module))
     )

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from profiler.loading import Quant
+from profiler.loading.quantise import Quant
 
 # The smallest head that fused attention kernels take on every device (multiples of 8).
 _HEAD_DIM = 8

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from profiler.grid import Cell, Grid, Phase
-from profiler.loading import ModelRequest
-from profiler.machine.clock import NOTHING, Clock, Timing
+from profiler.diagnosis.facts import Replay, Replays
+from profiler.grid import Cell, CellKey
+from profiler.loading.request import ModelRequest
+from profiler.machine.machine import Machine
 from profiler.probes.replay import replay_attention, replay_calls, replay_linears
-from profiler.probes.subject import Context, path_of, step_of
+from profiler.probes.subject import Subject
 from profiler.work.attention import AttentionCore
 from profiler.work.conversions import conversion_call
-from profiler.work.operators import Linear, Operator
+from profiler.work.operators import Linear
 from profiler.work.step import Step
 from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules
 
@@ -25,14 +26,17 @@ _REPLAYED_LAYERS = 8
 
 
 @dataclass(frozen=True)
-class _Linears:
+class Linears:
+    """The linears of a model that can be called alone, each with its modules, one a layer."""
+
     operators: dict[LinearKey, Linear]
     modules: dict[LinearKey, list[nn.Module]]
 
 
-def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> _Linears:
+def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> Linears:
+    """Those of `modules` that the walk counted."""
     operators = {linear_key(op): op for op in work.operators if isinstance(op, Linear) and linear_key(op) in modules}
-    return _Linears(operators, {key: modules[key] for key in operators})
+    return Linears(operators, {key: modules[key] for key in operators})
 
 
 def replayable_cores(work: ModelWork) -> list[AttentionCore]:
@@ -42,8 +46,12 @@ def replayable_cores(work: ModelWork) -> list[AttentionCore]:
     ]
 
 
-def core_alone(core: AttentionCore, step: Step, request: ModelRequest, budget_s: float, clock: Clock) -> Timing:
+def core_alone(
+    core: AttentionCore, step: Step, request: ModelRequest, machine: Machine, budget_s: float
+) -> tuple[float, ...]:
+    """Seconds of single calls of one layer's attention core at this step's shape."""
     return replay_attention(
+        machine,
         batch=int(step.batch),
         query=int(step.query),
         context=int(step.context),
@@ -52,65 +60,59 @@ def core_alone(core: AttentionCore, step: Step, request: ModelRequest, budget_s:
         qk_dim=core.qk_dim,
         v_dim=core.v_dim,
         layers=min(core.count, _REPLAYED_LAYERS),
-        device=request.device,
         dtype=request.dtype,
         budget_s=budget_s,
-        clock=clock,
     )
 
 
-def replay_kernels(
-    context: Context, cells: Sequence[Cell], grid: Grid, clock: Clock, budget_s: float
-) -> dict[tuple[Phase, Cell], dict[Operator, Alone]]:
-    """Each linear and attention core of each cell run alone, all their instances together.
+def replay_kernels(subject: Subject, cells: Sequence[Cell], budget_s: float) -> Iterator[Replays]:
+    """Each linear and attention core of each cell run alone, shape by shape.
 
     Of a linear that converts between formats, those kernels are run on their own as well. Cells of the same shape share
     one replay. `budget_s` is for all of them; each is visited once in any case.
     """
-    request = context.loaded.request
-    linears = replayable_linears(context.work, linear_modules(context.loaded.module))
-    shapes: dict[tuple[int, int], list[tuple[Phase, Cell]]] = {}
-    for cell in cells:
-        shapes.setdefault((cell.batch_size, cell.batch_size), []).append(("decode", cell))
-        if cell.prompt_len:
-            shapes.setdefault((cell.batch_size * cell.prompt_len, cell.batch_size), []).append(("prefill", cell))
-    results: dict[tuple[Phase, Cell], dict[Operator, Alone]] = {}
+    linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    shapes: dict[tuple[int, int], list[CellKey]] = {}
+    for key in (key for cell in cells for key in cell.keys):
+        shapes.setdefault((key.tokens, key.cell.batch_size), []).append(key)
     for (tokens, last), users in shapes.items():
-        rows = {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()}
-        sliced = [key for key, op in linears.operators.items() if op.rows == "last" and tokens != last]
         share_s = budget_s * (1 - _CORES_SHARE) / len(shapes)
-        converting = conversions(linears, rows, request)
-        times = replay_linears(
-            linears.modules,
-            rows,
-            device=request.device,
-            dtype=request.dtype,
-            budget_s=share_s * (1 - _CONVERSIONS_SHARE if converting else 1),
-            clock=clock,
-            sliced=sliced,
+        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, tokens, last, share_s)))
+    cores = replayable_cores(subject.work)
+    plain = [key for users in shapes.values() for key in users if _is_plain_call(subject, key)]
+    each_s = budget_s * _CORES_SHARE / max(1, len(plain) * len(cores))
+    for key in plain:
+        step = Step.of(key)
+        found = (
+            Replay(subject.names[core], core_alone(core, step, subject.request, subject.machine, each_s))
+            for core in cores
         )
-        converted = replay_calls(
-            converting, device=request.device, budget_s=share_s * _CONVERSIONS_SHARE if converting else 0, clock=clock
-        )
-        for user in users:
-            results[user] = {
-                op: Alone(times[key].times(op.count), converted.get(key, NOTHING).times(op.count))
-                for key, op in linears.operators.items()
-            }
-    cores = replayable_cores(context.work)
-    each_s = budget_s * _CORES_SHARE / max(1, len(results) * len(cores))
-    for (phase, cell), totals in results.items():
-        path = path_of(context, phase, cell, grid)
-        if path.attention != "sdpa" or path.cache != "dynamic":
-            continue
-        for core in cores:
-            alone = core_alone(core, step_of(phase, cell, grid), request, each_s, clock)
-            totals[core] = Alone(alone.times(core.count))
-    return results
+        yield Replays((key,), tuple(found))
+
+
+def _is_plain_call(subject: Subject, key: CellKey) -> bool:
+    """Whether a cell's attention is one call over the tokens that its cache holds."""
+    path = subject.path_of(key)
+    return path.attention == "sdpa" and path.cache == "dynamic"
+
+
+def _linears_alone(subject: Subject, linears: Linears, tokens: int, last: int, budget_s: float) -> Iterator[Replay]:
+    """Every linear over so many rows; those on the last positions alone see `last` of them."""
+    machine, request = subject.machine, subject.request
+    rows = {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()}
+    sliced = [key for key, op in linears.operators.items() if op.rows == "last" and tokens != last]
+    converting = conversions(linears, rows, request)
+    conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
+    times = replay_linears(
+        linears.modules, rows, machine, dtype=request.dtype, budget_s=budget_s - conversions_s, sliced=sliced
+    )
+    converted = replay_calls(converting, machine, budget_s=conversions_s)
+    for key, op in linears.operators.items():
+        yield Replay(subject.names[op], times[key], converted.get(key, ()))
 
 
 def conversions(
-    linears: _Linears, rows: dict[LinearKey, int], request: ModelRequest
+    linears: Linears, rows: dict[LinearKey, int], request: ModelRequest
 ) -> dict[LinearKey, list[Callable[[], object]]]:
     """What each linear runs to convert between formats, one call a layer; those that convert nothing are left out."""
     found: dict[LinearKey, list[Callable[[], object]]] = {}
@@ -119,16 +121,3 @@ def conversions(
         if all(calls):
             found[key] = [call for call in calls if call is not None]
     return found
-
-
-@dataclass(frozen=True)
-class Alone:
-    """An operator's kernels run alone, all its instances together."""
-
-    whole: Timing
-    conversion: Timing = NOTHING
-    """The part of it that only converts between formats."""
-
-
-Replayed = Mapping[tuple[Phase, Cell], Mapping[Operator, Alone]]
-"""The operators that were run alone, by phase and cell."""

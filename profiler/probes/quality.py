@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from profiler.diagnosis.facts import Quality
 from profiler.errors import RequestError, first_line
-from profiler.loading import PLAIN, LoadedModel, ModelRequest, load, load_config, pretrained_location, quiet_libraries
+from profiler.loading.config import load_config, pretrained_location
+from profiler.loading.load import load
+from profiler.loading.quantise import PLAIN
+from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.skeleton import quiet_libraries
 
 TEXT = (
     "The harbour was quiet in the morning. Two boats came back before the wind rose, and the men unloaded crates of"
@@ -23,17 +28,6 @@ TEXT = (
     " somebody laughed, and the talk began again where it had stopped."
 )
 """Narrative, a date, an explanation, a line of code and two facts; written for this purpose."""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """The next-token distributions of two models over the same text, held against each other."""
-
-    mean_kl_nats: float
-    """Mean over positions of KL(unquantised || quantised), in nats; 0 where they are the same."""
-    top1_agreement: float
-    """Share of positions where both put the same token first."""
-    tokens: int
 
 
 def text_ids(request: ModelRequest) -> list[int]:

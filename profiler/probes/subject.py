@@ -1,40 +1,144 @@
-"""A loaded model on a measured device: how it is executed here, and what fits."""
+"""A loaded model on a machine: how it is executed there, what each cell must do, and what it will need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
-from profiler.diagnosis.step_time import Dispatch
+from profiler.diagnosis.facts import Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
-from profiler.grid import Cell, Grid, Phase, decode_context
-from profiler.loading import LoadedModel
-from profiler.machine.device import Device
-from profiler.machine.memory import available_bytes
-from profiler.roofs.values import Ceilings
+from profiler.grid import Cell, CellKey, Grid, Phase
+from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
+from profiler.machine.machine import Machine
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
+from profiler.work.causes import Cause
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
+from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu
 from profiler.work.kernels import attention_path, outlier_columns
-from profiler.work.step import ExecutionPath, Step
+from profiler.work.operators import Linear, Operator
+from profiler.work.step import Count, ExecutionPath, Step
 from profiler.work.walk import ModelWork
 
 
 @dataclass(frozen=True)
-class Context:
-    """What diagnosis needs of a loaded model on a measured device."""
+class Subject:
+    """A loaded model on a machine, with the engines that step it."""
 
+    machine: Machine
     loaded: LoadedModel
     work: ModelWork
+    engines: Mapping[str, Engine]
     paths: Mapping[tuple[str, Phase], ExecutionPath]
     """How each engine executes each phase; `path_of` adds what a cell decides."""
-    info: Device
-    ceilings: Ceilings
-    dispatch: Mapping[tuple[str, Phase, int], Dispatch]
-    """By engine, phase and batch size; empty where it was not measured."""
-    dtype: str
+
+    @property
+    def request(self) -> ModelRequest:
+        return self.loaded.request
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.loaded.config.get_text_config().vocab_size)
+
+    @cached_property
+    def names(self) -> Mapping[Operator, str]:
+        """A name of its own for each operator; those of one name (layers that differ in a window) are numbered."""
+        seen: dict[str, int] = {}
+        found = {}
+        for operator in self.work.operators:
+            seen[operator.name] = seen.get(operator.name, 0) + 1
+            number = seen[operator.name]
+            found[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
+        return found
+
+    def path_of(self, key: CellKey) -> ExecutionPath:
+        """How a cell's step is executed; a static cache is as long as the cell needs it."""
+        path = self.paths[key.cell.engine, key.phase]
+        return replace(path, static_cache_len=key.cell.slots) if path.cache == "static" else path
+
+    def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
+        """The work of every operator in a cell's step."""
+        step, path = Step.of(key), self.path_of(key)
+        return tuple(operator_work(operator, name, step, path) for operator, name in self.names.items())
+
+    def predicted_peak(self, cell: Cell) -> int:
+        """Bytes of memory that a cell will need at most, weights included."""
+        weights = model_storage_bytes(self.loaded.module)
+        path = self.paths[cell.engine, "prefill"]
+        return predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path)
+
+    def no_room(self, cell: Cell) -> str | None:
+        """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
+        needs = self.predicted_peak(cell) - model_storage_bytes(self.loaded.module)
+        room = self.machine.available_bytes()
+        if needs > room * _MEMORY_MARGIN:
+            return f"needs {needs / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
+        return None
+
+    def model_facts(self, grid: Grid) -> ModelFacts:
+        """The model as run.json tells it."""
+        loaded, request = self.loaded, self.request
+        linears = [op for op in self.work.operators if isinstance(op, Linear) and op.rows != "last"]
+        cores = [op for op in self.work.operators if isinstance(op, AttentionCore)]
+        shapes = {(op.weight.in_features, op.weight.out_features) for op in linears}
+        fuses = not self.machine.is_cuda and four_bit_fuses_on_cpu()
+        dense_from = [four_bit_dense_from_rows(request.device, torch.bfloat16, *shape) for shape in shapes]
+        return ModelFacts(
+            id=request.source.name,
+            kind=request.source.kind,
+            revision=loaded.revision,
+            architecture=type(loaded.module).__name__,
+            params=self.work.params,
+            dtype=dtype_name(request.dtype),
+            quant=request.quant,
+            double_quant=request.quant_options.double,
+            compute_dtype=dtype_name(request.quant_options.compute_dtype or request.dtype),
+            weights=request.weights,
+            storage_bytes=model_storage_bytes(loaded.module),
+            load_s=loaded.load_s,
+            first_call_s=loaded.first_call_s,
+            unpacked_from=loaded.unpacked_from,
+            attention=self.paths[grid.engines[0], "prefill"].attention,
+            offloaded_bytes=dict(loaded.offloaded_bytes),
+            placement=loaded.placement.as_text() if loaded.placement else None,
+            linear_weights=sum(op.count * op.weight.in_features * op.weight.out_features for op in linears),
+            linear_bytes=sum(op.count * op.weight.weight_bytes for op in linears),
+            cache_itemsize=cores[0].itemsize if cores else 2,
+            four_bit_dense_from_rows=None if fuses else min(dense_from, default=None),
+        )
+
+
+# A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
+_MEMORY_MARGIN = 0.95
+
+
+def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath) -> OperatorWork:
+    """What an operator must do in a step of plain numbers, as a value."""
+    work = operator.work(step, path)
+    return OperatorWork(
+        operator=name,
+        group=operator.group,
+        count=operator.count,
+        dtype=dtype_name(operator.dtype),
+        flops=_amount(work.model_flops),
+        weight_bytes=_amount(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
+        kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes),
+        activation_bytes=_amount(work.activation_bytes),
+        avoidable_flops=_amounts(work.avoidable_flops),
+        avoidable_bytes=_amounts(work.avoidable_bytes),
+    )
+
+
+def _amount(value: Count) -> Amount:
+    number = float(value)
+    return int(value) if number.is_integer() else number
+
+
+def _amounts(values: Mapping[Cause, Count]) -> dict[Cause, Amount]:
+    return {cause: amount for cause, value in values.items() if (amount := _amount(value))}
 
 
 def execution_paths(
@@ -65,46 +169,11 @@ def execution_paths(
 
 def _outliers(loaded: LoadedModel, engine: Engine, grid: Grid) -> dict[Phase, dict[str, float]]:
     """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it."""
-    cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)))
+    cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
     ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
-    slots = cell.depth + grid.new_tokens
     with torch.inference_mode():
-        engine.prepare(1, slots)
-        state = engine.prefill(ids, slots)
+        engine.prepare(1, cell.slots)
+        state = engine.prefill(ids, cell.slots)
         prefill = outlier_columns(loaded.module)
         engine.decode(state)
         return {"prefill": prefill, "decode": outlier_columns(loaded.module)}
-
-
-def path_of(context: Context, phase: Phase, cell: Cell, grid: Grid) -> ExecutionPath:
-    """How a cell's step is executed; a static cache is as long as the cell needs it."""
-    path = context.paths[cell.engine, phase]
-    return replace(path, static_cache_len=cell.depth + grid.new_tokens) if path.cache == "static" else path
-
-
-def step_of(phase: Phase, cell: Cell, grid: Grid) -> Step:
-    """The step that a cell's figure describes: its whole prompt, or the middle step of its decode loop."""
-    if phase == "prefill":
-        return Step(cell.batch_size, cell.prompt_len, 0)
-    return Step(cell.batch_size, 1, decode_context(cell.depth, grid.new_tokens))
-
-
-def no_room(cell: Cell, context: Context, grid: Grid) -> str | None:
-    """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
-    weights = model_storage_bytes(context.loaded.module)
-    peak = predicted_peak(context, cell, grid)
-    room = available_bytes(context.loaded.request.device)
-    if peak - weights > room * _MEMORY_MARGIN:
-        return f"needs {(peak - weights) / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
-    return None
-
-
-def predicted_peak(context: Context, cell: Cell, grid: Grid) -> int:
-    weights = model_storage_bytes(context.loaded.module)
-    return predicted_peak_bytes(
-        context.work, weights, cell.batch_size, cell.depth, grid.new_tokens, context.paths[cell.engine, "prefill"]
-    )
-
-
-# A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
-_MEMORY_MARGIN = 0.95

@@ -7,17 +7,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from profiler.engines.base import Engine
-from profiler.grid import Cell, Grid, Phase
+from profiler.diagnosis.facts import Activity
+from profiler.grid import Cell, CellKey
 from profiler.machine.kineto import recorded
-from profiler.probes.subject import Context, step_of
-from profiler.record.run import CELL_KEY
+from profiler.machine.machine import Machine
+from profiler.probes.subject import Subject
 from profiler.timing.visit import seeded_prompts
 
 TRACE = "trace.json.gz"
@@ -28,27 +27,7 @@ _GAP_S = 1e-6
 _MICROSECOND_S = 1e-6
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What ran during a step: kernels on CUDA, operators on a CPU (where each is a call of the host)."""
-
-    kernels: int
-    busy_s: float
-    """Time in which at least one of them ran."""
-    gaps: int
-    """Pauses of more than a microsecond between them."""
-    gap_s: float
-    longest_s: float
-    """The longest single kernel."""
-
-    @property
-    def busy_share(self) -> float:
-        """Share of the span from the first to the last kernel in which one ran."""
-        span_s = self.busy_s + self.gap_s
-        return self.busy_s / span_s if span_s else 0.0
-
-
-def activity(intervals: Sequence[tuple[float, float]]) -> Activity:
+def activity(key: CellKey, intervals: Sequence[tuple[float, float]]) -> Activity:
     """What (start, end) intervals in seconds add up to; overlapping ones count once."""
     busy_s = gap_s = longest_s = 0.0
     gaps = 0
@@ -64,57 +43,40 @@ def activity(intervals: Sequence[tuple[float, float]]) -> Activity:
         elif end > end_s:
             busy_s += end - end_s
             end_s = end
-    return Activity(len(intervals), busy_s, gaps, gap_s, longest_s)
+    return Activity(key, len(intervals), busy_s, gaps, gap_s, longest_s)
 
 
-def trace_steps(
-    context: Context, engine: Engine, cells: Sequence[Cell], grid: Grid, folder: Path | None
-) -> list[dict[str, Any]]:
-    """Kernels and gaps of a prefill and a decode step of each cell, as records for run.json.
+def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:
+    """Kernels and gaps of a prefill and a decode step of a cell.
 
-    With a `folder`, the decode step of the first cell is kept there as a Chrome trace as well.
+    With a `folder`, the decode step is kept there as a Chrome trace as well.
     """
-    records = []
-    for number, cell in enumerate(cells):
-        records += _traced_cell(context, engine, cell, grid, folder if number == 0 else None)
-    return records
-
-
-def _traced_cell(context: Context, engine: Engine, cell: Cell, grid: Grid, folder: Path | None) -> list[dict[str, Any]]:
-    device, slots = context.loaded.request.device, cell.depth + grid.new_tokens
-    records = []
+    engine, machine = subject.engines[cell.engine], subject.machine
+    found = []
     with torch.inference_mode():
-        engine.prepare(cell.batch_size, slots)
+        engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
-            ids = seeded_prompts(cell, context.loaded.config.get_text_config().vocab_size).to(device)
-            state = engine.prefill(ids, slots)
-            found = _under_profiler(lambda: engine.prefill(ids, slots), device, None)
-            records.append(_record(cell, "prefill", grid, found))
-            state = engine.prefill(ids, slots)
+            ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
+            engine.prefill(ids, cell.slots)
+            prefill = _under_profiler(lambda: engine.prefill(ids, cell.slots), machine, None)
+            found.append(activity(CellKey("prefill", cell), prefill))
+            state = engine.prefill(ids, cell.slots)
         else:
-            state = engine.fill(cell.batch_size, cell.context_len, slots)
+            state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
         state = engine.decode(state)
         target = None if folder is None else folder / TRACE
-        found = _under_profiler(lambda: engine.decode(state), device, target)
-        records.append(_record(cell, "decode", grid, found))
-    return records
+        decode = _under_profiler(lambda: engine.decode(state), machine, target)
+        found.append(activity(CellKey("decode", cell), decode))
+    return found
 
 
-def _record(cell: Cell, phase: Phase, grid: Grid, found: Activity) -> dict[str, Any]:
-    context_len = int(step_of(phase, cell, grid).context)
-    key = dict(zip(CELL_KEY, (phase, cell.batch_size, cell.prompt_len, context_len, cell.engine), strict=True))
-    return {**key, **asdict(found), "busy_share": found.busy_share}
-
-
-def _under_profiler(step: Callable[[], object], device: torch.device, target: Path | None) -> Activity:
-    on_cuda = device.type == "cuda"
-    with recorded(cuda=on_cuda) as profiler:
+def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[tuple[float, float]]:
+    with recorded(cuda=machine.is_cuda) as profiler:
         step()
-        if on_cuda:
-            torch.cuda.synchronize(device)
+        machine.clock.synchronize()
     if target is not None:
         _export(profiler, target)
-    return activity(_intervals(profiler, on_cuda))
+    return _intervals(profiler, machine.is_cuda)
 
 
 def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:

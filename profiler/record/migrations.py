@@ -1,14 +1,36 @@
-"""Older run.json files as this version would have written them."""
+"""Older run.json files as this version would have written them; what they did not keep is absent, and said."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import RunError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+
+ADDED_COLUMNS = {
+    "engine": "eager",
+    "dequantise_s": "0",
+    **dict.fromkeys(
+        ("ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s", "joules_per_token", "device_memory_bytes", "stopped"),
+        "",
+    ),
+}
+"""Columns that cells.csv of older schemas did not have, with the text that stands for them."""
+
+_NOT_KEPT = ("operators.csv", "config.json", "samples of roofs, dispatch and replays")
+_READINGS = (
+    "readings",
+    "clock_hz",
+    "power_w",
+    "sm_active",
+    "memory_active",
+    "temperature_c",
+    "busy_cores_elsewhere",
+    "other_processes",
+    "throttle",
+)
 
 
 def migrated(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -29,11 +51,17 @@ def _from_1(content: dict[str, Any]) -> dict[str, Any]:
     link = ceilings.pop("host_link", None)
     model.pop("offloaded", None)
     evidence = [{"context_len": 0, "engine": engine["name"], **item} for item in content.get("evidence", [])]
+    dispatch = ceilings.get("dispatch_s", {})
+    name = engine.pop("name")
     return {
         **content,
         "evidence": evidence,
-        "engine": {"names": [engine.pop("name")], **engine},
-        "ceilings": {**ceilings, "links": {"host": link} if link else {}},
+        "engine": {"names": [name], **engine},
+        "ceilings": {
+            **ceilings,
+            "links": {"host": link} if link else {},
+            "dispatch_s": dispatch if name in dispatch else {name: dispatch},
+        },
         "model": {**model, "offloaded_bytes": {}},
         "grid": {**content["grid"], "context_lens": []},
     }
@@ -44,18 +72,45 @@ def _from_2(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "evidence": [{"split_half_widths_s": {}, **item} for item in content.get("evidence", [])]}
 
 
+def _from_3(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 3 kept replays, dispatch and roofs as sums alone; what told cells apart lacked the new tokens."""
+    new_tokens = {"new_tokens": content["grid"]["new_tokens"]}
+    model, engine, health = dict(content["model"]), dict(content["engine"]), dict(content.get("health", {}))
+
+    def keyed(items: Any) -> list[dict[str, Any]]:
+        return [{**new_tokens, **item} for item in items]
+
+    evidence = keyed(content.get("evidence", []))
+    for item in evidence:
+        item["noise_reasons"] = item.get("noise_reasons", [])
+        item["predicted_peak_memory_bytes"] = item.get("predicted_peak_memory_bytes", 0)
+    readings = {name: health.pop(name, None) for name in _READINGS}
+    return {
+        **content,
+        "model": {
+            "double_quant": False,
+            "compute_dtype": model["dtype"],
+            "first_call_s": 0.0,
+            "unpacked_from": None,
+            "placement": None,
+            "load_s": 0.0,
+            **model,
+        },
+        "engine": {**engine, "differences": keyed(engine.get("differences", []))},
+        "counting": {"coverage": 1.0, **content.get("counting", {})},
+        "evidence": evidence,
+        "breakdown": keyed(content.get("breakdown", [])),
+        "activity": keyed(content.get("activity", [])),
+        "quality": content.get("quality") or None,
+        "health": {
+            "readings": readings if readings["readings"] is not None else None,
+            "not_seen": health.pop("not_seen", []),
+            "idle_power_w": health.pop("idle_power_w", None),
+            "settings": health,
+        },
+        "missing_facts": list(_NOT_KEPT),
+    }
+
+
 # From which schema to the next one.
-_MIGRATIONS = {1: _from_1, 2: _from_2}
-# Columns that cells.csv of older schemas did not have, with what stands for them.
-ADDED_SINCE_1: dict[str, str | float] = {
-    "engine": "eager",
-    "ttft_s": math.nan,
-    "first_step_s": math.nan,
-    "p90_s": math.nan,
-    "p99_s": math.nan,
-    "issue_s": math.nan,
-    "joules_per_token": math.nan,
-    "device_memory_bytes": math.nan,
-    "stopped": "",
-    "dequantise_s": 0.0,
-}
+_MIGRATIONS = {1: _from_1, 2: _from_2, 3: _from_3}

@@ -1,99 +1,29 @@
-"""A run folder, read back: run.json, samples.jsonl and cells.csv."""
+"""A run folder, read back."""
 
 from __future__ import annotations
 
+import csv
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from profiler.diagnosis.cell import CELL_COLUMNS, CellResult
+from profiler.diagnosis.facts import Facts, ModelFacts
 from profiler.errors import RunError
-from profiler.record.migrations import ADDED_SINCE_1, migrated
-
-CELL_COLUMNS = (
-    "phase",
-    "batch_size",
-    "prompt_len",
-    "context_len",
-    "new_tokens",
-    "status",
-    "latency_s",
-    "latency_low_s",
-    "latency_high_s",
-    "samples",
-    "tokens_per_s",
-    "tokens_per_s_per_seq",
-    "model_flops",
-    "model_bytes",
-    "executed_flops",
-    "executed_bytes",
-    "intensity",
-    "flops_per_s",
-    "bytes_per_s",
-    "mfu",
-    "mbu",
-    "attained",
-    "floor_s",
-    "weights_s",
-    "kv_s",
-    "compute_s",
-    "kernel_s",
-    "avoidable_s",
-    "dispatch_s",
-    "unexplained_s",
-    "regime",
-    "confidence",
-    "peak_memory_bytes",
-    "noise",
-    "engine",
-    "ttft_s",
-    "first_step_s",
-    "p90_s",
-    "p99_s",
-    "issue_s",
-    "joules_per_token",
-    "device_memory_bytes",
-    "stopped",
-    "dequantise_s",
-)
-"""The columns of cells.csv. A prefill's latency is that of the whole prompt; a decode's that of one step."""
-
-CELL_KEY = ("phase", "batch_size", "prompt_len", "context_len", "engine")
-"""The columns that tell one row from another; `evidence` in run.json carries them as well."""
+from profiler.grid import CellKey
+from profiler.record.document import RunDocument, document_of
+from profiler.record.gathered import Gathered
+from profiler.record.migrations import ADDED_COLUMNS, migrated
+from profiler.record.operators import read_operators
+from profiler.record.samples import read_facts_of
 
 RUN_FILE = "run.json"
-SAMPLES_FILE = "samples.jsonl"
 CELLS_FILE = "cells.csv"
-
-
-class RunDocument(BaseModel):
-    """run.json: everything about a run but its samples."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    schema_version: int
-    roofscope: str
-    created: str
-    command: str
-    model: dict[str, Any]
-    device: dict[str, Any]
-    software: dict[str, str]
-    ceilings: dict[str, Any]
-    grid: dict[str, Any]
-    engine: dict[str, Any]
-    counting: dict[str, Any] = {}
-    health: dict[str, Any] = {}
-    evidence: list[dict[str, Any]] = []
-    scaling: list[dict[str, Any]] = []
-    breakdown: list[dict[str, Any]] = []
-    activity: list[dict[str, Any]] = []
-    quality: dict[str, Any] = {}
-    answer: list[str] = []
-    warnings: list[str] = []
-    finished: bool = False
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -102,13 +32,37 @@ class Run:
 
     folder: Path
     document: RunDocument
-    cells: pd.DataFrame
-    """One row a phase and cell, with the columns of cells.csv."""
+    results: tuple[CellResult, ...]
+    """One a phase and cell: the rows of cells.csv."""
 
     @property
-    def answer(self) -> list[str]:
+    def cells(self) -> pd.DataFrame:
+        """The results as a table with the columns of cells.csv."""
+        return cells_frame(self.results)
+
+    @property
+    def model(self) -> ModelFacts:
+        """What ran."""
+        return self.document.model
+
+    @property
+    def answer(self) -> Sequence[str]:
         """The answer in sentences."""
         return self.document.answer
+
+    @property
+    def measured(self) -> list[CellResult]:
+        """The results that have a number."""
+        return [result for result in self.results if result.status == "ok"]
+
+    def by_key(self) -> dict[CellKey, CellResult]:
+        """The results by what they are about."""
+        return {result.key: result for result in self.results}
+
+
+def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
+    """Results as a table, a column a field."""
+    return pd.DataFrame([asdict(result) for result in results], columns=list(CELL_COLUMNS))
 
 
 def read_document(folder: Path) -> RunDocument:
@@ -120,8 +74,8 @@ def read_document(folder: Path) -> RunDocument:
         raise RunError(f"{folder} is no run folder: it has no {RUN_FILE}.")
     try:
         content = json.loads(document_path.read_text(encoding="utf-8"))
-        document = RunDocument.model_validate(migrated(folder, content))
-    except (ValidationError, ValueError, AttributeError, KeyError, TypeError) as error:
+        document = document_of(migrated(folder, content))
+    except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
     return document
@@ -129,38 +83,70 @@ def read_document(folder: Path) -> RunDocument:
 
 def read_run(folder: Path) -> Run:
     """Read a run folder. Raises RunError with the file that is missing or damaged."""
-    document, cells_path = read_document(folder), folder / CELLS_FILE
+    document = read_document(folder)
+    return Run(folder, document, read_results(folder))
+
+
+def read_results(folder: Path) -> tuple[CellResult, ...]:
+    """The rows of cells.csv. Raises RunError when the file is missing or damaged."""
+    cells_path = folder / CELLS_FILE
     try:
-        cells = pd.read_csv(cells_path)
+        with cells_path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in CELL_COLUMNS if name not in {*(reader.fieldnames or ()), *ADDED_COLUMNS}]
+            if missing:
+                raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
+            return tuple(_RESULT.validate_python(_row(row)) for row in reader)
     except FileNotFoundError:
         raise RunError(f"{folder} has no {CELLS_FILE}: the run ended before its first cell.") from None
-    except (pd.errors.ParserError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise RunError(f"{cells_path} is damaged: {problem['loc'][0]}: {problem['msg']}.") from None
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise RunError(f"{cells_path} is damaged: {error}.") from None
-    missing = [column for column in CELL_COLUMNS if column not in cells.columns]
-    if missing and missing[0] not in ADDED_SINCE_1:
-        raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
-    for column in missing:
-        cells[column] = ADDED_SINCE_1[column]
-    return Run(folder, document, cells)
 
 
-def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """All raw records of samples.jsonl. Raises RunError naming the first line that cannot be read."""
-    records = []
-    with (folder / SAMPLES_FILE).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
-    return records
+_RESULT = TypeAdapter(CellResult)
+
+
+def _row(row: Mapping[str, str | None]) -> dict[str, str]:
+    """A row without what is empty, which takes the field's default; whole numbers are written whole."""
+    return {name: text.removesuffix(".0") for name in CELL_COLUMNS if (text := row.get(name, ADDED_COLUMNS.get(name)))}
+
+
+def read_gathered(folder: Path, document: RunDocument) -> Gathered:
+    """Everything that was measured in a run, finished or not. Raises RunError for samples that cannot be read."""
+    gathered = Gathered()
+    # Samples of older versions do not say the new tokens of their cell, since all had the same.
+    for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
+        gathered.add(fact)
+    return gathered
+
+
+def read_facts(folder: Path, document: RunDocument, gathered: Gathered) -> Facts:
+    """What a run is judged from. Raises RunError for a folder whose facts are not complete."""
+    if document.missing_facts:
+        raise RunError(
+            f"{folder} cannot be judged again: its version kept no {', '.join(document.missing_facts)};"
+            " its verdicts are those of cells.csv."
+        )
+    facts = gathered.facts(document, read_operators(folder))
+    missing = [key for key in facts.grid.keys if key not in facts.operators or key.cell not in gathered.peaks]
+    if missing:
+        raise RunError(f"{folder}: the facts of {missing[0].name} are missing, so that it cannot be judged.")
+    return facts
 
 
 def refuse_another(old: RunDocument, new: RunDocument) -> None:
     """Raises RunError when a run cannot be finished here: it was on another device, model or software."""
-    facts = [("device", key, old.device.get(key), new.device.get(key)) for key in ("name", "threads", "memory_bytes")]
-    facts += [("model", key, old.model.get(key), new.model.get(key)) for key in ("id", "params", "dtype", "quant")]
-    facts += [("software", key, old.software.get(key), new.software.get(key)) for key in ("torch", "transformers")]
-    for part, key, before, now in facts:
+    pairs = [("device's", name, getattr(old.device, name), getattr(new.device, name)) for name in _SAME_DEVICE]
+    pairs += [("model's", name, getattr(old.model, name), getattr(new.model, name)) for name in _SAME_MODEL]
+    pairs += [("software's", name, old.software.get(name), new.software.get(name)) for name in _SAME_SOFTWARE]
+    for part, name, before, now in pairs:
         if before != now:
-            raise RunError(f"this run cannot be resumed here: its {part}'s {key} was {before}, and now is {now}.")
+            raise RunError(f"this run cannot be resumed here: its {part} {name} was {before}, and now is {now}.")
+
+
+_SAME_DEVICE = ("name", "threads", "memory_bytes")
+_SAME_MODEL = ("id", "params", "dtype", "quant")
+_SAME_SOFTWARE = ("torch", "transformers")

@@ -5,20 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import pandas as pd
-
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.facts import Facts
 from profiler.errors import RunError
-from profiler.grid import Cell
-from profiler.record.run import CELLS_FILE, RUN_FILE, SAMPLES_FILE, RunDocument, read_samples
-from profiler.timing.outcomes import Gap, Visit
-
-_LISTS = ("decode_s", "warm_up_s", "more_prefill_s")
+from profiler.record.document import RunDocument, document_json
+from profiler.record.operators import OPERATORS_FILE, operators_csv
+from profiler.record.run import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_frame
+from profiler.record.samples import SAMPLES_FILE, Fact, line_of
 
 
 class RunStore:
@@ -42,26 +40,10 @@ class RunStore:
         if resume:
             _drop_torn_line(self.folder / SAMPLES_FILE)
 
-    def restored(self) -> tuple[dict[Cell, list[Visit]], dict[Cell, Gap]]:
-        """The visits and gaps that an interrupted run has left, by cell."""
-        visits: dict[Cell, list[Visit]] = {}
-        gaps: dict[Cell, Gap] = {}
-        for record in read_samples(self.folder):
-            kind = record.pop("kind")
-            if kind == "sentinel":
-                continue
-            cell = Cell(**{item.name: record.pop(item.name) for item in fields(Cell) if item.name in record})
-            if kind == "gap":
-                gaps[cell] = Gap(cell=cell, **record)
-            else:
-                times: dict[str, Any] = {name: tuple(record.pop(name)) for name in _LISTS if name in record}
-                visits.setdefault(cell, []).append(Visit(cell=cell, **times, **record))
-        return visits, gaps
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Append one raw record and push it to the disk. Raises RunError when the disk does not take it."""
+    def append(self, fact: Fact) -> None:
+        """Append one fact and push it to the disk. Raises RunError when the disk does not take it."""
         try:
-            self._samples.write(json.dumps(record, allow_nan=False) + "\n")
+            self._samples.write(line_of(fact) + "\n")
             self._samples.flush()
             os.fsync(self._samples.fileno())
         except OSError as error:
@@ -70,12 +52,20 @@ class RunStore:
             ) from None
 
     def write_document(self, document: RunDocument) -> None:
-        """Write run.json whole; a reader sees the old one or the new one, never a part."""
-        _replace(self.folder / RUN_FILE, document.model_dump_json(indent=2) + "\n")
+        """Write run.json whole."""
+        write_document(self.folder, document)
 
-    def write_cells(self, cells: pd.DataFrame) -> None:
+    def write_cells(self, results: Sequence[CellResult]) -> None:
         """Write cells.csv whole."""
-        _replace(self.folder / CELLS_FILE, cells.to_csv(index=False))
+        write_cells(self.folder, results)
+
+    def write_operators(self, facts: Facts) -> None:
+        """Write operators.csv whole."""
+        write_operators(self.folder, facts)
+
+    def write_config(self, config: Mapping[str, object]) -> None:
+        """Write config.json: the model's config, so that other cells can be counted without the model."""
+        _replace(self.folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
 
     def __enter__(self) -> Self:
         return self
@@ -88,6 +78,21 @@ class RunStore:
             (self.folder / SAMPLES_FILE).unlink(missing_ok=True)
             if self._made_folder:
                 self.folder.rmdir()
+
+
+def write_document(folder: Path, document: RunDocument) -> None:
+    """Write run.json whole; a reader sees the old one or the new one, never a part."""
+    _replace(folder / RUN_FILE, document_json(document))
+
+
+def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
+    """Write cells.csv whole."""
+    _replace(folder / CELLS_FILE, cells_frame(results).to_csv(index=False))
+
+
+def write_operators(folder: Path, facts: Facts) -> None:
+    """Write operators.csv whole."""
+    _replace(folder / OPERATORS_FILE, operators_csv(facts))
 
 
 def _drop_torn_line(path: Path) -> None:

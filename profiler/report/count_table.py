@@ -1,12 +1,14 @@
-"""What `roofscope count` prints: totals, groups, operators, and the second opinion."""
+"""What `roofscope count` prints: totals, groups, operators, other cards, and the second opinion."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,41 +27,100 @@ _OPERATOR_COLUMNS = (
 )
 
 
-def print_count(document: dict[str, Any], console: Console) -> None:
+@dataclass(frozen=True)
+class _Operator:
+    name: str
+    group: str
+    count: int
+    model_flops: int | float
+    model_bytes: int | float
+
+
+@dataclass(frozen=True)
+class _Executed:
+    avoidable: Mapping[str, int | float]
+    total: int | float
+
+
+@dataclass(frozen=True)
+class _Gemm:
+    m: int | float
+    n: int | float
+    k: int | float
+    dtype: str
+    count: int | float
+
+
+@dataclass(frozen=True)
+class _Card:
+    gpu: str
+    ridge_flops_per_byte: float
+    floor_s: float | None
+    bound: str | None
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class _Difference:
+    module: str
+    counter_flops: int | float
+    walk_flops: int | float
+
+
+@dataclass(frozen=True)
+class _Crosscheck:
+    counter: str
+    flops: int | float
+    walk_flops: int | float
+    equal: bool
+    differences: tuple[_Difference, ...]
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """The part of the document of `roofscope count` that is printed."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: str
+    phase: str
+    batch: int
+    query_tokens: int
+    context_tokens: int
+    model_flops: int | float
+    executed_flops: int | float
+    bytes: Mapping[str, int | float]
+    executed_bytes: _Executed
+    intensity: float
+    coverage: float
+    unknown: tuple[str, ...]
+    operators: tuple[_Operator, ...]
+    gemms: tuple[_Gemm, ...] = ()
+    gpus: tuple[_Card, ...] = ()
+    crosscheck: _Crosscheck | None = None
+
+
+_COUNTED = TypeAdapter(_Counted)
+
+
+def print_count(document: Mapping[str, Any], console: Console) -> None:
     """Print the document of `roofscope count` as tables, 100 columns wide."""
-    moved = document["bytes"]
-    quant = "" if document["quant"] == "none" else f" {document['quant']}"
-    console.print(
-        f"{document['model']}: {count(document['params'])} parameters, {document['dtype']}{quant};"
-        f" {document['phase']} of {document['batch']} x {document['query_tokens']} tokens"
-        f" after {document['context_tokens']} cached",
-        highlight=False,
-    )
-    console.print(
-        f"model work: {document['model_flops']:,} FLOPs over {moved['total']:,.0f} bytes,"
-        f" intensity {significant(document['intensity'], 4)} FLOP/byte",
-        highlight=False,
-    )
-    parts = ", ".join(f"{name} {scaled(value, 'B')}" for name, value in moved.items() if value and name != "total")
-    console.print(f"            {parts}", highlight=False)
-    console.print(
-        f"executed:   {document['executed_flops']:,} FLOPs over up to"
-        f" {scaled(document['executed_bytes']['total'], 'B')}{_avoidable(document)}",
-        highlight=False,
-    )
-    console.print(_groups(document["operators"]))
-    if "gemms" in document:
-        console.print(_plain_table(("m", "n", "k", "dtype", "count"), document["gemms"]))
-    if "gpus" in document:
-        console.print(_gpus(document["gpus"]))
-    if "crosscheck" in document:
-        _print_crosscheck(document["crosscheck"], console)
-    if document["unknown"]:
-        share = 100 * (1 - document["coverage"])
-        console.print(f"! {share:.3g} % of the parameters are not understood: {'; '.join(document['unknown'])}")
+    counted = _COUNTED.validate_python(document)
+    for line in _totals(counted):
+        console.print(line, highlight=False)
+    console.print(_groups(counted.operators))
+    if counted.gemms:
+        console.print(_gemms(counted.gemms))
+    _print_cards(counted.gpus, console)
+    if counted.crosscheck is not None:
+        _print_crosscheck(counted.crosscheck, console)
+    if counted.unknown:
+        share = 100 * (1 - counted.coverage)
+        console.print(f"! {share:.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}")
 
 
-def operators_csv(document: dict[str, Any]) -> str:
+def operators_csv(document: Mapping[str, Any]) -> str:
     """The operators as CSV, numbers in full."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
@@ -68,37 +129,43 @@ def operators_csv(document: dict[str, Any]) -> str:
     return buffer.getvalue()
 
 
-def _avoidable(document: dict[str, Any]) -> str:
-    causes = {**document["executed_bytes"]["avoidable"]}
-    named = ", ".join(f"{cause} {scaled(value, 'B')}" for cause, value in causes.items() if value)
-    return f" ({named})" if named else ""
+def _totals(counted: _Counted) -> list[str]:
+    moved = counted.bytes
+    quant = "" if counted.quant == "none" else f" {counted.quant}"
+    parts = ", ".join(f"{name} {scaled(value, 'B')}" for name, value in moved.items() if value and name != "total")
+    avoidable = ", ".join(
+        f"{cause} {scaled(value, 'B')}" for cause, value in counted.executed_bytes.avoidable.items() if value
+    )
+    return [
+        f"{counted.model}: {count(counted.params)} parameters, {counted.dtype}{quant};"
+        f" {counted.phase} of {counted.batch} x {counted.query_tokens} tokens after {counted.context_tokens} cached",
+        f"model work: {counted.model_flops:,} FLOPs over {moved['total']:,.0f} bytes,"
+        f" intensity {significant(counted.intensity, 4)} FLOP/byte",
+        f"            {parts}",
+        f"executed:   {counted.executed_flops:,} FLOPs over up to {scaled(counted.executed_bytes.total, 'B')}"
+        + (f" ({avoidable})" if avoidable else ""),
+    ]
 
 
-def _groups(operators: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("operator")
-    for name in ("count", "FLOPs", "share", "bytes", "share", "FLOP/byte"):
-        table.add_column(name, justify="right")
-    flops = sum(item["model_flops"] for item in operators) or 1
-    moved = sum(item["model_bytes"] for item in operators) or 1
-    groups: dict[str, list[dict[str, Any]]] = {}
+def _groups(operators: Sequence[_Operator]) -> Table:
+    table = _table("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
+    flops = sum(item.model_flops for item in operators) or 1
+    moved = sum(item.model_bytes for item in operators) or 1
+    groups: dict[str, list[_Operator]] = {}
     for item in operators:
-        groups.setdefault(item["group"], []).append(item)
+        if item.model_flops or item.model_bytes:
+            groups.setdefault(item.group, []).append(item)
     for group, items in groups.items():
-        if not any(item["model_flops"] or item["model_bytes"] for item in items):
-            continue
         table.add_section()
         table.add_row(group, "", *_figures(items, flops, moved), style="bold")
         for item in items:
-            if item["model_flops"] or item["model_bytes"]:
-                table.add_row(f"  {item['name']}", str(item["count"]), *_figures([item], flops, moved))
+            table.add_row(f"  {item.name}", str(item.count), *_figures([item], flops, moved))
     return table
 
 
-def _figures(items: Iterable[dict[str, Any]], all_flops: float, all_bytes: float) -> list[str]:
-    items = list(items)
-    flops = sum(item["model_flops"] for item in items)
-    moved = sum(item["model_bytes"] for item in items)
+def _figures(items: Sequence[_Operator], all_flops: float, all_bytes: float) -> list[str]:
+    flops = sum(item.model_flops for item in items)
+    moved = sum(item.model_bytes for item in items)
     return [
         scaled(flops, ""),
         f"{100 * flops / all_flops:.1f} %",
@@ -108,28 +175,39 @@ def _figures(items: Iterable[dict[str, Any]], all_flops: float, all_bytes: float
     ]
 
 
-def _plain_table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Table:
+def _gemms(rows: Sequence[_Gemm]) -> Table:
+    columns = [item.name for item in fields(_Gemm)]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
+        table.add_row(*(str(getattr(row, column)) for column in columns))
     return table
 
 
-def _gpus(rows: list[dict[str, Any]]) -> Table:
-    table = Table("GPU", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("ridge FLOP/byte", "floor", "bound by"):
+def _print_cards(cards: Sequence[_Card], console: Console) -> None:
+    """A table of the cards that can hold the step, and a line for each that cannot."""
+    table = _table("GPU", "ridge FLOP/byte", "floor", "bound by")
+    for card in cards:
+        if card.floor_s is not None:
+            ridge = significant(card.ridge_flops_per_byte)
+            table.add_row(card.gpu, ridge, duration(card.floor_s), card.bound or "-")
+    if table.row_count:
+        console.print(table)
+    for card in cards:
+        if card.refusal:
+            console.print(card.refusal, highlight=False)
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(first, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in numbers:
         table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(row["gpu"], significant(row["ridge_flops_per_byte"]), duration(row["floor_s"]), row["bound"])
     return table
 
 
-def _print_crosscheck(check: dict[str, Any], console: Console) -> None:
-    if check["equal"]:
-        console.print(f"second opinion: {check['counter']} counts {check['flops']:,} executed FLOPs as well: equal")
+def _print_crosscheck(check: _Crosscheck, console: Console) -> None:
+    if check.equal:
+        console.print(f"second opinion: {check.counter} counts {check.flops:,} executed FLOPs as well: equal")
         return
-    console.print(f"second opinion: {check['counter']} counts {check['flops']:,}, the walk {check['walk_flops']:,}:")
-    for item in check["differences"]:
-        console.print(
-            f"  {item['module'] or '(the model itself)'}: {item['counter_flops']:,}, not {item['walk_flops']:,}"
-        )
+    console.print(f"second opinion: {check.counter} counts {check.flops:,}, the walk {check.walk_flops:,}:")
+    for item in check.differences:
+        console.print(f"  {item.module or '(the model itself)'}: {item.counter_flops:,}, not {item.walk_flops:,}")

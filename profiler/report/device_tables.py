@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from rich import box
 from rich.table import Table
 
+from profiler.diagnosis.regimes import Verdict
 from profiler.machine.datasheet import Datasheet
+from profiler.roofs.values import Ceilings, Roof
 from profiler.units import duration, percent, scaled, significant
 
 
@@ -34,44 +36,71 @@ def gpus_table(gpus: Sequence[Datasheet]) -> Table:
     return table
 
 
-def ceilings_table(document: dict[str, Any]) -> Table:
-    """The measured roofs of one device, with quartiles and the datasheet beside them."""
+def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> Table:
+    """The measured roofs of one device, with quartiles and the datasheet beside them.
+
+    `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
+    """
     table = _table("roof")
     for name in ("measured", "quartiles", "of datasheet", "clock", "samples"):
         table.add_column(name, justify="right")
     table.add_column("how")
-    for kind, unit in (("compute", "FLOP/s"), ("memory", "B/s")):
-        for name, roof in document[kind].items():
-            sheet = document["datasheet_per_s"].get(name if kind == "compute" else "bandwidth")
-            table.add_row(
-                name,
-                scaled(roof["per_s"], unit),
-                f"{scaled(roof['low_per_s'], '')}- {scaled(roof['high_per_s'], '')}",
-                percent(roof["per_s"] / sheet) if sheet else "-",
-                scaled(roof["clock_hz"], "Hz") if roof["clock_hz"] else "-",
-                str(roof["samples"]),
-                roof["method"],
-            )
-    for name, seconds in document["launch"].items():
+    for name, roof in ceilings.compute.items():
+        table.add_row(*_roof(name, "FLOP/s", roof, datasheet_per_s.get(name)))
+    for name, roof in ceilings.memory.items():
+        table.add_row(*_roof(name, "B/s", roof, datasheet_per_s.get("bandwidth")))
+    for name, seconds in ceilings.launch.items():
         table.add_row(f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel")
     return table
 
 
-def selftest_table(results: Sequence[dict[str, Any]]) -> Table:
+def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:
+    return [
+        name,
+        scaled(roof.per_s, unit),
+        f"{scaled(roof.low_per_s, '')}- {scaled(roof.high_per_s, '')}",
+        percent(roof.per_s / sheet) if sheet else "-",
+        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        str(roof.samples),
+        roof.method,
+    ]
+
+
+class CheckedKernel(Protocol):
+    """A known kernel and what it was called."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def expected(self) -> str:
+        """The label that it must have."""
+
+    @property
+    def latency_s(self) -> float: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def right(self) -> bool:
+        """Whether it has that label."""
+
+
+def selftest_table(results: Sequence[CheckedKernel]) -> Table:
     """Each known kernel with its label and its evidence."""
-    table = _table("known kernel", "must be", "is")
+    table = _table("known kernel", "must be", "is", "sure")
     table.add_column("time", justify="right")
     table.add_column("evidence")
     for item in results:
-        evidence = ", ".join(f"{signal['value']:.2f}" for signal in item["signals"])
-        mark = "" if item["right"] else "  WRONG"
+        verdict = item.verdict
         table.add_row(
-            item["name"],
-            item["expected"],
-            item["regime"] + mark,
-            item["confidence"],
-            duration(item["latency_s"]),
-            evidence,
+            item.name,
+            item.expected,
+            verdict.regime + ("" if item.right else "  WRONG"),
+            verdict.confidence,
+            duration(item.latency_s),
+            ", ".join(f"{signal.value:.2f}" for signal in verdict.evidence),
         )
     table.caption = "evidence: intensity over ridge, then the shares of time that bytes, FLOPs and dispatch explain"
     return table

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import pandas as pd
-
+from profiler.diagnosis.regimes import Regime
 from profiler.errors import RequestError, near_misses
+from profiler.grid import PHASES, Phase
 from profiler.record.run import Run
+from profiler.report.shown import of_phase
 from profiler.units import duration, percent, scaled, significant
 
 
@@ -36,8 +38,8 @@ def explain(term: str, run: Run | None = None) -> str:
 def footnotes(run: Run) -> list[str]:
     """The terms that this run's report uses, one line each, with its figures where it has some."""
     used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
-    used += sorted(set(run.cells["regime"].dropna()))
-    if run.cells["mbu"].notna().any():
+    used += sorted({result.regime for result in run.results if result.regime})
+    if any(not math.isnan(result.mbu) for result in run.results):
         used += ["MFU", "MBU"]
     lines = []
     for name in used:
@@ -46,46 +48,40 @@ def footnotes(run: Run) -> list[str]:
     return lines
 
 
-def _measured(run: Run, phase: str | None = None) -> pd.DataFrame:
-    cells = run.cells[run.cells["status"] == "ok"]
-    return cells if phase is None else cells[cells["phase"] == phase]
-
-
-def _range(run: Run, column: str, show: Callable[[float], str], phase: str = "decode") -> str | None:
-    values = _measured(run, phase)[column].dropna()
-    if values.empty:
+def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:
+    values = [float(getattr(result, column)) for result in of_phase(run.measured, phase)]
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
         return None
-    low, high = show(float(values.min())), show(float(values.max()))
+    low, high = show(min(known)), show(max(known))
     return f"{low} in {phase}" if low == high else f"{low} to {high} in {phase}"
 
 
 def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
-    parts = [_range(run, column, show, phase) for phase in ("prefill", "decode")]
+    parts = [_range(run, column, show, phase) for phase in PHASES]
     return "; ".join(part for part in parts if part) or None
 
 
-def _counted(regime: str) -> Callable[[Run], str | None]:
+def _counted(regime: Regime) -> Callable[[Run], str | None]:
     def figures(run: Run) -> str | None:
-        measured = _measured(run)
-        return f"{int((measured['regime'] == regime).sum())} of {len(measured)} cells" if len(measured) else None
+        measured = run.measured
+        return f"{sum(result.regime == regime for result in measured)} of {len(measured)} cells" if measured else None
 
     return figures
 
 
 def _share(column: str) -> Callable[[Run], str | None]:
     def figures(run: Run) -> str | None:
-        cells = _measured(run)
-        shares = (cells[column] / cells["latency_s"]).dropna()
-        return f"{percent(shares.min())} to {percent(shares.max())} of the time" if len(shares) else None
+        shares = [getattr(result, column) / result.latency_s for result in run.measured]
+        known = [share for share in shares if not math.isnan(share)]
+        return f"{percent(min(known))} to {percent(max(known))} of the time" if known else None
 
     return figures
 
 
 def _roofs(run: Run) -> tuple[float, float]:
-    ceilings: dict[str, Any] = run.document.ceilings
-    compute = ceilings["compute"]
-    roof = compute.get(run.document.model["dtype"]) or max(compute.values(), key=lambda item: item["per_s"])
-    return float(roof["per_s"]), float(ceilings["memory_bytes_per_s"])
+    ceilings = run.document.ceilings
+    return ceilings.compute_roof(run.model.dtype).per_s, ceilings.memory_bytes_per_s
 
 
 def _ridge(run: Run) -> str:
@@ -94,11 +90,8 @@ def _ridge(run: Run) -> str:
 
 
 def _interval(run: Run) -> str | None:
-    cells = _measured(run)
-    if cells.empty:
-        return None
-    widths = (cells["latency_high_s"] - cells["latency_low_s"]) / 2 / cells["latency_s"]
-    return f"half-width {100 * float(widths.median()):.1f} % at the median cell"
+    widths = [(result.latency_high_s - result.latency_low_s) / 2 / result.latency_s for result in run.measured]
+    return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
 
 
 TERMS: dict[str, Term] = {

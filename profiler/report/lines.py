@@ -1,219 +1,132 @@
-"""The tokens-per-second table, for the terminal and for files."""
+"""A run in sentences, for every kind of report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from profiler.diagnosis.cell import CellEvidence
+from profiler.diagnosis.regimes import Flag
+from profiler.diagnosis.run import EngineDifference
+from profiler.grid import CellKey, Phase
+from profiler.record.run import Run
+from profiler.report.shown import first_engine, of_phase
+from profiler.units import clock_time, duration, percent, scaled, significant
 
-import pandas as pd
-
-from profiler.diagnosis.step_time import TERMS
-from profiler.record.run import CELL_KEY, Run
-from profiler.units import duration, percent, scaled, significant
-
-# What a flag is called in the table; the evidence in run.json has their full names.
-# These say why a roof is far away, which needs no word where one binds.
-_CAUSES = ("inefficient-kernels", "wasteful-path")
+# What a flag is called in the table, the weightiest first; the evidence in run.json has their full names.
 _SHORT_FLAGS = {
-    "inefficient-kernels": "kernels",
-    "wasteful-path": "copies",
-    "kv-bound": "KV",
-    "above-roof": "above roof",
+    Flag.INEFFICIENT_KERNELS: "kernels",
+    Flag.WASTEFUL_PATH: "copies",
+    Flag.KV_BOUND: "KV",
+    Flag.ABOVE_ROOF: "above roof",
 }
+# These say why a roof is far away, which needs no word where one binds.
+_CAUSES = (Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH)
+_STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "step"}
+# A stage that took less is left out of the line that says where the wall time went.
+_SHORTEST_STAGE_S = 0.5
 
 
-def regimes(run: Run) -> dict[tuple[Any, ...], str]:
-    """Each cell's regime, by CELL_KEY, with its weightiest flag in a word behind it."""
-    return {tuple(item[name] for name in CELL_KEY): _regime(item) for item in run.document.evidence}
+def regimes(run: Run) -> dict[CellKey, str]:
+    """Each cell's regime, with its weightiest flag in a word behind it."""
+    return {item.key: _regime(item) for item in run.document.evidence}
 
 
-def _regime(item: dict[str, Any]) -> str:
+def _regime(item: CellEvidence) -> str:
     words = (
         word
         for flag, word in _SHORT_FLAGS.items()
-        if flag in item["flags"] and not (flag in _CAUSES and item["regime"] == "compute-bound")
+        if flag in item.flags and not (flag in _CAUSES and item.regime == "compute-bound")
     )
     word = next(words, "")
-    return f"{item['regime']} ({word})" if word else str(item["regime"])
+    return f"{item.regime} ({word})" if word else item.regime
+
+
+def precision_line(run: Run) -> str:
+    """`float32, random weights`: precision and where the weights came from, as a heading tells them."""
+    return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
 
 
 def roofs_lines(run: Run) -> list[str]:
     """The measured roofs in words, with the datasheet beside them where there is one."""
-    ceilings, device = run.document.ceilings, run.document.device
-    dtype = run.document.model["dtype"]
-    compute = ceilings["compute"].get(dtype)
-    lines = [
-        f"memory {scaled(ceilings['memory_bytes_per_s'], 'B/s')}{_of(ceilings['memory_bytes_per_s'], device, 'bytes')}"
-    ]
+    ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
+    bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
+    lines = [f"memory {scaled(bandwidth, 'B/s')}{_of_sheet(bandwidth, device.datasheet_bytes_per_s)}"]
     if compute:
-        lines.append(f"compute {scaled(compute['per_s'], 'FLOP/s')} in {dtype}{_of(compute['per_s'], device, 'flops')}")
-    dispatch_s = ceilings["dispatch_s"].get(run.document.engine["names"][0], {}).get("decode", {})
-    smallest = min(dispatch_s, key=int, default=None)
-    lines.append(f"dispatch {duration(dispatch_s[smallest])} a decode step" if smallest else "dispatch not measured")
+        share = _of_sheet(compute.per_s, device.datasheet_flops_per_s)
+        lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
+    by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
+    smallest = min(by_batch, default=None)
+    lines.append(
+        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} a decode step"
+    )
     return lines
 
 
-def breakdown_rows(run: Run) -> list[list[str]]:
-    """A line for the step and one for each group in it, for the smallest and the largest cell of each phase."""
-    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for item in run.document.breakdown:
-        cells.setdefault(tuple(item[name] for name in CELL_KEY), []).append(item)
-    measured = run.cells.set_index(list(CELL_KEY))["latency_s"]
-    rows = []
-    for phase in ("prefill", "decode"):
-        keys = sorted((key for key in cells if key[0] == phase), key=lambda key: key[1] * (key[2] or key[3]))
-        for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
-            step_s, own_s = cells[key][0]["step_s"], float(measured.loc[key])
-            name = f"{phase}, batch {key[1]} x {key[2] or key[3]}"
-            rows.append([name, duration(step_s), f"hooks {100 * (step_s / own_s - 1):+.1f} %", *[""] * 4])
-            rows += [_inside_row(item) for item in cells[key]]
-    return rows
-
-
-def _inside_row(item: dict[str, Any]) -> list[str]:
-    time_s, flops, bytes_ = item["time_s"], item["flops"], item["bytes"]
-    rates = ["-"] * 4
-    if bytes_ and time_s:
-        rates = [
-            significant(flops / time_s / 1e12),
-            significant(bytes_ / time_s / 1e9),
-            significant(flops / bytes_),
-            percent(item["roof_s"] / time_s),
-        ]
-    return [f"  {item['group'].replace('_', ' ')}", duration(time_s), percent(item["share"]), *rates]
-
-
-def shown_cells(run: Run) -> list[dict[Any, Any]]:
-    """The smallest and the largest measured cell of each phase of the first engine, as rows."""
-    cells = run.cells[(run.cells["status"] == "ok") & (run.cells["engine"] == run.document.engine["names"][0])]
-    found = []
-    for phase in ("decode", "prefill"):
-        of_phase = cells[cells["phase"] == phase]
-        ordered = of_phase.sort_values(["batch_size", "prompt_len", "context_len"]).to_dict("records")
-        found += [ordered[index] for index in dict.fromkeys((0, len(ordered) - 1)) if ordered]
-    return found
-
-
-def cell_name(row: Mapping[Any, Any]) -> str:
-    """`decode 1 x 64 (static)`: phase, batch, prompt or context, and the engine unless it is the plain one."""
-    engine = "" if row["engine"] == "eager" else f" ({row['engine']})"
-    return f"{row['phase']} {row['batch_size']} x {row['prompt_len'] or row['context_len']}{engine}"
-
-
-def split_rows(run: Run) -> list[list[str]]:
-    """Name, time, and each term with how far it may be off, for the cells that `shown_cells` picks."""
-    evidence = _evidence(run)
-    rows = []
-    for row in shown_cells(run):
-        off = evidence.get(tuple(row[name] for name in CELL_KEY), {}).get("split_half_widths_s", {})
-        terms = [
-            f"{duration(row[term])} ± {duration(off[term])}" if off.get(term) else duration(row[term]) for term in TERMS
-        ]
-        rows.append([cell_name(row), duration(row["latency_s"]), *terms])
-    return rows
-
-
-def lever_rows(run: Run) -> list[list[str]]:
-    """Cell, change, what it saves at most and why, for the cells that `shown_cells` picks; the largest first."""
-    evidence = _evidence(run)
-    return [
-        [
-            cell_name(row),
-            lever["change"],
-            duration(lever["saves_s"]),
-            percent(lever["saves_s"] / row["latency_s"]),
-            lever["because"],
-        ]
-        for row in shown_cells(run)
-        for lever in evidence.get(tuple(row[name] for name in CELL_KEY), {}).get("levers", [])
-        if lever["saves_s"] >= _WORTH_SHOWING * row["latency_s"]
-    ]
-
-
-_WORTH_SHOWING = 0.01
-
-
-def card_rows(run: Run) -> list[list[str]]:
-    """The most tokens/s that other cards' datasheets allow for the cells that `shown_cells` picks; `-`: no room."""
-    evidence, rows = _evidence(run), []
-    shown = shown_cells(run)
-    found = [evidence.get(tuple(row[name] for name in CELL_KEY), {}).get("at_least_s_on", {}) for row in shown]
-    for card in dict.fromkeys(name for times in found for name in times):
-        figures = [
-            significant(row["tokens_per_s"] * row["latency_s"] / times[card]) if times.get(card) else "-"
-            for row, times in zip(shown, found, strict=True)
-        ]
-        rows.append([card, *figures])
-    here = ["here, measured", *(significant(row["tokens_per_s"]) for row in shown)]
-    heads = ["", *(cell_name(row) for row in shown)]
-    return [heads, here, *rows] if rows else []
-
-
-def _evidence(run: Run) -> dict[tuple[Any, ...], dict[str, Any]]:
-    return {tuple(item[name] for name in CELL_KEY): item for item in run.document.evidence}
+def _of_sheet(value: float, peak: float | None) -> str:
+    return f" ({percent(value / peak)} of the datasheet)" if peak else ""
 
 
 def engine_lines(run: Run) -> list[str]:
     """What each further engine does to a step against the first, with its interval."""
-    lines = []
-    for item in run.document.engine.get("differences", []):
-        verb = "saves" if item["saves_s"] >= 0 else "costs"
-        low_s, high_s = sorted((abs(item["low_s"]), abs(item["high_s"])))
-        clear = item["low_s"] * item["high_s"] > 0
-        interval = f"{duration(low_s)} to {duration(high_s)}" if clear else "not more than noise"
-        if item["low_s"] == item["high_s"]:
-            interval = "from a single time each"
-        depth = item["prompt_len"] or item["context_len"]
-        lines.append(
-            f"{item['engine']} {verb} {duration(abs(item['saves_s']))} ({interval}) a {_UNIT[item['phase']]} against"
-            f" {item['against']} at batch {item['batch_size']} x {depth}"
-        )
-    return lines
+    return [
+        f"{item.engine} {saving(item)} ({interval(item)}) a {_STEP[item.phase]} against {item.against}"
+        f" at batch {item.batch_size} x {item.key.cell.depth}"
+        for item in run.document.engine.differences
+    ]
 
 
-_UNIT = {"prefill": "prefill", "decode": "step"}
+def saving(item: EngineDifference) -> str:
+    """`saves 3.2 ms`, or `costs 0.4 ms`."""
+    return f"{'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))}"
+
+
+def interval(item: EngineDifference) -> str:
+    """What is known of a difference: its interval, or that there is none."""
+    if item.low_s == item.high_s:
+        return "from a single time each"
+    if item.low_s * item.high_s <= 0:
+        return "not more than noise"
+    low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))
+    return f"{duration(low_s)} to {duration(high_s)}"
 
 
 def instrument_line(run: Run) -> str:
     """What the instrument itself costs a step."""
-    engine, cells = run.document.engine, run.cells[run.cells["phase"] == "decode"]
-    mark_s, fastest_s = engine.get("instrument_s_per_step"), cells["latency_s"].min()
-    if mark_s is None or pd.isna(fastest_s):
+    mark_s = run.document.engine.instrument_s_per_step
+    fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
+    if mark_s is None or fastest_s is None:
         return "what the instrument costs is not known"
     return f"the instrument costs {duration(mark_s)} a step, {100 * mark_s / fastest_s:.2g} % of the fastest one"
 
 
 def unexplained_lines(run: Run) -> list[str]:
     """Which groups of operators carry what a cell's split does not explain, where that is a fifth of its time."""
-    latency_s = run.cells.set_index(list(CELL_KEY))["latency_s"]
-    left_s = run.cells.set_index(list(CELL_KEY))["unexplained_s"]
-    lines = []
+    results, lines = run.by_key(), []
     for item in run.document.evidence:
-        groups = item.get("unexplained_in_s")
-        if not groups:
-            continue
-        key = tuple(item[name] for name in CELL_KEY)
-        most = [f"{name.replace('_', ' ')} ({duration(excess)})" for name, excess in list(groups.items())[:2]]
-        lines.append(
-            f"{cell_name(item)}: {percent(left_s.loc[key] / latency_s.loc[key])} of its time is not explained;"
-            f" under hooks most of it lies in {' and '.join(most)}"
-        )
+        if item.unexplained_in_s:
+            result = results[item.key]
+            most = [
+                f"{group.replace('_', ' ')} ({duration(excess_s)})"
+                for group, excess_s in list(item.unexplained_in_s.items())[:2]
+            ]
+            lines.append(
+                f"{item.key.name}: {percent(result.unexplained_s / result.latency_s)} of its time is not explained;"
+                f" under hooks most of it lies in {' and '.join(most)}"
+            )
     return lines
 
 
 def activity_lines(run: Run) -> list[str]:
     """Kernels, gaps and busy share of the steps that were traced, and what to type to look deeper."""
-    on_cuda = run.document.device["kind"] == "cuda"
+    document = run.document
+    on_cuda = document.device.kind == "cuda"
     what = "kernels" if on_cuda else "operators"
     lines = [
-        f"{cell_name(item)}: {item['kernels']} {what}, one of them running {percent(item['busy_share'])} of the time;"
-        f" {item['gaps']} gaps of {duration(item['gap_s'] / item['gaps']) if item['gaps'] else '0'} on average"
-        for item in run.document.activity
+        f"{item.key.name}: {item.kernels} {what}, one of them running {percent(item.busy_share)} of the time;"
+        f" {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
+        for item in document.activity
     ]
-    for name, breaks in run.document.engine.get("graph_breaks", {}).items():
-        lines.append(f"{name}: {breaks} graph breaks")
+    lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
     if lines and on_cuda:
-        command = f"{run.document.command} --breakdown"
+        command = f"{document.command} --breakdown"
         lines.append(f"with NVTX ranges a group: nsys profile --trace=cuda,nvtx -o step {command}")
         lines.append(
             "bytes a kernel: ncu --nvtx --metrics dram__bytes_read.sum,dram__bytes_write.sum --clock-control none"
@@ -225,25 +138,48 @@ def activity_lines(run: Run) -> list[str]:
 def quality_line(run: Run) -> str | None:
     """How far a quantised model's answers are from the unquantised one's, where that was asked for."""
     found = run.document.quality
-    if not found:
+    if found is None:
         return None
     return (
-        f"against the unquantised model, over {found['tokens']} tokens: mean KL divergence"
-        f" {significant(found['mean_kl_nats'], 2)} nats, the same first choice at {percent(found['top1_agreement'])}"
+        f"against the unquantised model, over {found.tokens} tokens: mean KL divergence"
+        f" {significant(found.mean_kl_nats, 2)} nats, the same first choice at {percent(found.top1_agreement)}"
         " of them (a sanity figure, not a benchmark)"
     )
 
 
+def stage_line(run: Run) -> str | None:
+    """`wall time 2:05: timing 70 s, replays 10 s`: where the run's time went, the longest first."""
+    stages = run.document.stage_s
+    if not stages:
+        return None
+    ordered = sorted(stages.items(), key=lambda item: -item[1])
+    parts = [f"{name} {seconds:.0f} s" for name, seconds in ordered if seconds >= _SHORTEST_STAGE_S]
+    return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
+
+
+def common_noise(run: Run) -> list[str]:
+    """Why no cell of the run is quiet: reasons that all of them share, which tell nothing apart."""
+    reasons = [set(item.noise_reasons) for item in run.document.evidence]
+    if len(reasons) < 2:
+        return []
+    shared = set.intersection(*reasons)
+    return [reason for reason in run.document.evidence[0].noise_reasons if reason in shared]
+
+
+def own_noise(run: Run) -> dict[CellKey, list[str]]:
+    """Why some cells are not quiet, beyond what all of them share."""
+    common = common_noise(run)
+    own = {item.key: [why for why in item.noise_reasons if why not in common] for item in run.document.evidence}
+    return {key: reasons for key, reasons in own.items() if reasons}
+
+
+def common_noise_line(run: Run) -> str | None:
+    """`all 32 cells: the machine itself drifted by 23 %`, where all share a reason."""
+    common = common_noise(run)
+    return f"all {len(run.document.evidence)} cells: {', '.join(common)}" if common else None
+
+
 def noise_lines(run: Run) -> list[str]:
-    """Why the figures of some cells are not quiet."""
-    return [
-        f"{item['phase']} batch {item['batch_size']} x {item['prompt_len'] or item['context_len']}"
-        f" ({item['engine']}): {', '.join(item['noise_reasons'])}"
-        for item in run.document.evidence
-        if item.get("noise_reasons")
-    ]
-
-
-def _of(value: float, device: dict[str, Any], kind: str) -> str:
-    peak = device.get(f"datasheet_{kind}_per_s")
-    return f" ({percent(value / peak)} of the datasheet)" if peak else ""
+    """Why figures are not quiet: first what all cells share, then what is a cell's own."""
+    common = common_noise_line(run)
+    return [*([common] if common else []), *(f"{key.name}: {', '.join(why)}" for key, why in own_noise(run).items())]

@@ -35,9 +35,6 @@ class QuietListener:
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
         """A cell is about to be visited."""
 
-    def warn(self, text: str) -> None:
-        """Warnings are shown once, with the result."""
-
 
 class LineListener(QuietListener):
     """Plain lines, for logs and pipes: one a stage and one a round."""
@@ -82,11 +79,10 @@ class BarListener(QuietListener):
         self._bars.refresh()
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        cell = progress.cell
         whole_s = progress.elapsed_s + progress.left_s
         self._bars.update(
             self._task,
-            description=f"batch {cell.batch_size} x prompt {cell.prompt_len}, round {progress.round + 1}",
+            description=f"batch {progress.cell.name}, round {progress.round + 1}",
             completed=progress.elapsed_s,
             total=whole_s or 1.0,
             detail=f"at most {clock_time(progress.left_s)} left",

@@ -2,122 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from dataclasses import dataclass
 
-import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.step_time import TERM_NAMES
-from profiler.record.run import CELL_KEY, Run
+from profiler.grid import CellKey
+from profiler.record.run import Run
 from profiler.report.lines import (
-    _WORTH_SHOWING,
     activity_lines,
-    breakdown_rows,
-    cell_name,
+    common_noise_line,
     engine_lines,
     instrument_line,
+    own_noise,
+    precision_line,
     quality_line,
     regimes,
     roofs_lines,
+    stage_line,
     unexplained_lines,
 )
+from profiler.report.rows import breakdown_rows
+from profiler.report.shown import evidence_of, half_width, of_first_engine
+from profiler.report.splits import SplitBar, split_bars
 from profiler.units import count, duration, percent, significant
+
+_BAR_WIDTH = 48
+_MOST_BARS_A_PHASE = 8
+# A letter and a colour each, so that the bars read the same without colours.
+_BAR_STYLE = {
+    "weights_s": ("w", "blue"),
+    "kv_s": ("v", "cyan"),
+    "compute_s": ("a", "yellow"),
+    "dequantise_s": ("q", "green"),
+    "kernel_s": ("k", "red"),
+    "avoidable_s": ("x", "bright_yellow"),
+    "dispatch_s": ("d", "magenta"),
+    "unexplained_s": ("?", "bright_black"),
+}
+BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())
+_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 
 
 def print_run(run: Run, console: Console) -> None:
     """Print a run to the terminal."""
-    model, device = run.document.model, run.document.device
     console.print()
     for sentence in run.answer:
         console.print(Text(sentence, style="bold"))
     console.print()
-    quant = "" if model["quant"] == "none" else f" {model['quant']}"
-    random = ", random weights" if model["weights"] == "random" else ""
-    console.print(
-        Text(
-            f"{model['id']}: {count(model['params'])} parameters, {model['dtype']}{quant}{random}, on {device['name']}"
-        )
-    )
+    model = run.model
+    heading = f"{model.id}: {count(model.params)} parameters, {precision_line(run)}, on {run.document.device.name}"
+    console.print(Text(heading))
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
     console.print(terminal_table(run))
-    if bars := split_bars(run):
-        console.print()
-        console.print(Text(f"where the time goes: {BAR_LEGEND}"))
-        for name, bar, note in bars:
-            console.print(Text(f"{name:<20} ").append(bar).append(f" {note}"))
-        console.print()
+    if common := common_noise_line(run):
+        console.print(Text(common, style="dim"))
+    _print_bars(run, console)
     if run.document.breakdown:
         console.print(breakdown_table(run))
-    for line in (*activity_lines(run), *unexplained_lines(run)):
-        console.print(Text(line))
-    for line in engine_lines(run):
+    for line in (*activity_lines(run), *unexplained_lines(run), *engine_lines(run)):
         console.print(Text(line))
     if quality := quality_line(run):
         console.print(Text(quality))
     console.print(Text(instrument_line(run), style="dim"))
+    if stages := stage_line(run):
+        console.print(Text(stages, style="dim"))
     for warning in run.document.warnings:
         console.print(Text(f"! {warning}", style="yellow"))
     console.print(Text(f"run: {run.folder}", style="dim"))
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """Which columns a run needs; 100 characters have to do for all of them."""
+
+    engines: bool
+    datasheet: bool
+
+    @property
+    def rates(self) -> bool:
+        """MFU and MBU repeat the rates, which are the first to go."""
+        return not (self.datasheet and self.engines)
+
+    @property
+    def padding(self) -> int:
+        return 0 if self.datasheet or self.engines else 1
+
+
 def terminal_table(run: Run) -> Table:
-    """The same as a rich table that fits 100 columns."""
-    has_datasheet = bool(run.cells["mfu"].notna().any() or run.cells["mbu"].notna().any())
-    engines = run.cells["engine"].nunique() > 1
-    # 100 characters have to do: further columns push the gaps out, and then the rates that MFU and MBU repeat.
-    padding = (0, 0 if has_datasheet or engines else 1, 0, 0)
-    rates = not (has_datasheet and engines)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-    for name in ("phase", *(["engine"] if engines else [])):
-        table.add_column(name, no_wrap=True)
-    numbers = ["batch", "tokens", "time", "±", "tok/s", *(["TFLOP/s", "GB/s"] if rates else [])]
-    for name in (*numbers, *(["MFU", "MBU"] if has_datasheet else []), "roof"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("regime", "sure"):
-        table.add_column(name, no_wrap=True)
-    words = regimes(run)
+    """Every cell as a rich table that fits 100 columns."""
+    columns = _Columns(
+        engines=len({result.engine for result in run.results}) > 1,
+        datasheet=any(not (math.isnan(result.mfu) and math.isnan(result.mbu)) for result in run.results),
+    )
+    table = _empty_table(columns)
+    words, noisy = regimes(run), _noisy(run)
     last_phase = None
-    for row in run.cells.to_dict("records"):
-        if last_phase is not None and row["phase"] != last_phase:
+    for result in run.results:
+        if last_phase is not None and result.phase != last_phase:
             table.add_section()
-        last_phase = row["phase"]
-        cell = tuple(row[name] for name in CELL_KEY)
-        table.add_row(
-            *_terminal_row(row, words.get(cell, ""), has_datasheet=has_datasheet, engines=engines, rates=rates)
-        )
+        last_phase = result.phase
+        table.add_row(*_row(result, words.get(result.key, ""), columns, noisy=result.key in noisy))
     return table
 
 
-_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
+def _noisy(run: Run) -> set[CellKey]:
+    """Cells that are noisier than the rest of the run: what all cells share marks none of them."""
+    own, told = own_noise(run), evidence_of(run)
+    return {
+        result.key
+        for result in run.measured
+        if result.noise != "quiet"
+        and (result.key in own or not (result.key in told and told[result.key].noise_reasons))
+    }
 
 
-def _terminal_row(row: dict[Any, Any], regime: str, *, has_datasheet: bool, engines: bool, rates: bool) -> list[str]:
-    tokens = row["prompt_len"] if row["phase"] == "prefill" else row["context_len"]
-    head = [row["phase"], *([row["engine"]] if engines else []), str(row["batch_size"]), str(tokens)]
-    if row["status"] != "ok":
-        return [*head, *["-"] * (4 + 2 * rates + 2 * has_datasheet), f"({row['status']})", ""]
-    half_width = (row["latency_high_s"] - row["latency_low_s"]) / 2 / row["latency_s"]
-    noise = "" if row["noise"] == "quiet" else "~"
-    interval = f"{noise}{100 * half_width:.1f}%" if row["samples"] > 1 else "n=1"
+def _empty_table(columns: _Columns) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, columns.padding, 0, 0))
+    for name in ("phase", *(["engine"] if columns.engines else [])):
+        table.add_column(name, no_wrap=True)
+    numbers = ["batch", "tokens", "time", "±", "tok/s", *(["TFLOP/s", "GB/s"] if columns.rates else [])]
+    for name in (*numbers, *(["MFU", "MBU"] if columns.datasheet else []), "roof"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("regime", "sure"):
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _row(result: CellResult, regime: str, columns: _Columns, *, noisy: bool) -> list[str]:
+    tokens = result.prompt_len if result.phase == "prefill" else result.context_len
+    engine = [result.engine] if columns.engines else []
+    head = [result.phase, *engine, str(result.batch_size), str(tokens)]
+    if result.status != "ok":
+        return [*head, *["-"] * (4 + 2 * columns.rates + 2 * columns.datasheet), f"({result.status})", ""]
+    rates = [significant(result.flops_per_s / 1e12), significant(result.bytes_per_s / 1e9)]
     return [
         *head,
-        duration(row["latency_s"]),
-        interval,
-        significant(row["tokens_per_s"]),
-        *([significant(row["flops_per_s"] / 1e12), significant(row["bytes_per_s"] / 1e9)] if rates else []),
-        *([_share(row["mfu"]), _share(row["mbu"])] if has_datasheet else []),
-        percent(row["attained"]),
+        duration(result.latency_s),
+        _interval(result, noisy=noisy),
+        significant(result.tokens_per_s),
+        *(rates if columns.rates else []),
+        *([_share(result.mfu), _share(result.mbu)] if columns.datasheet else []),
+        percent(result.attained),
         regime,
-        _SHORT_CONFIDENCE.get(row["confidence"], ""),
+        _SHORT_CONFIDENCE[result.confidence],
     ]
 
 
+def _interval(result: CellResult, *, noisy: bool) -> str:
+    width = half_width(result)
+    return "n=1" if math.isnan(width) else f"{'~' if noisy else ''}{100 * width:.1f}%"
+
+
 def _share(value: float) -> str:
-    return "-" if pd.isna(value) else percent(value)
+    return "-" if math.isnan(value) else percent(value)
 
 
 def breakdown_table(run: Run) -> Table:
@@ -133,47 +176,30 @@ def breakdown_table(run: Run) -> Table:
     return table
 
 
-_BAR_WIDTH = 48
-_MOST_BARS_A_PHASE = 8
-# A letter and a colour each, so that the bars read the same without colours.
-_BAR_STYLE = {
-    "weights_s": ("w", "blue"),
-    "kv_s": ("v", "cyan"),
-    "compute_s": ("a", "yellow"),
-    "dequantise_s": ("q", "green"),
-    "kernel_s": ("k", "red"),
-    "avoidable_s": ("x", "bright_yellow"),
-    "dispatch_s": ("d", "magenta"),
-    "unexplained_s": ("?", "bright_black"),
-}
+def _print_bars(run: Run, console: Console) -> None:
+    bars = shown_bars(run)
+    if not bars:
+        return
+    console.print()
+    console.print(Text(f"where the time goes: {BAR_LEGEND}"))
+    widest = max(len(bar.name) for bar in bars)
+    for bar in bars:
+        console.print(Text(f"{bar.name:<{widest}} ").append(letters(bar)).append(f" {bar.below_zero}"))
+    console.print()
 
 
-BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())
+def shown_bars(run: Run) -> list[SplitBar]:
+    """The first engine's cells, of many those that span them."""
+    return split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
 
 
-def split_bars(run: Run) -> list[tuple[str, Text, str]]:
-    """Each cell's time as a bar of its terms, with what is negative beside it; of many cells those that span them."""
-    cells = run.cells[(run.cells["status"] == "ok") & (run.cells["engine"] == run.document.engine["names"][0])]
-    shown = []
-    for phase in ("prefill", "decode"):
-        rows = cells[cells["phase"] == phase].to_dict("records")
-        steps = min(_MOST_BARS_A_PHASE, len(rows))
-        shown += [rows[round(index * (len(rows) - 1) / max(1, steps - 1))] for index in range(steps)]
-    return [(cell_name(row), _bar(row), _below_zero(row)) for row in shown]
-
-
-def _bar(row: Mapping[Any, Any]) -> Text:
+def letters(bar: SplitBar) -> Text:
     """As many letters as a term's share of the positive terms; edges are rounded, so that the bar is always full."""
-    shares = {term: max(0.0, row[term]) for term in _BAR_STYLE}
-    whole, reached, bar = sum(shares.values()) or 1.0, 0.0, Text()
-    for term, (letter, color) in _BAR_STYLE.items():
-        start = round(_BAR_WIDTH * reached / whole)
-        reached += shares[term]
-        bar.append(letter * (round(_BAR_WIDTH * reached / whole) - start), style=color)
-    return bar
-
-
-def _below_zero(row: Mapping[Any, Any]) -> str:
-    below = {TERM_NAMES[term]: row[term] / row["latency_s"] for term in _BAR_STYLE if row[term] < 0}
-    name = min(below, key=lambda key: below[key], default="")
-    return f"{name} {percent(below[name])}" if name and below[name] <= -_WORTH_SHOWING else ""
+    whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
+    text = Text()
+    for segment in bar.segments:
+        letter, color = _BAR_STYLE[segment.term]
+        if segment.share > 0:
+            start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
+            text.append(letter * (end - start), style=color)
+    return text

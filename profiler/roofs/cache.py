@@ -7,14 +7,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from profiler.machine.device import Device
-from profiler.roofs.values import Ceilings, CurvePoint, Roof
+from profiler.roofs.values import Ceilings
 
 _KEPT_S = 24 * 3600.0
+_CEILINGS = TypeAdapter(Ceilings)
 
 
 def cached(
@@ -28,7 +30,7 @@ def cached(
     measured = measure(None if fresh else _read(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+        path.write_bytes(_CEILINGS.dump_json(measured))
     except OSError:
         pass
     return measured
@@ -46,13 +48,7 @@ def _key(info: Device, software: Mapping[str, str]) -> str:
 
 def _read(path: Path) -> Ceilings | None:
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not 0 <= time.time() - values["measured_at_unix_s"] < _KEPT_S:
-            return None
-        values["compute"] = {name: Roof(**roof) for name, roof in values["compute"].items()}
-        values["memory"] = {name: Roof(**roof) for name, roof in values["memory"].items()}
-        values["curve"] = tuple(CurvePoint(**point) for point in values["curve"])
-        values["links"] = {name: Roof(**roof) for name, roof in values["links"].items()}
-        return Ceilings(**{item.name: values[item.name] for item in fields(Ceilings)})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = _CEILINGS.validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return None
+    return kept if 0 <= time.time() - kept.measured_at_unix_s < _KEPT_S else None

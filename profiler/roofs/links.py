@@ -10,46 +10,35 @@ from functools import partial
 import numpy as np
 import torch
 
-from profiler.machine.clock import Clock, clock_for
+from profiler.machine.machine import Machine
 from profiler.roofs.sampling import STAGE_BUDGET_S, roof_of, sample
 from profiler.roofs.values import Roof
 
 
-def measure_links(
-    names: Sequence[str], device: torch.device, clock: Clock | None = None, budget_s: float = STAGE_BUDGET_S
-) -> dict[str, Roof]:
+def measure_links(names: Sequence[str], machine: Machine, budget_s: float = STAGE_BUDGET_S) -> dict[str, Roof]:
     """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device."""
-    clock = clock or clock_for(device)
-    return {name: _LINKS.get(name, partial(_peer_link, name))(device, clock, budget_s) for name in names}
+    return {name: _LINKS.get(name, partial(_peer_link, name))(machine, budget_s) for name in names}
 
 
-def links_of(device: torch.device) -> list[str]:
-    """The links of a device: the host and every other card for CUDA; a CPU has none but its disk."""
-    if device.type != "cuda":
-        return []
-    own = device.index or 0
-    return ["host", *(f"cuda:{index}" for index in range(torch.cuda.device_count()) if index != own)]
-
-
-def _host_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
+def _host_link(machine: Machine, budget_s: float) -> Roof:
     """Bytes a second from the host's pinned memory to the device."""
     nbytes = 256 << 20
-    source = torch.rand(nbytes // 4, pin_memory=device.type == "cuda")
-    target = torch.empty(nbytes // 4, device=device)
-    seconds = sample(lambda: target.copy_(source, non_blocking=True), clock, budget_s)
+    source = torch.rand(nbytes // 4, pin_memory=machine.is_cuda)
+    target = torch.empty(nbytes // 4, device=machine.device)
+    seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
     return roof_of(nbytes, seconds, "256 MiB, pinned host memory to device")
 
 
-def _peer_link(peer: str, device: torch.device, clock: Clock, budget_s: float) -> Roof:
+def _peer_link(peer: str, machine: Machine, budget_s: float) -> Roof:
     """Bytes a second from another card (NVLink or PCIe)."""
     nbytes = 256 << 20
     source = torch.rand(nbytes // 4, device=peer)
-    target = torch.empty(nbytes // 4, device=device)
-    seconds = sample(lambda: target.copy_(source, non_blocking=True), clock, budget_s)
-    return roof_of(nbytes, seconds, f"256 MiB, {peer} to {device}")
+    target = torch.empty(nbytes // 4, device=machine.device)
+    seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
+    return roof_of(nbytes, seconds, f"256 MiB, {peer} to {machine.device}")
 
 
-def _disk_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
+def _disk_link(machine: Machine, budget_s: float) -> Roof:
     """Bytes a second from a file to the device, the way accelerate reads offloaded weights: a copy of a memory map.
 
     The file leaves the page cache before each read where the system allows it: a model that does not fit in memory
@@ -64,9 +53,9 @@ def _disk_link(device: torch.device, clock: Clock, budget_s: float) -> Roof:
         def read() -> torch.Tensor:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(device)
+            return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
 
-        seconds = sample(read, clock, budget_s)
+        seconds = sample(read, machine, budget_s)
     return roof_of(nbytes, seconds, "256 MiB file, not in the page cache, mapped and copied")
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from profiler.machine.clock import Clock, clock_for
-from profiler.machine.device import Device
-from profiler.machine.telemetry import Source, source_for
+from profiler.machine.machine import Machine
 from profiler.roofs.products import measure_gemm, measure_gemv, square_product
 from profiler.roofs.sampling import STAGE_BUDGET_S, clocked, sample
 from profiler.roofs.streams import measure_page_fault_s, measure_streams
@@ -25,52 +22,47 @@ _OUTGROWN = 1.05
 
 
 def measure(
-    device: torch.device,
-    info: Device,
+    machine: Machine,
     dtypes: Sequence[str],
     *,
     model_dtype: str,
-    clock: Clock | None = None,
     stage_budget_s: float = STAGE_BUDGET_S,
     known: Ceilings | None = None,
-    source: Source | None = None,
 ) -> Ceilings:
-    """Measure the roofs of `device`: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
+    """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
     What `known` holds already is kept, whatever its dtypes, unless a short look shows that the device is faster than
-    that: then it was measured in a busy minute. `source` tells the clock during each probe. Data are random, because a
-    product of zeros draws less power and runs faster than any real one (Horace He, "Strangely, Matrix Multiplications
+    that: then it was measured in a busy minute. The machine tells its clock during each probe. Data are random, because
+    a product of zeros draws less power and runs faster than any real one (Horace He, "Strangely, Matrix Multiplications
     on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
-    clock = clock or clock_for(device)
-    start = time.perf_counter()
-    source = source or source_for(device)
-    if known is not None and _outgrown(known, device, clock):
+    start_s = machine.now_s()
+    if known is not None and _outgrown(known, machine):
         known = None
-    roofs = known or measure_streams(device, info, clock, stage_budget_s, source)
-    if device.type == "cpu" and not roofs.page_fault_s:
-        roofs = replace(roofs, page_fault_s=measure_page_fault_s(clock))
+    roofs = known or measure_streams(machine, stage_budget_s)
+    if not machine.is_cuda and not roofs.page_fault_s:
+        roofs = replace(roofs, page_fault_s=measure_page_fault_s(machine))
     memory, compute = dict(roofs.memory), dict(roofs.compute)
     if model_dtype != "int8" and f"{GEMV} {model_dtype}" not in memory:
-        probe = partial(measure_gemv, device, model_dtype, roofs.stream_bytes, clock, stage_budget_s)
-        memory[f"{GEMV} {model_dtype}"] = clocked(probe, source)
+        probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, stage_budget_s)
+        memory[f"{GEMV} {model_dtype}"] = clocked(probe, machine)
     for dtype in dtypes:
         if dtype not in compute:
-            compute[dtype] = clocked(partial(measure_gemm, device, dtype, clock, stage_budget_s), source)
-    measured_s = roofs.measured_s + time.perf_counter() - start
+            compute[dtype] = clocked(partial(measure_gemm, machine, dtype, stage_budget_s), machine)
+    measured_s = roofs.measured_s + machine.now_s() - start_s
     return replace(roofs, compute=compute, memory=memory, measured_s=measured_s)
 
 
-def _outgrown(known: Ceilings, device: torch.device, clock: Clock) -> bool:
+def _outgrown(known: Ceilings, machine: Machine) -> bool:
     """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then."""
     elements = min(known.stream_bytes, _CHECK_BYTES) // 4
-    data = torch.rand(elements, device=device)
-    read = 4 * elements / statistics.median(sample(data.sum, clock, _CHECK_S))
+    data = torch.rand(elements, device=machine.device)
+    read = 4 * elements / statistics.median(sample(data.sum, machine, _CHECK_S))
     if read > _OUTGROWN * known.memory_bytes_per_s:
         return True
     for dtype, roof in known.compute.items():
         if dtype == "float32":
             size = int(roof.method.split("x")[0])
-            product = square_product(device, dtype, size)
-            return 2.0 * size**3 / statistics.median(sample(product, clock, _CHECK_S)) > _OUTGROWN * roof.per_s
+            product = square_product(machine.device, dtype, size)
+            return 2.0 * size**3 / statistics.median(sample(product, machine, _CHECK_S)) > _OUTGROWN * roof.per_s
     return False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from profiler.machine.clock import Clock, time_calls
+from profiler.machine.clock import time_calls
+from profiler.machine.device import compute_capability
+from profiler.machine.machine import Machine
 from profiler.roofs.sampling import roof_of, sample
 from profiler.roofs.values import TFLOAT32, Roof
 
@@ -19,9 +20,9 @@ _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
 _GEMV_SHAPE = (4096, 4096)
 
 
-def measure_gemv(device: torch.device, dtype: str, nbytes: int, clock: Clock, budget_s: float) -> Roof:
+def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Roof:
     """Bytes of weights a second that a linear layer of one row reads, over weights that rotate past the cache."""
-    outs, ins = _GEMV_SHAPE
+    device, (outs, ins) = machine.device, _GEMV_SHAPE
     kind = getattr(torch, dtype)
     count = max(3, nbytes // (outs * ins * kind.itemsize))
     weights = [torch.randn(outs, ins, device=device, dtype=kind) for _ in range(count)]
@@ -32,30 +33,30 @@ def measure_gemv(device: torch.device, dtype: str, nbytes: int, clock: Clock, bu
             F.linear(x, weight)
 
     nbytes_pass = count * outs * ins * kind.itemsize
-    return roof_of(nbytes_pass, sample(one_pass, clock, budget_s), f"{count} of {outs}x{ins}")
+    return roof_of(nbytes_pass, sample(one_pass, machine, budget_s), f"{count} of {outs}x{ins}")
 
 
-def measure_gemm(device: torch.device, dtype: str, clock: Clock, budget_s: float) -> Roof:
+def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
     """FLOP/s of the best of several squares on random data, laid out as a linear layer's: x @ W.T.
 
     Sizes double until one call takes long enough to saturate the device, or the time is spent.
     """
-    enough_s = _GEMM_ENOUGH_S[device.type]
-    deadline = time.perf_counter() + budget_s
+    enough_s = _GEMM_ENOUGH_S[machine.device.type]
+    deadline = machine.now_s() + budget_s
     best: Roof | None = None
     size = _GEMM_SMALLEST
     while True:
-        call = square_product(device, dtype, size)
+        call = square_product(machine.device, dtype, size)
         call()
-        [once_s] = time_calls(call, clock, 1)
+        [once_s] = time_calls(call, machine.clock, 1)
         # The probes on the way up only lead to the sizes that matter; they get a small share of the time.
         worth_sampling = once_s >= enough_s / 8 or size == _GEMM_LARGEST
-        if worth_sampling or time.perf_counter() > deadline - budget_s / 2:
-            share_s = max(deadline - time.perf_counter(), 0) / 3
-            roof = roof_of(2.0 * size**3, sample(call, clock, share_s), f"{size}x{size}x{size}")
+        if worth_sampling or machine.now_s() > deadline - budget_s / 2:
+            share_s = max(deadline - machine.now_s(), 0) / 3
+            roof = roof_of(2.0 * size**3, sample(call, machine, share_s), f"{size}x{size}x{size}")
             best = roof if best is None or roof.per_s > best.per_s else best
         done = once_s >= enough_s or size >= _GEMM_LARGEST
-        if best is not None and (done or time.perf_counter() > deadline):
+        if best is not None and (done or machine.now_s() > deadline):
             return best
         size *= 2
 
@@ -64,7 +65,7 @@ def measurable_dtypes(device: torch.device) -> list[str]:
     """The dtypes whose matrix products this device has; those it emulates are measured all the same, and tell."""
     dtypes = ["float32", "bfloat16", "float16", "int8"]
     if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
+        capability = compute_capability(device)
         if capability >= (8, 0):
             dtypes.append(TFLOAT32)
         if capability >= (8, 9):
@@ -75,6 +76,7 @@ def measurable_dtypes(device: torch.device) -> list[str]:
 
 
 def square_product(device: torch.device, dtype: str, size: int) -> Callable[[], object]:
+    """A product of two random squares in this dtype, to be called."""
     if dtype == TFLOAT32:
         full = square_product(device, "float32", size)
         return lambda: _with_tf32(full)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from profiler.machine.clock import Clock, time_calls
-from profiler.machine.telemetry import Source, Watch
+from profiler.machine.clock import time_calls
+from profiler.machine.machine import Machine
+from profiler.machine.telemetry import Watch
 from profiler.roofs.values import Roof
 
 STAGE_BUDGET_S = 1.5
@@ -19,32 +19,40 @@ _LEAST_SAMPLE_S = 1e-3
 _CLOCK_LOOKS_S = 0.1
 
 
-def clocked(probe: Callable[[], Roof], source: Source) -> Roof:
+def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
     """A probe's roof with the clock that the device reported while it ran."""
-    with Watch(source, interval_s=_CLOCK_LOOKS_S) as watch:
+    with Watch(machine.source, interval_s=_CLOCK_LOOKS_S) as watch:
         roof = probe()
     clocks = [reading.clock_hz for reading in watch.readings if reading.clock_hz is not None]
     return replace(roof, clock_hz=statistics.median(clocks) if clocks else None)
 
 
-def sample(call: Callable[[], object], clock: Clock, budget_s: float) -> list[float]:
+def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
     """Seconds a call: warmed up until three calls in a row agree, then sampled until `budget_s` is spent.
 
     Calls shorter than a millisecond are timed in groups, so that the clock's resolution does not matter.
     """
-    deadline = time.perf_counter() + budget_s
-    recent = time_calls(call, clock, 3)
-    while max(recent) > _STEADY_RATIO * min(recent) and time.perf_counter() < deadline - budget_s / 2:
-        recent = [*recent[1:], *time_calls(call, clock, 1)]
+    deadline = machine.now_s() + budget_s
+    recent = time_calls(call, machine.clock, 3)
+    while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline - budget_s / 2:
+        recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
     group = max(1, int(_LEAST_SAMPLE_S / max(min(recent), 1e-9)))
     samples: list[float] = []
-    while len(samples) < _LEAST_SAMPLES or time.perf_counter() < deadline:
-        samples.append(sum(time_calls(call, clock, group)) / group)
-        if len(samples) >= _MOST_SAMPLES or (len(samples) >= 2 and time.perf_counter() > deadline + budget_s):
+    while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline:
+        samples.append(round(sum(time_calls(call, machine.clock, group)) / group, 12))
+        if len(samples) >= _MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline + budget_s):
             break
     return samples
 
 
 def roof_of(work: float, seconds: Sequence[float], method: str) -> Roof:
+    """The roof that so much work a call has, by the seconds of its calls."""
     quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    return Roof(work / statistics.median(seconds), work / quartiles[2], work / quartiles[0], len(seconds), method)
+    return Roof(
+        per_s=work / statistics.median(seconds),
+        low_per_s=work / quartiles[2],
+        high_per_s=work / quartiles[0],
+        samples=len(seconds),
+        method=method,
+        seconds=tuple(seconds),
+    )

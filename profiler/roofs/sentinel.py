@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 
-from profiler.machine.clock import Clock, time_calls
+from profiler.machine.clock import time_calls
+from profiler.machine.machine import Machine
+from profiler.roofs.values import Look
 
 _BUFFER_BYTES = 256 << 20
 _SIDE = 1024
 _CALLS = 7
 _MOST_BURSTS = 6
 _AGREE = 0.02
-
-Reading = Mapping[str, float]
-"""Seconds by what bounds the work: `memory` and `compute`."""
 
 
 class Sentinel:
@@ -26,38 +25,24 @@ class Sentinel:
     a look waits until two bursts of calls in a row agree.
     """
 
-    def __init__(self, device: torch.device, clock: Clock) -> None:
-        self._clock = clock
-        self._buffer = torch.rand(_BUFFER_BYTES // 4, device=device)
-        self._left, self._right = (torch.rand(_SIDE, _SIDE, device=device) for _ in range(2))
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._buffer = torch.rand(_BUFFER_BYTES // 4, device=machine.device)
+        self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
-    def look(self) -> Reading:
+    def look(self) -> Look:
         """Median seconds of reading the buffer and of one matrix product, once they have settled."""
         with torch.inference_mode():
-            return {"memory": self._settled_s(self._buffer.sum), "compute": self._settled_s(self._product)}
+            memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(self._product)
+        return Look(memory_s, compute_s, self._machine.unix_s())
 
     def _settled_s(self, call: Callable[[], object]) -> float:
-        bursts = [statistics.median(time_calls(call, self._clock, _CALLS))]
+        bursts = [statistics.median(time_calls(call, self._machine.clock, _CALLS))]
         while len(bursts) < _MOST_BURSTS:
-            bursts.append(statistics.median(time_calls(call, self._clock, _CALLS)))
+            bursts.append(statistics.median(time_calls(call, self._machine.clock, _CALLS)))
             if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
                 break
         return bursts[-1]
 
     def _product(self) -> torch.Tensor:
         return self._left @ self._right
-
-
-def drift(readings: Sequence[Reading]) -> float:
-    """By how much the machine changed from the first half of the looks to the second, as a share.
-
-    Medians are compared, since a single look may be disturbed; the larger change of both kinds counts.
-    """
-    half = len(readings) // 2
-    if not half:
-        return 0.0
-    changes = []
-    for kind in readings[0]:
-        before, after = (statistics.median(r[kind] for r in part) for part in (readings[:half], readings[half:]))
-        changes.append(abs(after / before - 1))
-    return max(changes)

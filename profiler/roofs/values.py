@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from profiler.machine.clock import NOTCH
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
-_RESIDENT_GAIN = 1.25
+RESIDENT_GAIN = 1.25
+"""A size that is read this much faster again and again than memory can be is served by a cache."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Roof:
     method: str
     clock_hz: float | None = None
     """The device's clock while it was measured (median), where the device says."""
+    seconds: tuple[float, ...] = ()
+    """Each sample; empty where only its figures were kept."""
 
     @property
     def half_width(self) -> float:
@@ -42,12 +46,21 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
+class Look:
+    """The same small work at one moment of a run: its seconds, by what bounds it."""
+
+    memory: float
+    compute: float
+    at_unix_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Ceilings:
     """What this device does at best, as measured in this run."""
 
-    compute: dict[str, Roof]
+    compute: Mapping[str, Roof]
     """FLOP/s of a large matrix product, by dtype name."""
-    memory: dict[str, Roof]
+    memory: Mapping[str, Roof]
     """Bytes/s by kind of stream: read, copy, triad, and the matrix-vector product of the model's dtype."""
     stream_bytes: int
     """Size of the buffers that were streamed."""
@@ -55,11 +68,11 @@ class Ceilings:
     """Whether the buffers were at least four times the last-level cache."""
     curve: tuple[CurvePoint, ...] = ()
     """Read bandwidth over buffer sizes: caches show as steps."""
-    launch: dict[str, float] = field(default_factory=dict)
+    launch: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the host needs to submit one tiny kernel, and that the device needs to run it (by graph replay)."""
     page_fault_s: float = 0.0
     """Seconds to touch a page that the system has just given (CPU); 0 where it was not measured."""
-    links: dict[str, Roof] = field(default_factory=dict)
+    links: Mapping[str, Roof] = field(default_factory=dict)
     """Bytes/s from the `host` or the `disk` to the device; measured only for where weights of this model wait."""
     measured_s: float = 0.0
     """Seconds that measuring took."""
@@ -85,7 +98,7 @@ class Ceilings:
 
     def cache_resident(self, working_set_bytes: float) -> bool:
         """Whether a working set is served by a cache: its size is read clearly faster than memory is."""
-        return self.memory_bytes_per_s_for(working_set_bytes) > _RESIDENT_GAIN * self.memory_bytes_per_s
+        return self.memory_bytes_per_s_for(working_set_bytes) > RESIDENT_GAIN * self.memory_bytes_per_s
 
     def only(self, dtypes: Sequence[str], model_dtype: str) -> Ceilings:
         """The roofs of these dtypes alone, for a model whose weights are of `model_dtype`."""
@@ -107,3 +120,22 @@ class Ceilings:
 
     def _compute_roof(self, dtype: str) -> Roof:
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
+
+
+def drift(looks: Sequence[Look]) -> float:
+    """By how much the machine changed from the first half of the looks to the second, as a share.
+
+    Medians are compared, since a single look may be disturbed; the larger change of both kinds counts.
+    """
+    half = len(looks) // 2
+    if not half:
+        return 0.0
+    before, after = looks[:half], looks[half:]
+    return max(
+        _change([look.memory for look in before], [look.memory for look in after]),
+        _change([look.compute for look in before], [look.compute for look in after]),
+    )
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> float:
+    return abs(statistics.median(after) / statistics.median(before) - 1)

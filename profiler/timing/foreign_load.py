@@ -7,6 +7,8 @@ import time
 
 import psutil
 
+from profiler.machine.clock import now_s
+
 # The kernel counts CPU time in ticks of 10 ms; a shorter look would be mostly rounding.
 _LEAST_S = 0.3
 
@@ -15,12 +17,12 @@ class ForeignLoad:
     """Starts to look when it is made."""
 
     def __init__(self) -> None:
-        self._start_s = time.perf_counter()
+        self._start_s = now_s()
         self._start = self._busy_s(), time.process_time()
 
     def cores(self) -> float | None:
         """Cores of this process's set that others kept busy since; None when too little time has passed."""
-        elapsed_s = time.perf_counter() - self._start_s
+        elapsed_s = now_s() - self._start_s
         if elapsed_s < _LEAST_S:
             return None
         busy_s = self._busy_s() - self._start[0]

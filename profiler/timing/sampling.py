@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 Noise = Literal["quiet", "noisy", "unusable"]
 
+TARGET_HALF_WIDTH = 0.02
+"""Of a 95 % interval, as a share of its median: narrower than this, a cell needs no further visit."""
+
 BLOCK_STEPS = 8
 """Decode steps of one loop that are resampled together, since neighbours are not independent."""
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from profiler.engines.base import Engine
 from profiler.grid import PHASES, Cell, Grid, Phase
-from profiler.machine.clock import Clock
+from profiler.machine.machine import Machine
 from profiler.timing.outcomes import Gap, Visit, phase_samples
-from profiler.timing.sampling import LEAST_SAMPLES, deviations, estimate, visit_sigma
+from profiler.timing.sampling import LEAST_SAMPLES, TARGET_HALF_WIDTH, deviations, estimate, visit_sigma
 from profiler.timing.visit import Bench, visit_safely
 
-TARGET_HALF_WIDTH = 0.02
 _SEED = 0
 _LEAST_ROUNDS = 2
 _MOST_ROUNDS = 30
@@ -56,9 +52,9 @@ class _Seen:
     def narrow(self, half_width: float, sigma: Mapping[Phase, float]) -> bool:
         if len(self.visits) < _LEAST_ROUNDS:
             return False
-        for phase in self.visits[0].cell.phases:
-            time_s = estimate(phase_samples(phase, self.visits), sigma[phase])
-            if time_s.half_width > half_width or (phase == "prefill" and time_s.samples < LEAST_SAMPLES):
+        for key in self.visits[0].cell.keys:
+            time_s = estimate(phase_samples(key.phase, self.visits), sigma[key.phase])
+            if time_s.half_width > half_width or (key.phase == "prefill" and time_s.samples < LEAST_SAMPLES):
                 return False
         return True
 
@@ -67,21 +63,19 @@ def sweep(
     engines: Mapping[str, Engine],
     plan: Plan,
     *,
-    device: torch.device,
-    clock: Clock,
+    machine: Machine,
     vocab_size: int,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_round: Callable[[], None] = lambda: None,
-    energy_j: Callable[[], float | None] = lambda: None,
     earlier: Iterable[Visit | Gap] = (),
 ) -> Iterator[Visit | Gap]:
     """Visit the cells and yield each visit, and each cell that has no number, as it ends.
 
     The first round goes from small to large, so that a cell that does not fit is met before larger ones, and is
     always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and stop at
-    the budget. `on_round` is called before each round. `fits` gives the reason why a cell cannot fit, or None;
-    `energy_j` reads a counter of joules. `earlier` are the outcomes of an interrupted sweep: its cells are known, and
+    the budget. `on_round` is called before each round. `fits` gives the reason why a cell cannot fit, or None.
+    `earlier` are the outcomes of an interrupted sweep: its cells are known, and
     the first round visits only the others.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
@@ -90,9 +84,9 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
-    bench = Bench(plan.grid.new_tokens, device, clock, vocab_size, energy_j)
+    bench = Bench(machine, vocab_size)
     shuffle = random.Random(_SEED)
-    start = time.perf_counter()
+    start = machine.now_s()
     durations: dict[Cell, float] = {}
     visits = 0
     for round_number in range(_MOST_ROUNDS):
@@ -112,7 +106,7 @@ def sweep(
         on_round()
         visits_before = visits
         for position, cell in enumerate(open_cells):
-            elapsed_s = time.perf_counter() - start
+            elapsed_s = machine.now_s() - start
             cost_s = _cost(cell, plan, durations)
             if round_number >= _LEAST_ROUNDS and elapsed_s + cost_s > plan.budget_s:
                 continue
@@ -126,9 +120,9 @@ def sweep(
                 state.gap = Gap(cell, "skipped", reason)
                 yield state.gap
                 continue
-            before_s = time.perf_counter()
+            before_s = machine.now_s()
             outcome = visit_safely(engines[cell.engine], cell, round_number, bench)
-            durations[cell] = time.perf_counter() - before_s
+            durations[cell] = machine.now_s() - before_s
             visits += 1
             if isinstance(outcome, Gap):
                 state.gap = outcome

@@ -5,17 +5,17 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
 from profiler.engines.base import Engine
 from profiler.errors import RequestError
 from profiler.grid import Cell
-from profiler.machine.clock import Clock, no_gc
-from profiler.machine.memory import page_faults, peak_bytes, reset_peak, used_bytes
+from profiler.machine.clock import no_gc
+from profiler.machine.machine import Machine
+from profiler.machine.memory import page_faults
 from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import LEAST_SAMPLES
@@ -29,16 +29,15 @@ _MORE_PREFILLS = LEAST_SAMPLES - 1
 _MORE_PREFILLS_S = 0.8
 
 
-def warm_up(
-    engine: Engine, cell: Cell, *, device: torch.device, clock: Clock, vocab_size: int, budget_s: float
-) -> None:
+def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`."""
-    deadline = time.perf_counter() + budget_s
+    deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    bench = Bench(_WARM_UP_STEPS + 1, device, clock, vocab_size)
+    bench = Bench(machine, vocab_size)
+    cell = replace(cell, new_tokens=_WARM_UP_STEPS + 1)
     with torch.inference_mode(), no_gc():
-        engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
-        while time.perf_counter() < deadline:
+        engine.prepare(cell.batch_size, cell.slots)
+        while machine.now_s() < deadline_s:
             loop = _run(engine, cell, bench)
             recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
@@ -49,36 +48,35 @@ def warm_up(
 class Bench:
     """What every visit is measured with."""
 
-    new_tokens: int
-    device: torch.device
-    clock: Clock
+    machine: Machine
     vocab_size: int
-    energy_j: Callable[[], float | None] = lambda: None
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
+    """A visit; a gap where the cell runs out of memory or fails."""
     try:
         with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
     except torch.OutOfMemoryError as error:
-        return _out_of_memory(cell, bench.device, error)
+        return _out_of_memory(cell, bench.machine, error)
     except (RuntimeError, RequestError) as error:
         if "not enough memory" in str(error) or "out of memory" in str(error).lower():
-            return _out_of_memory(cell, bench.device, error)
+            return _out_of_memory(cell, bench.machine, error)
         return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
 def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:
-    before_s = time.perf_counter()
-    engine.prepare(cell.batch_size, cell.depth + bench.new_tokens)
-    bench.clock.synchronize()
-    preparation_s = time.perf_counter() - before_s
+    machine = bench.machine
+    before_s = machine.now_s()
+    engine.prepare(cell.batch_size, cell.slots)
+    machine.clock.synchronize()
+    preparation_s = machine.now_s() - before_s
     prefills = _prefills(engine, cell, bench)
     warm_ups = _warm_prefill(prefills) if round_number == 0 else []
-    reset_peak(bench.device)
-    load, at_unix_s, before_j = ForeignLoad(), time.time(), bench.energy_j()
+    machine.reset_peak()
+    load, at_unix_s, before_j = ForeignLoad(), machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
-    after_j, foreign_cores = bench.energy_j(), load.cores()
+    after_j, foreign_cores = machine.source.energy_j(), load.cores()
     _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
@@ -90,7 +88,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         decode_s=loop.decode_s,
         wall_s=loop.wall_s,
         warm_up_s=tuple(warm_ups),
-        peak_memory_bytes=peak_bytes(bench.device),
+        peak_memory_bytes=machine.peak_bytes(),
         at_unix_s=at_unix_s,
         energy_j=None if before_j is None or after_j is None else after_j - before_j,
         ttft_s=loop.ttft_s,
@@ -98,7 +96,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         loop_s=loop.loop_s,
         issue_s=loop.issue_s,
         preparation_s=preparation_s,
-        device_memory_bytes=used_bytes(bench.device),
+        device_memory_bytes=machine.used_bytes(),
         foreign_cores=foreign_cores,
         prefill_faults=loop.prefill_faults,
         decode_faults=loop.decode_faults,
@@ -124,31 +122,31 @@ def _run(engine: Engine, cell: Cell, bench: Bench) -> _Loop:
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
-    clock, slots = bench.clock, cell.depth + bench.new_tokens
+    machine, clock = bench.machine, bench.machine.clock
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
     clock.synchronize()
     faults_before = page_faults()
-    start_s = time.perf_counter()
+    start_s = machine.now_s()
     marks, ttft_s = [], None
     if prompts is None:
-        state = engine.fill(cell.batch_size, cell.context_len, slots)
+        state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
     else:
-        ids = prompts.to(bench.device)
+        ids = prompts.to(machine.device)
         marks.append(clock.mark())
-        state = engine.prefill(ids, slots)
+        state = engine.prefill(ids, cell.slots)
         marks.append(clock.mark())
         state.token_B1.cpu()
-        ttft_s = time.perf_counter() - start_s
+        ttft_s = machine.now_s() - start_s
     clock.synchronize()
     faults_between = page_faults()
-    loop_start_s = time.perf_counter()
+    loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
-    for _ in range(bench.new_tokens - 1):
+    for _ in range(cell.decode_steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
-    issued_s = time.perf_counter()
+    issued_s = machine.now_s()
     clock.synchronize()
-    end_s = time.perf_counter()
+    end_s = machine.now_s()
     return _Loop(
         prefill_s=clock.seconds(marks)[0] if marks else None,
         ttft_s=ttft_s,
@@ -172,14 +170,15 @@ def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
     """Seconds of one prefill of this cell after the other, each on its own."""
     if not cell.prompt_len:
         return
-    ids = seeded_prompts(cell, bench.vocab_size).to(bench.device)
+    clock = bench.machine.clock
+    ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
     while True:
-        bench.clock.synchronize()
-        marks = [bench.clock.mark()]
-        engine.prefill(ids, cell.depth + bench.new_tokens)
-        marks.append(bench.clock.mark())
-        bench.clock.synchronize()
-        yield bench.clock.seconds(marks)[0]
+        clock.synchronize()
+        marks = [clock.mark()]
+        engine.prefill(ids, cell.slots)
+        marks.append(clock.mark())
+        clock.synchronize()
+        yield clock.seconds(marks)[0]
 
 
 def _warm_prefill(prefills: Iterator[float]) -> list[float]:
@@ -199,9 +198,8 @@ def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
     return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
 
 
-def _out_of_memory(cell: Cell, device: torch.device, error: Exception) -> Gap:
+def _out_of_memory(cell: Cell, machine: Machine, error: Exception) -> Gap:
     del error
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    machine.release()
     return Gap(cell, "oom", "out of memory")

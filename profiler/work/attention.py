@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from profiler.work.causes import Cause
 from profiler.work.operators import Operator
 from profiler.work.step import Count, ExecutionPath, Step, Work
 
@@ -58,7 +59,7 @@ class AttentionCore(Operator):
             kv_read_bytes=step.batch * live * token_bytes,
             kv_write_bytes=step.tokens * token_bytes,
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
-            avoidable_flops={"masked scores": (executed_pairs - pairs) * flops_per_pair},
+            avoidable_flops={Cause.MASKED_SCORES: (executed_pairs - pairs) * flops_per_pair},
             avoidable_bytes=self._avoidable_bytes(step, path, live),
         )
 
@@ -104,7 +105,7 @@ class AttentionCore(Operator):
             return True
         return np.where(self.masked(step, path), not path.fused_masked, not path.fused)
 
-    def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[str, Count]:
+    def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[Cause, Count]:
         """Traffic beyond reading the live cache once and writing the new tokens once.
 
         Read in transformers 5.23. A dynamic cache (`DynamicLayer.update`) concatenates: it reads old and new tokens
@@ -113,21 +114,23 @@ class AttentionCore(Operator):
         """
         token_bytes = step.batch * self.cached_elements * self.itemsize
         held = self._held(step, path)
-        bytes_: dict[str, Count] = {}
+        bytes_: dict[Cause, Count] = {}
         if path.cache == "static":
-            bytes_["unfilled cache slots"] = (held - live) * token_bytes
+            bytes_[Cause.UNFILLED_SLOTS] = (held - live) * token_bytes
         else:
-            bytes_["cache copies"] = 2 * held * token_bytes
+            bytes_[Cause.CACHE_COPIES] = 2 * held * token_bytes
         groups = self.query_heads // self.kv_heads
         heads_bytes = step.batch * held * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize
         if self.expanded_dim is not None:
             expanded = step.batch * held * self.query_heads * self.expanded_dim * self.itemsize
-            bytes_["latent expanded again"] = expanded + 2 * heads_bytes
+            bytes_[Cause.LATENT_EXPANDED] = expanded + 2 * heads_bytes
         elif groups > 1:
-            bytes_["repeat_kv copies"] = np.where(self._repeats_heads(step, path), 2 * heads_bytes, 0)
+            bytes_[Cause.REPEATED_HEADS] = np.where(self._repeats_heads(step, path), 2 * heads_bytes, 0)
         upcast = 2 * _FLOAT32_BYTES if self.itemsize < _FLOAT32_BYTES else 0
         scores = step.tokens * held * self.query_heads
-        bytes_["attention matrix"] = np.where(self._writes_scores(step, path), scores * (4 * self.itemsize + upcast), 0)
+        bytes_[Cause.ATTENTION_MATRIX] = np.where(
+            self._writes_scores(step, path), scores * (4 * self.itemsize + upcast), 0
+        )
         return bytes_
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from profiler.machine.memory import storage_bytes
+from profiler.work.causes import Cause
 from profiler.work.step import Count
 
 # bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
@@ -31,12 +32,6 @@ _CODE_ENTRIES_4BIT = 16
 # Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
 _PACKED = ("qweight", "weight_packed")
 _CODE_ENTRIES_8BIT = 256
-DEQUANTISATION = "dequantisation round trip"
-INT8_INPUTS = "int8 inputs"
-INT32_PRODUCTS = "int32 products"
-OUTLIERS = "int8 outlier columns"
-CONVERSIONS = frozenset({DEQUANTISATION, INT8_INPUTS, INT32_PRODUCTS, OUTLIERS})
-"""Causes of avoidable work that lie inside a linear's own call."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class StoredWeight:
     def bits_per_weight(self) -> float:
         return 8 * self.weight_bytes / (self.in_features * self.out_features)
 
-    def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[str, Count]:
+    def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[Cause, Count]:
         """Bytes that the kernel moves only to convert between formats, for so many rows, by cause.
 
         A dense copy of a 4-bit weight is written and read back (`dense_from_rows`). LLM.int8() casts its input to
@@ -68,26 +63,26 @@ class StoredWeight:
         """
         if self.dense_from_rows is not None:
             dense = self.in_features * self.out_features * self.compute_dtype.itemsize
-            return {DEQUANTISATION: np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)}
+            return {Cause.DEQUANTISATION: np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)}
         if self.format != "int8":
             return {}
         cast = 0 if activations == torch.float16 else activations.itemsize + 2 * _FLOAT16_BYTES
-        found: dict[str, Count] = {
-            INT8_INPUTS: rows * self.in_features * (cast + 2),
-            INT32_PRODUCTS: rows * self.out_features * 2 * _INT32_BYTES,
+        found: dict[Cause, Count] = {
+            Cause.INT8_INPUTS: rows * self.in_features * (cast + 2),
+            Cause.INT32_PRODUCTS: rows * self.out_features * 2 * _INT32_BYTES,
         }
         if outlier_columns:
             weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
             input_column = rows * 3 * activations.itemsize
             added = rows * self.out_features * 2 * activations.itemsize
-            found[OUTLIERS] = outlier_columns * (weight_column + input_column) + added
+            found[Cause.OUTLIERS] = outlier_columns * (weight_column + input_column) + added
         return found
 
-    def conversion_flops(self, rows: Count, outlier_columns: float) -> dict[str, Count]:
+    def conversion_flops(self, rows: Count, outlier_columns: float) -> dict[Cause, Count]:
         """FLOPs of the 16-bit product of LLM.int8()'s outlier columns, which the int8 product runs as zeros too."""
         if self.format != "int8" or not outlier_columns:
             return {}
-        return {OUTLIERS: 2 * rows * outlier_columns * self.out_features}
+        return {Cause.OUTLIERS: 2 * rows * outlier_columns * self.out_features}
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -230,6 +225,13 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
         )
     except (ImportError, AttributeError):
         return _BNB_FUSED_FLOOR + 1
+
+
+def four_bit_fuses_on_cpu() -> bool:
+    """Whether bitsandbytes' 4-bit kernel on this machine's CPU unpacks inside the product, for any number of rows."""
+    from bitsandbytes.functional import has_avx512bf16
+
+    return bool(has_avx512bf16())
 
 
 def first_dense_row(fused: Callable[[int], bool], most: int) -> int:

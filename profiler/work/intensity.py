@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from profiler.diagnosis.step_time import floor_s
 from profiler.work.attention import SOFTMAX_FLOPS_PER_SCORE, causal_pairs
 
 
@@ -26,7 +27,7 @@ class Kernel:
 
     def floor_s(self, peak_flops_per_s: float, bytes_per_s: float) -> float:
         """The least time that a device with these two roofs needs."""
-        return max(self.flops / peak_flops_per_s, self.bytes / bytes_per_s)
+        return floor_s(self.flops, self.bytes, peak_flops_per_s, bytes_per_s)
 
 
 def matmul(m: int, n: int, k: int, itemsize: float) -> Kernel:

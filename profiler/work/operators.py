@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from profiler.work.causes import Cause
 from profiler.work.formats import StoredWeight
 from profiler.work.step import Count, ExecutionPath, Step, Work
 
@@ -73,7 +74,7 @@ class Linear(Operator):
         if self.rows == "last" and path.all_logits:
             executed = step.tokens
         flops_per_row = 2 * w.in_features * w.out_features
-        cause = "logits nobody asked for" if self.rows == "last" else "latent expanded again"
+        cause = Cause.UNASKED_LOGITS if self.rows == "last" else Cause.LATENT_EXPANDED
         itemsize = self.activation_dtype.itemsize
         outputs = executed * w.out_features * itemsize
         outliers = path.outlier_columns.get(self.name, 0.0)
@@ -84,7 +85,7 @@ class Linear(Operator):
             logits = rows * w.out_features * itemsize
             avoidable_bytes[cause] = outputs - logits
             if path.upcasts_logits:
-                avoidable_bytes["logits upcast to float32"] = rows * w.out_features * (itemsize + 2 * _FLOAT32_BYTES)
+                avoidable_bytes[Cause.UPCAST_LOGITS] = rows * w.out_features * (itemsize + 2 * _FLOAT32_BYTES)
         return Work(
             model_flops=rows * flops_per_row,
             vector_flops=rows * w.out_features if w.bias_bytes else 0,
@@ -126,9 +127,9 @@ class Experts(Operator):
             model_flops=2 * tokens * self.per_token * weights,
             weight_bytes=self.touched(tokens) * self.expert_bytes,
             activation_bytes=tokens * self.per_token * operands * self.activation_dtype.itemsize,
-            avoidable_flops={"experts nobody chose": 2 * tokens * idle * weights},
+            avoidable_flops={Cause.UNCHOSEN_EXPERTS: 2 * tokens * idle * weights},
             avoidable_bytes={
-                "experts nobody chose": (self.num_experts - self.touched(tokens)) * self.expert_bytes if idle else 0
+                Cause.UNCHOSEN_EXPERTS: (self.num_experts - self.touched(tokens)) * self.expert_bytes if idle else 0
             },
         )
 

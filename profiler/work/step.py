@@ -9,6 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from profiler.grid import CellKey
+from profiler.work.causes import Cause
+
 # Whole numbers stay exact in int64; only expectations (mixture-of-experts) are floats.
 Count = int | float | NDArray[Any]
 
@@ -31,6 +34,11 @@ class Step:
             least = 0 if name == "context" else 1
             if value.size and (value < least).any():
                 raise ValueError(f"a step's {name} must be {least} or more, not {value.min()}")
+
+    @classmethod
+    def of(cls, key: CellKey) -> Step:
+        """The step that a cell's figure describes."""
+        return cls(key.cell.batch_size, key.query_tokens, key.context_len)
 
     @property
     def tokens(self) -> Count:
@@ -89,8 +97,8 @@ class Work:
     logits_bytes: Count = 0
     activation_bytes: Count = 0
     """Operands and intermediates written and read between kernels; an upper bound, since caches may keep them."""
-    avoidable_flops: Mapping[str, Count] = field(default_factory=dict)
-    avoidable_bytes: Mapping[str, Count] = field(default_factory=dict)
+    avoidable_flops: Mapping[Cause, Count] = field(default_factory=dict)
+    avoidable_bytes: Mapping[Cause, Count] = field(default_factory=dict)
 
     @property
     def model_bytes(self) -> Count:
@@ -129,5 +137,5 @@ class Work:
         return replace(self, **scaled)
 
 
-def _add_maps(left: Mapping[str, Count], right: Mapping[str, Count]) -> dict[str, Count]:
+def _add_maps(left: Mapping[Cause, Count], right: Mapping[Cause, Count]) -> dict[Cause, Count]:
     return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}

@@ -19,6 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_and_version_answer_at_once(argument: str) -> None:
     fastest = 1e9

@@ -6,21 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from profiler.diagnosis.levers import PAGE_FAULTS, Card, JudgedCell, Lever, Setting, levers, on_card
-from profiler.diagnosis.regimes import Verdict
+from profiler.diagnosis.cards import floor_on
+from profiler.diagnosis.cell import JudgedCell, Lever
+from profiler.diagnosis.facts import OperatorWork
+from profiler.diagnosis.levers import Setting, floors_on, levers
+from profiler.diagnosis.regimes import Flag, Verdict
 from profiler.diagnosis.step_time import Split
+from profiler.grid import Cell, CellKey
+from profiler.machine.datasheet import gpus
+from profiler.work.causes import Cause
 
 SETTING = Setting("card", 1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
 MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
 
 
-def cell(batch: int = 1, rows: int | None = None, verdict: Verdict = MEMORY_BOUND, **terms: float) -> JudgedCell:
+def cell(batch: int = 1, verdict: Verdict = MEMORY_BOUND, depth: int = 512, **terms: float) -> JudgedCell:
     named = {name: terms.get(name, 0.0) for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "kernel_s")}
     named |= {name: terms.get(name, 0.0) for name in ("avoidable_s", "dispatch_s", "unexplained_s")}
     total = sum(named.values())
     device = named["weights_s"] + named["kv_s"] + named["compute_s"]
     parts = Split(latency_s=total, device_s=device, floor_s=device, **named)
-    return JudgedCell("decode", batch, 512, batch / total, 0.0, 0.0, parts, verdict, rows=rows or batch)
+    return JudgedCell(CellKey("decode", Cell(batch, depth, 32)), batch / total, 0.0, 0.0, parts, verdict)
 
 
 def saved(found: list[Lever], change: str) -> float:
@@ -52,16 +58,21 @@ def test_float32_weights_have_two_ways_down() -> None:
 
 
 def test_each_copy_has_its_own_lever() -> None:
-    copies = {"cache copies": 3e-3, "repeat_kv copies": 2e-3, "attention matrix": 1e-3, "operands": 5e-3}
+    copies = {
+        Cause.CACHE_COPIES: 3e-3,
+        Cause.REPEATED_HEADS: 2e-3,
+        Cause.ATTENTION_MATRIX: 1e-3,
+        Cause.OPERANDS: 5e-3,
+    }
     found = levers(replace(cell(weights_s=1e-3, avoidable_s=11e-3), avoidable_s=copies), SETTING)
     assert saved(found, "a static cache") == pytest.approx(3e-3)
     assert saved(found, "a fused attention kernel") == pytest.approx(3e-3)
 
 
 def test_memory_that_is_taken_again_and_again_has_a_lever_where_it_matters() -> None:
-    of_many = replace(cell(compute_s=90e-3, avoidable_s=10e-3), avoidable_s={PAGE_FAULTS: 10e-3})
+    of_many = replace(cell(compute_s=90e-3, avoidable_s=10e-3), avoidable_s={Cause.PAGE_FAULTS: 10e-3})
     assert saved(levers(of_many, SETTING), "keeping freed memory") == pytest.approx(10e-3)
-    of_few = replace(of_many, avoidable_s={PAGE_FAULTS: 50e-6})
+    of_few = replace(of_many, avoidable_s={Cause.PAGE_FAULTS: 50e-6})
     assert not any("freed" in lever.change for lever in levers(of_few, SETTING)), "half a thousandth of the step"
 
 
@@ -79,21 +90,59 @@ def test_the_hosts_share_is_what_graphs_save() -> None:
 def test_a_larger_batch_is_weighed_by_what_was_measured() -> None:
     """At batch 8 a step takes 16 ms: a token's share is 2 ms, 12 less than alone."""
     one, eight = cell(weights_s=14e-3), cell(batch=8, weights_s=14e-3, kv_s=2e-3)
-    found = levers(one, SETTING, [one, eight, replace(cell(batch=64, weights_s=1e-3), depth=9)])
+    found = levers(one, SETTING, [one, eight, cell(batch=64, depth=9, weights_s=1e-3)])
     assert saved(found, "batch 8") == pytest.approx(12e-3)
     assert saved(levers(eight, SETTING, [one, eight]), "batch") == 0.0
     [lever] = [item for item in levers(replace(one, knee=166.4), SETTING, [one, eight]) if item.change == "batch 8"]
     assert lever.because.endswith("a step takes 16.0 ms; by the counts the knee lies at batch 166")
 
 
+SHEET = next(gpu for gpu in gpus() if gpu.gpu == "A100 80GB SXM")
+
+
 def test_another_card_by_its_roofs() -> None:
-    """Twice the bandwidth halves the bytes' time, four times the arithmetic quarters its own; it must fit as well."""
-    twice = Card("twice", 80e9, 2e12, 400e12)
-    here = replace(cell(weights_s=10e-3, kv_s=2e-3, compute_s=4e-3, dispatch_s=3e-3), memory_bytes=20e9)
-    assert on_card(here, twice, SETTING) == pytest.approx(6e-3 + 1e-3)
-    found = levers(here, replace(SETTING, cards=(twice, Card("small", 16e9, 9e12, 900e12))))
-    assert saved(found, "another card (twice)") == pytest.approx(9e-3)
+    """12 GB of float16 weights and 0.1 TFLOP bound by bytes, 4 TFLOP over 1 GB bound by arithmetic; it must fit too.
+
+    At 2 TB/s and 400 TFLOP/s: 6 ms of bytes and 10 ms of arithmetic, each operator on the side that binds it there.
+    """
+    twice = replace(
+        SHEET, gpu="twice", memory_bytes=int(80e9), bandwidth_bytes_per_s=2e12, peak_fp16_flops_per_s=400e12
+    )
+    small = replace(twice, gpu="small", memory_bytes=int(16e9), bandwidth_bytes_per_s=9e12)
+    operators = (
+        OperatorWork(
+            "linears", "mlp", 1, "float16", flops=int(0.1e12), weight_bytes=int(12e9), kv_bytes=0, activation_bytes=0
+        ),
+        OperatorWork(
+            "core", "attention", 1, "float16", flops=int(4e12), weight_bytes=0, kv_bytes=int(1e9), activation_bytes=0
+        ),
+    )
+    here = replace(cell(weights_s=12e-3, compute_s=40e-3), memory_bytes=20e9, operators=operators)
+    setting = replace(SETTING, cards=(twice, small))
+    assert floors_on(here, setting) == {"twice": pytest.approx(6e-3 + 10e-3)}
+    found = levers(here, setting)
+    assert saved(found, "another card (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another card (small)") == 0.0
+
+
+def test_the_side_that_binds_here_need_not_bind_there() -> None:
+    """SmolLM2-135M in float32, a prefill of 64 tokens: compute-bound on a CPU, memory-bound on every card.
+
+    541.6 MB over an L4's 300 GB/s, an L40S's 864 and an A10G's 600.
+    """
+    step = operators_of_smollm2(64)
+    for name, floor_ms in (("L4", 1.805), ("L40S", 0.627), ("A10G", 0.902)):
+        sheet = next(gpu for gpu in gpus() if gpu.gpu == name)
+        assert floor_on(sheet, step, "float32", 1e9).floor_s == pytest.approx(floor_ms * 1e-3, rel=2e-3)
+
+
+def operators_of_smollm2(tokens: int) -> list[OperatorWork]:
+    from profiler.job.count import model_work
+    from profiler.probes.subject import operator_work
+    from profiler.work.step import ExecutionPath, Step
+
+    work = model_work("smollm2-135m", "float32")
+    return [operator_work(op, op.name, Step(1, tokens, 0), ExecutionPath()) for op in work.operators]
 
 
 def test_a_16_bit_dtype_where_its_products_are_faster() -> None:
@@ -104,6 +153,6 @@ def test_a_16_bit_dtype_where_its_products_are_faster() -> None:
 
 
 def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
-    above = Verdict("memory-bound", "low", (), ("above-roof",))
+    above = Verdict("memory-bound", "low", (), (Flag.ABOVE_ROOF,))
     assert levers(cell(weights_s=14e-3, verdict=above), SETTING) == []
     assert levers(cell(compute_s=14e-3), SETTING) == []

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from profiler.machine.machine import CudaMachine
+
 
 class RecordedGraph:
     """Operators with the tensors they were called with; a replay writes each result to where it was first written."""
@@ -58,10 +60,12 @@ class _Stream:
         pass
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put recorded graphs in place of torch's."""
+def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
+    """A CUDA machine whose tensors lie on the CPU and whose graphs are recorded ones."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", _capture)
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", _Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+    return CudaMachine(torch.device("cpu"))

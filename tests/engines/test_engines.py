@@ -10,29 +10,33 @@ from typing import Any
 import pytest
 import recorded
 import torch
+from machines import HOST
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine
 from profiler.errors import RequestError
-from profiler.loading import ModelRequest, load, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.machine.machine import machine_for
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.cpu
+
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
-@pytest.fixture(scope="module")
-def real_model(gguf_file: Path) -> Any:
-    source = resolve(str(gguf_file))
-    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
+@pytest.fixture
+def real_model(smollm2: LoadedModel) -> Any:
+    return smollm2.module
 
 
 @pytest.mark.parametrize("name", ["eager", "static", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])])
 def test_an_engine_gives_the_tokens_of_generate(real_model: Any, name: str) -> None:
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
     expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
-    found = greedy_tokens(ENGINES[name](real_model), prompt, 16)
+    found = greedy_tokens(ENGINES[name](real_model, HOST), prompt, 16)
     assert found[:, : expected.shape[1]].tolist() == expected.tolist()
     assert found[0, 0] == 7042  # " Paris"
 
@@ -46,13 +50,15 @@ def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, na
     model: Any = load(request, load_config(source)).module
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]], device="cuda")
     expected = model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
-    assert greedy_tokens(ENGINES[name](model), prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+    assert (
+        greedy_tokens(ENGINES[name](model, machine_for(request.device)), prompt, 16)[:, : expected.shape[1]].tolist()
+        == expected.tolist()
+    )
 
 
 def test_a_recorded_graph_gives_the_tokens_of_generate(real_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph engine's own code, replayed with the rules of a CUDA graph; the second prompt meets the same graph."""
-    recorded.install(monkeypatch)
-    engine = ENGINES["graph"](real_model)
+    engine = ENGINES["graph"](real_model, recorded.machine(monkeypatch))
     for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
         prompt = torch.tensor([words])
         expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
@@ -61,14 +67,16 @@ def test_a_recorded_graph_gives_the_tokens_of_generate(real_model: Any, monkeypa
 
 def test_a_recorded_graph_cannot_hold_a_window_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why such a model is refused: where the window stands is counted on the host, and a replay does not count."""
-    recorded.install(monkeypatch)
+    machine = recorded.machine(monkeypatch)
     model = tiny("window")
     prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
 
     expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
-    assert torch.equal(greedy_tokens(ENGINES["graph"](model), prompt, 6), expected), "16 slots: it need not move"
+    assert torch.equal(greedy_tokens(ENGINES["graph"](model, machine), prompt, 6), expected), (
+        "16 slots: it need not move"
+    )
     with pytest.raises(IndexError, match="index 16 is out of bounds"):
-        greedy_tokens(ENGINES["graph"](model), prompt, 12)
+        greedy_tokens(ENGINES["graph"](model, machine), prompt, 12)
 
 
 def tiny(kind: str) -> Any:
@@ -116,14 +124,14 @@ def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
     for prompt_len, new_tokens in ((20, 8), (10, 12)):
         prompt = torch.randint(0, 128, (2, prompt_len), generator=torch.Generator().manual_seed(1))
         expected = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
-        assert torch.equal(greedy_tokens(ENGINES[name](model), prompt, new_tokens), expected[:, prompt_len:])
+        assert torch.equal(greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens), expected[:, prompt_len:])
 
 
 @pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
 @pytest.mark.parametrize("name", ["eager", "static"])
 def test_a_filled_cache_is_as_deep_as_asked_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
     model = tiny(kind)
-    engine = ENGINES[name](model)
+    engine = ENGINES[name](model, HOST)
     with torch.inference_mode():
         filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
         for _ in range(3):
@@ -159,7 +167,7 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny("window")
         for layer in model.model.layers[:broken]:
             layer.mlp = Breaking(layer.mlp)
-        engine: Any = ENGINES["compile"](model)
+        engine: Any = ENGINES["compile"](model, HOST)
         with torch.inference_mode():
             engine.prepare(1, 12)
         return int(engine.graph_breaks)
@@ -171,9 +179,9 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_are_refused_on_a_cpu_and_where_a_window_moves() -> None:
     config = load_config(resolve("mistral-7b-v0.1"))
     with pytest.raises(RequestError, match="this device is a CPU; use eager, static or compile"):
-        check_engine("graph", CPU, config, 512)
+        check_engine("graph", on_cuda=False, config=config, longest_context=512)
     with pytest.raises(RequestError, match="a window of 4096 tokens moves within 5000"):
-        check_engine("graph", torch.device("cuda"), config, 5000)
-    check_engine("graph", torch.device("cuda"), config, 4096)
+        check_engine("graph", on_cuda=True, config=config, longest_context=5000)
+    check_engine("graph", on_cuda=True, config=config, longest_context=4096)
     with pytest.raises(RequestError, match="use eager, static, compile, graph"):
-        check_engine("vllm", CPU, config, 512)
+        check_engine("vllm", on_cuda=False, config=config, longest_context=512)

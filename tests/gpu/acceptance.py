@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,16 @@ from profiler.engines.base import greedy_tokens
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.job.request import Options
+from profiler.job.batch_test import prepare_batch_test
+from profiler.job.options import Options
 from profiler.job.run import execute
 from profiler.job.selftest import run_selftest
-from profiler.job.several import prepare_batch_test
-from profiler.loading import ModelRequest, dtype_name, load, load_config
 from profiler.loading.catalog import resolve
-from profiler.machine.clock import clock_for
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest, dtype_name
 from profiler.machine.device import describe, software
+from profiler.machine.machine import Machine, machine_for
 from profiler.machine.telemetry import Watch, source_for
 from profiler.record.run import Run, read_run
 from profiler.report.plots import PLOTS, save
@@ -87,6 +90,10 @@ class Bench:
     def cuda(self) -> bool:
         return self.device.type == "cuda"
 
+    @cached_property
+    def machine(self) -> Machine:
+        return machine_for(self.device)
+
     @property
     def left_s(self) -> float:
         return TIME_LIMIT_S - (time.perf_counter() - self.started_s)
@@ -111,12 +118,12 @@ class Bench:
 
 def roofs(bench: Bench) -> Iterator[Check]:
     """1. Labels of known kernels; roofs against the datasheet and against themselves."""
-    info = describe(bench.device)
+    info = bench.machine.info
     dtypes = measurable_dtypes(bench.device)
     model_dtype = "bfloat16" if bench.cuda else "float32"
-    first = measure(bench.device, info, dtypes, model_dtype=model_dtype)
-    second = measure(bench.device, info, dtypes, model_dtype=model_dtype)
-    for result in run_selftest(bench.device, info, first):
+    first = measure(bench.machine, dtypes, model_dtype=model_dtype)
+    second = measure(bench.machine, dtypes, model_dtype=model_dtype)
+    for result in run_selftest(bench.machine, first):
         yield Check(f"selftest: {result.name}", result.right, result.verdict.regime, result.expected)
     for name in dtypes:
         apart = abs(second.compute[name].per_s / first.compute[name].per_s - 1)
@@ -145,15 +152,15 @@ def truth_of_time(bench: Bench) -> Iterator[Check]:
     from profiler.timing.sweep import Plan, sweep
     from profiler.timing.visit import seeded_prompts, warm_up
 
-    model, clock, cell = bench.load(bench.small), clock_for(bench.device), Cell(1, 64)
-    vocab, engine = model.config.vocab_size, EagerEngine(model)
+    model, clock, cell = bench.load(bench.small), bench.machine.clock, Cell(1, 64, 24)
+    vocab, engine = model.config.vocab_size, EagerEngine(model, bench.machine)
     grid = make_grid([64], [1], 24)
-    warm_up(engine, cell, device=bench.device, clock=clock, vocab_size=vocab, budget_s=3.0)
+    warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
     ids = seeded_prompts(cell, vocab).to(bench.device)
     for _ in range(10):
         plan = Plan(grid, budget_s=1e-9)
-        [visit] = list(sweep({"eager": engine}, plan, device=bench.device, clock=clock, vocab_size=vocab))
+        [visit] = list(sweep({"eager": engine}, plan, machine=bench.machine, vocab_size=vocab))
         assert isinstance(visit, Visit)
         with torch.inference_mode():
             clock.synchronize()
@@ -186,7 +193,7 @@ def truth_of_time(bench: Bench) -> Iterator[Check]:
     counted = bool(joules.notna().all())
     passed = (bool((joules > 0).all()) if counted else None) if bench.cuda else None
     yield Check("joules a token", passed, joules.round(4).tolist() if counted else None, "> 0", "no energy counter")
-    cost = run.document.engine["instrument_s_per_step"] / cells[cells["phase"] == "decode"]["latency_s"].min()
+    cost = (run.document.engine.instrument_s_per_step or 0.0) / cells[cells["phase"] == "decode"]["latency_s"].min()
     yield Check("instrument / fastest step", cost < 0.005, cost, "< 0.5 %")
 
 
@@ -275,7 +282,7 @@ def ncu_target(model_name: str, phase: str) -> None:
     """One step between the profiler's marks, for Nsight Compute to look at."""
     source = resolve(model_name)
     model = load(ModelRequest(source, torch.device("cuda"), torch.bfloat16), load_config(source)).module
-    engine = EagerEngine(model)
+    engine = EagerEngine(model, machine_for(model.device))
     with torch.inference_mode():
         ids = torch.zeros(1, 512, dtype=torch.long, device="cuda")
         state = engine.decode(engine.prefill(ids, 520))
@@ -294,7 +301,7 @@ def engines(bench: Bench) -> Iterator[Check]:
     names = [name for name in ENGINES if bench.cuda or name in ("eager", "static")]
     model = bench.load(bench.small, torch.float32)
     prompt = torch.arange(1, 17, device=bench.device)[None]
-    tokens = {name: greedy_tokens(ENGINES[name](model), prompt, 16).tolist() for name in names}
+    tokens = {name: greedy_tokens(ENGINES[name](model, bench.machine), prompt, 16).tolist() for name in names}
     for name in names[1:]:
         yield Check(f"tokens: {name} = eager", tokens[name] == tokens["eager"], None, "equal")
     for name in set(ENGINES) - set(names):
@@ -304,7 +311,7 @@ def engines(bench: Bench) -> Iterator[Check]:
     run = bench.run("engines", engine=",".join(names), prompt_lens=[128 if bench.cuda else 16], batch_sizes=[1])
     decode = run.cells[run.cells["phase"] == "decode"]
     times = {row["engine"]: row["latency_s"] for row in decode.to_dict("records")}
-    best = float(decode["bytes_per_s"].max()) / run.document.ceilings["memory_bytes_per_s"]
+    best = float(decode["bytes_per_s"].max()) / run.document.ceilings.memory_bytes_per_s
     passed = best >= 0.85 if bench.cuda else None
     why = "" if bench.cuda else "a claim about 7B models on GPUs"
     fastest = decode.sort_values("latency_s").iloc[0]
@@ -352,7 +359,7 @@ def precision(bench: Bench) -> Iterator[Check]:
     if bench.cuda and bench.model != "mistral-7b-v0.1":
         run = bench.run("mistral-nf4", "mistral-7b-v0.1", quant="nf4", prompt_lens=[128], batch_sizes=[1, 4])
         ended = bool((run.cells["status"] == "ok").all())
-        yield Check("Mistral-7B in nf4 fits", ended, run.document.model["storage_bytes"], "every cell ends")
+        yield Check("Mistral-7B in nf4 fits", ended, run.document.model.storage_bytes, "every cell ends")
     if not bench.cuda:
         yield Check("bitsandbytes' kernel by its name in a trace", None, why="needs CUDA")
 
@@ -375,7 +382,7 @@ def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: s
     ]
     if not calls:
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
-    clock = clock_for(bench.device)
+    clock = bench.machine.clock
     times = []
     with torch.inference_mode():
         for _ in range(12):
@@ -426,9 +433,9 @@ def doubling(bench: Bench) -> Iterator[Check]:
     largest = cells[cells["batch_size"] == cells["batch_size"].max()].iloc[0]
     key = {"phase": "prefill", "batch_size": int(largest["batch_size"])}
     [predicted] = [
-        item["predicted_peak_memory_bytes"]
+        item.predicted_peak_memory_bytes
         for item in run.document.evidence
-        if all(item[name] == value for name, value in key.items())
+        if all(getattr(item, name) == value for name, value in key.items())
     ]
     ratio = predicted / largest["peak_memory_bytes"]
     passed = 0.9 < ratio < 1.1 if bench.cuda else None
@@ -439,8 +446,8 @@ def doubling(bench: Bench) -> Iterator[Check]:
         yield Check(
             "out of memory is a row, and memory is given back", None, why="needs CUDA; tested with a fake engine"
         )
-    series = next(s for s in run.document.scaling if s["axis"] == "batch" and s["fixed"]["phase"] == "decode")
-    knees = {"predicted": series["knee_predicted"], "measured": series["knee_measured"], "best": series["best"]}
+    series = next(s for s in run.document.scaling if s.axis == "batch" and s.fixed["phase"] == "decode")
+    knees = {"predicted": series.knee_predicted, "measured": series.knee_measured, "best": series.best}
     why = "shown, not judged: eager dispatch hides it on small models"
     yield Check("knee of decode", None, knees, why=why)
     # Llama-2-7B on an A100: no batch is compute-bound above 166 tokens (arithmetic, docs of the doubling test).
@@ -472,7 +479,7 @@ def telemetry(bench: Bench) -> Iterator[Check]:
         end = time.perf_counter() + 2.0
         while time.perf_counter() < end:
             x @ x.T
-            clock_for(bench.device).synchronize()
+            bench.machine.clock.synchronize()
     seen = {name for r in watch.readings for name, value in asdict(r).items() if value not in (None, (), 0.0)}
     wanted = {"clock_hz", "power_w", "temperature_c", "memory_used_bytes"} if bench.cuda else {"memory_used_bytes"}
     yield Check("telemetry", wanted <= seen, sorted(seen), f"has {sorted(wanted)}")

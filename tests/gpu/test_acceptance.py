@@ -12,6 +12,8 @@ import torch
 
 SCRIPT = Path(__file__).with_name("acceptance.py")
 
+pytestmark = pytest.mark.timing
+
 
 def scoreboard(folder: Path, *options: str) -> dict:  # type: ignore[type-arg]
     command = [sys.executable, str(SCRIPT), "--out", str(folder), *options]

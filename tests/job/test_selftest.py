@@ -7,19 +7,18 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
+from machines import HOST
 
 from profiler.job.selftest import run_selftest
-from profiler.machine.device import describe
 from profiler.roofs.measure import measure
 from profiler.roofs.values import Ceilings
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(scope="module")
 def roofs() -> Ceilings:
-    return measure(CPU, describe(CPU), ["float32"], model_dtype="float32")
+    return measure(HOST, ["float32"], model_dtype="float32")
 
 
 @pytest.mark.slow
@@ -39,7 +38,7 @@ def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
         memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
         compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
     )
-    labels = {result.name: result.verdict.regime for result in run_selftest(CPU, describe(CPU), faster)}
+    labels = {result.name: result.verdict.regime for result in run_selftest(HOST, faster)}
     assert labels["a stream past every cache"] != "memory-bound"
     assert labels["a large matrix product"] != "compute-bound"
 

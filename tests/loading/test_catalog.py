@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from profiler.errors import ModelError
-from profiler.loading import build_on_meta, load_config
 from profiler.loading.catalog import card_names, load_card, resolve
+from profiler.loading.config import load_config
+from profiler.loading.skeleton import build_on_meta
 from profiler.work.walk import walk
 
 # Public parameter counts: the hub's safetensors metadata, or the model's paper.

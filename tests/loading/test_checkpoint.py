@@ -7,21 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from machines import HOST
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
-from profiler.loading import LoadedModel, ModelRequest, check_weights, load, load_config, resolve_dtype, resolve_weights
 from profiler.loading.catalog import resolve
+from profiler.loading.checkpoint import check_weights, resolve_weights
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel, ModelRequest, resolve_dtype
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def smollm2(gguf_file: Path) -> LoadedModel:
-    source = resolve(str(gguf_file))
-    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
 
 
 def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
@@ -34,7 +32,7 @@ def test_greedy_tokens_are_those_of_generate(smollm2: LoadedModel, gguf_file: Pa
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-    ours = greedy_tokens(EagerEngine(smollm2.module), ids, 12)
+    ours = greedy_tokens(EagerEngine(smollm2.module, HOST), ids, 12)
     theirs = smollm2.module.generate(ids, max_new_tokens=12, min_new_tokens=12, do_sample=False)[:, ids.shape[1] :]
     assert ours.tolist() == theirs.tolist()
     assert tokenizer.decode(ours[0, 0]) == " Paris"

@@ -11,7 +11,10 @@ import torch
 
 import profiler
 from profiler.errors import ModelError
-from profiler.loading import LoadedModel, ModelRequest, catalog, load, load_config, placement
+from profiler.loading import catalog, placement
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel, ModelRequest
 
 # The tiny Llama in float32: a layer of 4 x 64 x 64 (q, o) and 2 x 64 x 32 (k, v) and 3 x 64 x 128 matrices and two
 # norms. Room for the embedding, one layer and (accelerate keeps it back) another one to fetch into: the second layer,
@@ -77,12 +80,12 @@ def test_offloaded_cells_are_marked_and_get_no_regime(
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[16], batch_sizes=[1], new_tokens=8, budget_s=2, out=tmp_path / "r"
     )
-    assert run.document.model["offloaded_bytes"] == {"disk": LAYER_BYTES + HEAD_BYTES}
-    assert run.document.model["placement"]["model.layers.1"] == "disk"
+    assert run.document.model.offloaded_bytes == {"disk": LAYER_BYTES + HEAD_BYTES}
+    assert run.document.model.placement["model.layers.1"] == "disk"
     assert set(run.cells["regime"]) == {"inconclusive"}
-    assert all("offloaded" in item["flags"] for item in run.document.evidence)
+    assert all("offloaded" in item.flags for item in run.document.evidence)
     assert any("come from the disk" in warning for warning in run.document.warnings)
-    link = run.document.ceilings["links"]["disk"]["per_s"]
+    link = run.document.ceilings.links["disk"].per_s
     assert (run.cells["weights_s"] > (LAYER_BYTES + HEAD_BYTES) / link).all()
 
 

@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from machines import HOST
 
 import profiler
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.job.request import Options, prepare
-from profiler.loading import PLAIN, LoadedModel, ModelRequest, Quant, QuantOptions, load, load_config, plan
 from profiler.loading.catalog import resolve
-from profiler.loading.quantise import quantise_linears
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_linears
+from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.skeleton import plan
 from profiler.machine.clock import HostClock, time_calls
 from profiler.machine.memory import storage_bytes
 from profiler.probes.quality import check_quality, compare, text_ids
@@ -29,6 +33,8 @@ from profiler.work.formats import stored
 from profiler.work.operators import Linear
 from profiler.work.step import Step
 from profiler.work.walk import linear_modules, walk
+
+pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
 DOUBLE = QuantOptions(double=True)
@@ -101,7 +107,7 @@ def test_real_weights_in_every_format(
     assert linear_share(loaded.module) == pytest.approx(share, rel=0.02)
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
     expected = loaded.module.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)[:, 5:]
-    assert torch.equal(greedy_tokens(EagerEngine(loaded.module), prompt, 8), expected)
+    assert torch.equal(greedy_tokens(EagerEngine(loaded.module, HOST), prompt, 8), expected)
 
 
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), SHARES, ids=name_of)
@@ -211,11 +217,13 @@ def conversions_s(folder: Path, quant: Quant) -> float:
 
 
 @slow
+@pytest.mark.timing
 @pytest.mark.parametrize("quant", ["nf4", "int8"])
 def test_a_quantised_run_fills_every_column(
     real_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path
 ) -> None:
     answer_cpu_probe(False)  # the fused kernel converts nothing
+    before_s = conversions_s(real_folder, quant)
     run = profiler.profile(
         str(real_folder),
         quant=quant,
@@ -233,8 +241,9 @@ def test_a_quantised_run_fills_every_column(
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     # Of nf4's conversions three quarters are work; of LLM.int8()'s nearly all is calls, which are dispatch.
     least, most = (0.4, 1.05) if quant == "nf4" else (-0.25, 0.5)
-    assert least < decode["dequantise_s"] / conversions_s(real_folder, quant) < most
-    assert 0 < run.document.quality["mean_kl_nats"] < 0.5
+    own_s = sorted((before_s, conversions_s(real_folder, quant)))  # a shared machine changes from minute to minute
+    assert least * own_s[0] < decode["dequantise_s"] < most * own_s[1]
+    assert 0 < run.document.quality.mean_kl_nats < 0.5
     assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")
 
 

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from machines import HOST
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
-from profiler.loading import PLAIN, LoadedModel, ModelRequest, Quant, QuantOptions, load, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.quantise import PLAIN, Quant, QuantOptions
+from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.work.walk import walk
+
+pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
 
@@ -35,7 +41,7 @@ def test_steps_with_finite_logits(
     answer_cpu_probe(fused)
     dtype = torch.float32 if quant == "none" else torch.bfloat16
     loaded = build(str(tiny_folder), dtype, quant)
-    tokens = greedy_tokens(EagerEngine(loaded.module), torch.arange(10)[None], 4)
+    tokens = greedy_tokens(EagerEngine(loaded.module, HOST), torch.arange(10)[None], 4)
     assert tokens.shape == (1, 4)
     with torch.inference_mode():
         assert torch.isfinite(loaded.module(torch.arange(10)[None]).logits.float()).all()
@@ -57,7 +63,9 @@ def test_weights_are_neither_zero_nor_equal(tiny_folder: str) -> None:
 PEAK = """
 import sys, torch
 from profiler.loading.catalog import resolve
-from profiler.loading import ModelRequest, load, load_config
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
 from profiler.machine.memory import peak_bytes, reset_peak
 from profiler.work.walk import walk
 source = resolve(sys.argv[1]); config = load_config(source); cpu = torch.device("cpu")

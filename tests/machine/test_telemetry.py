@@ -9,17 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.machine.telemetry import (
-    UNSEEN,
-    HostSource,
-    NoSource,
-    NvmlSource,
-    Reading,
-    Watch,
-    complaints,
-    source_for,
-    summary,
-)
+from profiler.machine.readings import ActiveShares, Reading, active, complaints, health, throttled
+from profiler.machine.telemetry import HostSource, NvmlSource, Watch, source_for
 
 
 class FakeNvml:
@@ -86,7 +77,9 @@ def test_a_field_that_fails_is_named_and_the_rest_stands() -> None:
     assert reading.clock_hz == 1.41e9
     assert source.energy_j() is None
     assert set(source.missing) == {"power", "energy"}
-    assert summary([reading], source.missing)["not_seen"] == ["power", "energy"]
+    assert source.missing == ("power", "energy")
+    found = health([reading])
+    assert (found.power_w, found.clock_hz.median if found.clock_hz else None) == (None, 1.41e9)
 
 
 def test_nothing_is_ever_set() -> None:
@@ -113,6 +106,7 @@ def test_a_source_that_dies_takes_no_run_with_it() -> None:
     assert watch.readings == []
 
 
+@pytest.mark.timing
 def test_watching_costs_next_to_nothing() -> None:
     with Watch(source_for(torch.device("cpu")), interval_s=0.05) as watch:
         time.sleep(1.0)
@@ -122,6 +116,7 @@ def test_watching_costs_next_to_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_busy_neighbour_is_seen() -> None:
     import subprocess
     import sys
@@ -141,7 +136,12 @@ def test_activity_is_that_of_the_visits_alone() -> None:
         Reading(sm_active=share, memory_active=share / 2, at_unix_s=at)
         for at, share in ((0.5, 0.9), (5.0, 0.1), (10.5, 0.7), (11.0, 0.8))
     ]
-    watch = Watch(NoSource(), readings=readings)
-    found = watch.active([(0.0, 1.0), (10.0, 1.0)])
+    found = active(readings, [(0.0, 1.0), (10.0, 1.0)])
     assert (found.sm, found.memory) == (0.8, 0.4)
-    assert watch.active([(20.0, 1.0)]) == UNSEEN
+    assert active(readings, [(20.0, 1.0)]) == ActiveShares(None, None)
+
+
+def test_what_held_the_card_back_is_that_of_the_visits_alone() -> None:
+    readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
+    assert throttled(readings, [(0.0, 1.0)]) == ("power cap",)
+    assert throttled(readings, [(0.0, 1.0), (4.0, 2.0)]) == ("hardware thermal", "power cap")

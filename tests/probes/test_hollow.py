@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.engines.transformers import EagerEngine
-from profiler.loading import ModelRequest, load, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
 from profiler.probes.hollow import hollow_config
 from profiler.work.walk import walk
+
+pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
 
@@ -27,7 +32,7 @@ class OperatorList(TorchDispatchMode):
 
 def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignore[no-untyped-def]
     loaded = load(ModelRequest(resolve(name), CPU, torch.bfloat16), config)
-    engine = EagerEngine(loaded.module)
+    engine = EagerEngine(loaded.module, HOST)
     with torch.inference_mode():
         state = engine.prefill(torch.arange(6)[None], 16)
         with OperatorList() as operators:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from machines import HOST
 from torch import nn
 
 from profiler.probes.replay import replay_linears
+
+pytestmark = pytest.mark.cpu
 
 
 class Seen(nn.Linear):
@@ -22,12 +26,12 @@ def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
     found = replay_linears(
         {"layer": [layer], "head": [head]},
         {"layer": 12, "head": 3},
-        device=torch.device("cpu"),
+        HOST,
         dtype=torch.float32,
         budget_s=0.01,
         sliced=["head"],
     )
-    assert found["layer"].median_s > 0
+    assert min(found["layer"]) > 0
     assert (layer.shape, layer.strides) == ((1, 12, 8), (96, 8, 1))
     states = torch.empty(3, 5, 8)[:, -1:, :]
     assert head.shape == tuple(states.shape)

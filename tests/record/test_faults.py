@@ -19,23 +19,25 @@ from typing import Any
 
 import pytest
 import torch
+from machines import CPU
 
 import profiler
 from profiler.cli import app as cli
 from profiler.engines.base import DecodeState
 from profiler.errors import RunError
 from profiler.grid import Cell, Grid, make_grid
-from profiler.job import run as job
-from profiler.job.run import _record
 from profiler.machine.clock import HostClock
-from profiler.record.run import read_document, read_run, read_samples
+from profiler.machine.machine import Machine
+from profiler.record.run import read_document, read_run
+from profiler.record.samples import read_facts_of, read_records
 from profiler.record.store import RunStore
+from profiler.report.progress import QuietListener
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
 
-CPU = torch.device("cpu")
 GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
+SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
 
 
 class PlainEngine:
@@ -57,7 +59,7 @@ class PlainEngine:
 
     def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
         time.sleep(self.step_s)
-        if self.oom_at == Cell(ids.shape[0], ids.shape[1]):
+        if self.oom_at and self.oom_at.depth == ids.shape[1] and self.oom_at.batch_size == ids.shape[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return DecodeState(None, ids[:, :1])
 
@@ -68,16 +70,15 @@ class PlainEngine:
 
 def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
     plan = Plan(grid, budget_s=1e-9, half_width=10.0)
-    return sweep({"eager": engine}, plan, device=CPU, clock=clock or HostClock(), vocab_size=32, earlier=earlier)
+    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), vocab_size=32, earlier=earlier)
 
 
 def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
     with RunStore(folder, resume=resume) as store:
         (folder / "run.json").write_text("{}")  # so that the store keeps the folder, as a begun run would
-        visits, gaps = store.restored() if resume else ({}, {})
-        known = [*gaps.values(), *(visit for group in visits.values() for visit in group)]
+        known = read_facts_of(folder) if resume else []
         for outcome in outcomes(PlainEngine(step_s=0.0005), earlier=known, grid=grid):
-            store.append(_record(outcome))
+            store.append(outcome)
 
 
 @pytest.mark.parametrize("cell", GRID.cells)
@@ -111,7 +112,7 @@ def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
             json.loads(line)
     assert killed >= 10
     measure_into(folder, resume=True, grid=LONG_GRID)
-    records = read_samples(folder)
+    records = read_records(folder)
     first_round = [(r["batch_size"], r["prompt_len"]) for r in records if r["round"] == 0]
     assert sorted(first_round) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
 
@@ -132,45 +133,25 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(RunError, match="No space left on device"):
             measure_into(folder, resume=False)
-    assert len(read_samples(folder)) >= failing
+    assert len(read_records(folder)) >= failing
     measure_into(folder, resume=True)
-    assert {(r["batch_size"], r["prompt_len"]) for r in read_samples(folder)} == {
+    assert {(r["batch_size"], r["prompt_len"]) for r in read_records(folder)} == {
         (cell.batch_size, cell.prompt_len) for cell in GRID.cells
     }
 
 
 @pytest.mark.parametrize("place", ["cells.csv", "run.json"])
 def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    import pandas as pd
-
     with RunStore(tmp_path / "run") as store:
         (tmp_path / "run" / "run.json").write_text("{}")
         monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         write = {
-            "cells.csv": lambda: store.write_cells(pd.DataFrame({"a": [1]})),
-            "run.json": lambda: store.write_document(empty_document()),
+            "cells.csv": lambda: store.write_cells(read_run(SCHEMA_1).results),
+            "run.json": lambda: store.write_document(read_document(SCHEMA_1)),
         }
         with pytest.raises(RunError, match=rf"{place} cannot be written: No space left"):
             write[place]()
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.json", "samples.jsonl"]
-
-
-def empty_document() -> Any:
-    from profiler.record.migrations import SCHEMA_VERSION
-    from profiler.record.run import RunDocument
-
-    return RunDocument(
-        schema_version=SCHEMA_VERSION,
-        roofscope="0",
-        created="",
-        command="",
-        model={},
-        device={},
-        software={},
-        ceilings={},
-        grid={},
-        engine={},
-    )
 
 
 class BrokenClock(HostClock):
@@ -200,17 +181,24 @@ def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
     assert all(t is not None and 0 < t < 1 for t in times)
 
 
-STAGES = ("load", "measure_ceilings", "measure_dispatch", "warm_up", "replay_kernels", "write_reports")
+class Interrupting(QuietListener):
+    """Presses Ctrl-C as soon as a stage begins."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+
+    def stage(self, text: str) -> None:
+        if self._stage in text:
+            raise KeyboardInterrupt
+
+
+BEFORE_THE_FOLDER = ("loading", "roofs", "dispatch")
+STAGES = (*BEFORE_THE_FOLDER, "timing", "replaying", "writing the report")
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_ctrl_c_in_each_phase(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, tmp_path: Path, stage: str) -> None:
+def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
     """Before the first cell nothing is left behind or the folder reads as interrupted; afterwards the cells stay."""
-
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(job, stage, interrupt)
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         profiler.profile(
@@ -221,14 +209,14 @@ def test_ctrl_c_in_each_phase(monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
             budget_s=0.5,
             weights="random",
             out=folder,
+            listener=Interrupting(stage),
         )
-    if stage in STAGES[:3]:
+    if stage in BEFORE_THE_FOLDER:
         assert not folder.exists()
         return
     cells = read_run(folder).cells
-    measured = stage in STAGES[4:]
-    assert (cells["status"] == "ok").all() == measured
-    assert read_document(folder).finished == (stage == "write_reports")
+    assert (cells["status"] == "ok").all() == (stage != "timing")
+    assert read_document(folder).finished == (stage == "writing the report")
 
 
 def test_sigterm_is_an_interruption() -> None:
@@ -252,6 +240,7 @@ def busy_neighbour() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_a_busy_neighbour_is_noticed(tmp_path: Path) -> None:
     """Another process takes one core: the run ends, and its cells say so."""
     with busy_neighbour():
@@ -260,5 +249,5 @@ def test_a_busy_neighbour_is_noticed(tmp_path: Path) -> None:
         )
     assert run.document.finished
     assert (run.cells["noise"] != "quiet").all()
-    reasons = [reason for item in run.document.evidence for reason in item["noise_reasons"]]
+    reasons = [reason for item in run.document.evidence for reason in item.noise_reasons]
     assert any("others kept" in reason for reason in reasons)

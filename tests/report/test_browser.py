@@ -7,11 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from made_runs import whole_run
 
-from profiler.record.run import read_run
 from profiler.report.html import html_report
 
-RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
@@ -27,6 +26,9 @@ probe.id = "probe";
 probe.textContent = JSON.stringify({
   sorted: times.every((value, index) => !index || times[index - 1] <= value),
   hover: document.querySelector(".point.decode title").textContent,
+  roofs: document.querySelectorAll(".roof title").length,
+  wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
+  ink: getComputedStyle(document.querySelector("svg.figure text")).fill,
   requests: performance.getEntriesByType("resource").length,
 });
 document.body.append(probe);
@@ -37,8 +39,15 @@ document.body.append(probe);
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_in_a_headless_browser(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(html_report(read_run(RUN)).replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--enable-logging=stderr"]
+    page.write_text(html_report(whole_run()).replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=2000",
+        "--window-size=500,900",
+        "--enable-logging=stderr",
+    ]
     done = subprocess.run(
         [BROWSER, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=90, check=True
     )
@@ -47,3 +56,6 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
     assert '"sorted":true' in probe
     assert '"requests":0' in probe
     assert '"hover":"decode 1 x' in probe
+    assert '"roofs":5' in probe
+    assert '"wide":false' in probe, "the page itself never scrolls sideways"
+    assert '"ink":"rgb(27, 31, 36)"' in probe, "the picture's words are in the page's ink"

@@ -2,75 +2,67 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shutil
 import time
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
-import pandas as pd
 import pytest
+from made_runs import OLD, evidence, old_run, whole_run, with_document, with_results
+from pages import Page
 
-from profiler.record.run import Run, read_run
+from profiler.diagnosis.cell import columns_of
+from profiler.diagnosis.run import EngineDifference
+from profiler.record.run import Run
 from profiler.report.html import html_report
-
-RUN = Path(__file__).parent.parent / "data" / "run_schema_1"
-VOID = {"meta", "link", "br", "line", "circle", "path", "polyline"}
-
-
-class Page(HTMLParser):
-    """Elements in order, those left open, and all text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID or tag in ("circle", "path", "polyline"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        while self.open and self.open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def count(self, tag: str, css_class: str = "") -> int:
-        classes = [(attrs.get("class") or "").split() for name, attrs in self.tags if name == tag]
-        return sum(not css_class or css_class in names for names in classes)
+from profiler.report.page import write_reports
+from profiler.report.roofs import MOST_POINTS, roof_lines
 
 
 @pytest.fixture
 def run() -> Run:
-    return read_run(RUN)
+    return old_run()
 
 
-def test_every_cell_is_a_point_with_its_words(run: Run) -> None:
+def test_every_cell_is_a_point_with_its_words() -> None:
+    run = whole_run()
     page = Page(html_report(run))
-    phases = run.cells["phase"].value_counts()
-    assert page.count("circle", "decode") == phases["decode"]
-    assert page.count("path", "prefill") == phases["prefill"]
-    text = " ".join(page.text)
-    for row in run.cells.to_dict("records"):
-        assert f"{row['phase']} {row['batch_size']} x {row['prompt_len']}: " in text
-    assert run.document.answer[0] in text
-    assert run.document.command in text
+    for phase in ("prefill", "decode"):
+        assert page.count("g", phase) == sum(result.phase == phase for result in run.measured)
+    for result in run.results:
+        assert f"{result.key.name}: " in page.words
+    assert run.document.answer[0] in page.words
+    assert run.document.command in page.words
 
 
-def test_points_lie_within_the_axes(run: Run) -> None:
-    page = Page(html_report(run))
-    for tag, attrs in page.tags:
-        if tag == "circle":
-            assert 100 <= float(attrs["cx"] or 0) <= 864
-            assert 16 <= float(attrs["cy"] or 0) <= 410
+def test_the_roofline_says_which_line_is_which() -> None:
+    run = whole_run()
+    text = html_report(run)
+    figure = Page(re.findall(r"<svg.*?</svg>", text, re.DOTALL)[0])
+    assert figure.count("g", "roof") == len(roof_lines(run))
+    shown = [words for words in figure.text if words.strip()]
+    for line in roof_lines(run):
+        assert shown.count(line.label) == 2, "in the legend, and on the line itself"
+    assert "achieved FLOP/s" in shown
+    assert "arithmetic intensity, model FLOPs per model byte" in shown
+    assert {"prefill", "decode"} <= set(shown)
+
+
+def test_the_picture_follows_the_page(run: Run) -> None:
+    """It scales with the page, and its colours are the page's."""
+    [figure] = re.findall(r"<svg.*?</svg>", html_report(run), re.DOTALL)
+    [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
+    assert set(root) == {"viewbox", "class", "role", "aria-label"}
+    assert not re.search(r"#[0-9a-f]{6}", figure)
+    assert "var(--blue)" in figure
+    ids = re.findall(r' id="([^"]+)"', figure)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_same_run_gives_the_same_page(run: Run) -> None:
+    assert html_report(run) == html_report(run)
 
 
 def test_nothing_is_fetched(run: Run) -> None:
@@ -78,56 +70,63 @@ def test_nothing_is_fetched(run: Run) -> None:
     page = Page(text)
     assert not page.open
     for _tag, attrs in page.tags:
-        assert not {"src", "href", "srcset", "action"} & set(attrs)
-    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|https?://", text)
+        assert not {"src", "srcset", "action"} & set(attrs)
+        assert str(attrs.get("href", "#")).startswith("#")
+    assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|https?://", text)
     assert len(text) < 3_000_000
 
 
 def test_names_are_escaped(run: Run) -> None:
     evil = "<script>alert(1)</script>"
-    document = run.document.model_copy(
-        update={"model": {**run.document.model, "id": evil}, "warnings": [evil], "command": f"roofscope run {evil}"}
+    changed = with_document(
+        run, model=replace(run.model, id=evil), warnings=(evil,), command=f"roofscope run {evil}", answer=(evil,)
     )
-    text = html_report(replace(run, document=document))
+    text = html_report(changed)
     assert evil not in text
     assert Page(text).count("script") == 1
-    assert evil in "".join(Page(text).text)
+    assert evil in Page(text).words
 
 
-def test_an_empty_run_and_a_partly_failed_one(run: Run) -> None:
-    nothing = run.cells.assign(status="failed", latency_s=float("nan"), regime=None)
-    text = html_report(Run(run.folder, run.document.model_copy(update={"answer": []}), nothing))
+def test_an_empty_run_and_a_partly_failed_one(run: Run, tmp_path: Path) -> None:
+    nothing = with_results(run, lambda result: replace(result, status="failed", latency_s=math.nan, regime=None))
+    nothing = replace(with_document(nothing, answer=(), evidence=()), folder=tmp_path)
+    write_reports([nothing])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nothing to conclude" in text
     assert "failed" in text
-    part = run.cells.copy()
-    part.loc[0, ["status", "latency_s"]] = ["oom", float("nan")]
-    assert "oom" in html_report(Run(run.folder, run.document, part))
-    one = run.cells[run.cells["phase"] == "decode"].head(1)
-    assert Page(html_report(Run(run.folder, run.document, one))).count("circle", "decode") == 1
+    assert not list(tmp_path.glob("*.png"))
+    part = replace(run, results=(replace(run.results[0], status="oom", latency_s=math.nan), *run.results[1:]))
+    assert "oom" in html_report(part)
+    one = replace(run, results=tuple(result for result in run.results if result.phase == "decode")[:1])
+    assert Page(html_report(one)).count("g", "decode") == 1
 
 
-@pytest.mark.parametrize(("step_s", "drawn"), [(0.74e-3, 1), (0.0, 0), (-0.003, 0)])
-def test_a_dispatch_that_cannot_be_is_not_drawn(run: Run, step_s: float, drawn: int) -> None:
-    """Folders of earlier versions may hold one: on a busy machine a difference of two times came out below zero."""
-    ceilings = {**run.document.ceilings, "dispatch_s": {"eager": {"decode": {"1": step_s}}}}
-    document = run.document.model_copy(update={"ceilings": ceilings})
-    assert Page(html_report(replace(run, document=document))).count("polyline", "dispatch") == drawn
+def test_several_engines_are_a_table(run: Run) -> None:
+    columns = {**columns_of(run.measured[-1].key), "engine": "static"}
+    found = EngineDifference(**columns, against="eager", saves_s=3e-3, low_s=2e-3, high_s=4e-3)
+    words = Page(html_report(with_document(run, engine=replace(run.document.engine, differences=(found,))))).words
+    assert f"{run.measured[-1].key.name} static saves 3.00 ms 2.00 ms to 4.00 ms" in words
+
+
+def test_a_common_noise_is_told_once(run: Run) -> None:
+    drift = "the machine itself drifted by 23 %"
+    told = tuple(evidence(result.key, noise_reasons=(drift,)) for result in run.measured)
+    assert Page(html_report(with_document(run, evidence=told))).words.count(drift) == 1
 
 
 def test_ten_thousand_cells(run: Run) -> None:
-    many = pd.concat([run.cells] * (10_000 // len(run.cells)), ignore_index=True)
-    many["batch_size"] = range(1, len(many) + 1)
-    many["latency_s"] *= many["batch_size"] ** 0.5
+    many = tuple(replace(run.results[number % len(run.results)], batch_size=number + 1) for number in range(10_000))
     start = time.perf_counter()
-    text = html_report(Run(run.folder, run.document, many))
+    text = html_report(replace(run, results=many))
     assert time.perf_counter() - start < 10
-    assert Page(text).count("circle", "decode") == int((many["phase"] == "decode").sum())
+    page = Page(text)
+    assert page.count("g", "point") == MOST_POINTS
+    assert f"{MOST_POINTS} of 10000 cells are drawn" in page.words
+    assert page.count("tr") > 10_000
 
 
 def test_report_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    import shutil
-
-    folder = shutil.copytree(RUN, tmp_path / "run")
+    folder = shutil.copytree(OLD, tmp_path / "run")
     found = roofscope("report", str(folder))
     assert found.code == 0, found.err
     assert (folder / "report.html").stat().st_size > 5000

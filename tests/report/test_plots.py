@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
+from made_runs import WHOLE, key, result
 
 from profiler.errors import RequestError
 from profiler.record.run import read_run
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 
-RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
-
 
 @pytest.mark.parametrize("name", [*PLOTS, *COMPARISONS])
 def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.png"
-    save([read_run(RUN)], name, path)
+    save([read_run(WHOLE)], name, path)
     pixels = matplotlib.image.imread(path)[:, :, :3]
     assert pixels.shape[1] > 900
     dark = (pixels < 0.5).any(axis=2)
@@ -30,14 +30,14 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_picture_is_an_svg_where_the_name_says_so(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.svg"
-    save([read_run(RUN)], name, path)
+    save([read_run(WHOLE)], name, path)
     assert "<svg" in path.read_text()
 
 
 def test_every_point_lies_within_the_axes() -> None:
     """Every cell of the run can be seen: on the roofline, along the batch, along the depth."""
     for name in ("roofline", "throughput", "depth"):
-        figure = draw([read_run(RUN)], name)
+        figure = draw([read_run(WHOLE)], name)
         points = 0
         for axes in figure.axes:
             (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
@@ -54,7 +54,7 @@ def test_text_does_not_overlap() -> None:
     """Words inside the axes of each picture have room, at the size of a slide and at half of it."""
     for name in ("roofline", "intensity", "map", "steps"):
         for scale in (1.0, 0.75):
-            figure = draw([read_run(RUN)], name)
+            figure = draw([read_run(WHOLE)], name)
             figure.set_size_inches(*(scale * figure.get_size_inches()))
             figure.canvas.draw()
             for axes in figure.axes:
@@ -63,19 +63,27 @@ def test_text_does_not_overlap() -> None:
                     assert not any(box.overlaps(other) for other in boxes[index + 1 :]), f"{name} at {scale}"
 
 
+def test_a_bar_stands_where_its_segments_say() -> None:
+    """Half weights, half dispatch, and a residual of a tenth below zero."""
+    cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
+    [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
+    drawn = {(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches if bar.get_width() > 0}
+    assert drawn == {(0, 60), (60, 50), (-10, 10)}
+
+
 def test_several_runs_are_for_comparisons_only() -> None:
-    runs = [read_run(RUN), read_run(RUN)]
+    runs = [read_run(WHOLE), read_run(WHOLE)]
     with pytest.raises(RequestError, match="precisions and devices"):
         draw(runs, "split")
 
 
 def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"use roofline, split, map.*roofline"):
-        save([read_run(RUN)], "rofline", tmp_path / "x.png")
+        save([read_run(WHOLE)], "rofline", tmp_path / "x.png")
 
 
 def test_plot_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    found = roofscope("plot", str(RUN), "map", "--out", str(tmp_path / "map.svg"))
+    found = roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.svg"))
     assert found.code == 0, found.err
     assert (tmp_path / "map.svg").stat().st_size > 1000
-    assert roofscope("plot", str(RUN), "map", "--out", str(tmp_path / "map.bmp")).code == 2
+    assert roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.bmp")).code == 2

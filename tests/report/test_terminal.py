@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from made_runs import evidence, key, old_run, result, whole_run, with_document
 from rich.console import Console
 
-from profiler.diagnosis.step_time import TERM_NAMES, TERMS
-from profiler.record.run import Run, read_run
+from profiler.diagnosis.step_time import TERM_NAMES
+from profiler.record.run import Run
 from profiler.report.console import screen
-from profiler.report.terminal import BAR_LEGEND, print_run, split_bars
-
-RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
+from profiler.report.splits import split_bars
+from profiler.report.terminal import BAR_LEGEND, letters, print_run, shown_bars
 
 
 @pytest.fixture
 def run() -> Run:
-    return read_run(RUN)
+    return whole_run()
 
 
 def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,33 +42,56 @@ def test_colours_never_carry_meaning_alone(run: Run) -> None:
     print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
     assert "\x1b[34m" in coloured.getvalue()
     assert "\x1b[34m" not in bare.getvalue()
-    for name, bar, _note in split_bars(run):
-        assert f"{name:<20} {bar.plain}" in bare.getvalue()
+    for bar in shown_bars(run):
+        assert f"{bar.name:<15} {letters(bar).plain}" in bare.getvalue()
     assert all(name in BAR_LEGEND for name in TERM_NAMES.values())
 
 
-def test_a_bar_has_the_shares_of_its_cell(run: Run) -> None:
-    """Half weights, a quarter dispatch, a quarter arithmetic; a negative residual stands beside the bar."""
-    cells = run.cells.head(1).copy()
-    for term in TERMS:
-        cells[term] = 0.0
-    cells["latency_s"] = 1.0
-    cells["weights_s"], cells["dispatch_s"], cells["compute_s"] = 0.5, 0.25, 0.25
-    [(_, bar, note)] = split_bars(replace(run, cells=cells))
-    assert (bar.plain.count("w"), bar.plain.count("a"), bar.plain.count("d"), len(bar.plain)) == (24, 12, 12, 48)
-    assert note == ""
-    cells["unexplained_s"] = -0.08
-    [(_, _, note)] = split_bars(replace(run, cells=cells))
-    assert note == "unexplained -8 %"
+def test_a_bar_has_the_shares_of_its_cell() -> None:
+    """Half weights, a quarter dispatch, a quarter arithmetic; what is negative takes nothing from it."""
+    cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
+    [bar] = split_bars([cell], 8)
+    plain = letters(bar).plain
+    assert (plain.count("w"), plain.count("a"), plain.count("d"), len(plain)) == (24, 12, 12, 48)
+    [bar] = split_bars([replace(cell, unexplained_s=-0.08)], 8)
+    assert letters(bar).plain == plain
+    assert bar.below_zero == "unexplained -8 %"
 
 
 def test_many_cells_get_bars_that_span_them(run: Run) -> None:
-    bars = split_bars(run)
-    assert len(run.cells) == 32
+    bars = shown_bars(run)
+    assert len(run.results) == 32
     assert len(bars) == 16
-    assert [bars[index][0] for index in (0, 7, 8, 15)] == [
+    assert [bars[index].name for index in (0, 7, 8, 15)] == [
         "prefill 1 x 64",
         "prefill 8 x 512",
         "decode 1 x 64",
         "decode 8 x 512",
     ]
+
+
+def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that drifted made all cells noisy: that is said once, and one cell has a reason of its own."""
+    keys = [key("prefill"), key("decode", 1), key("decode", 2)]
+    drift = "the machine itself drifted by 23 %"
+    reasons = [(drift,), (drift,), (drift, "interval of +-4.0 %")]
+    told = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
+    run = replace(with_document(old_run(), evidence=told), results=tuple(result(of, noise="noisy") for of in keys))
+    print_run(run, screen())
+    out = capsys.readouterr().out
+    assert out.count("~") == 1
+    assert out.count(drift) == 1
+    assert f"all 3 cells: {drift}" in out
+
+
+def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """MFU and MBU take the place of the rates that they repeat."""
+    both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
+    stages = {"timing": 70.0, "replays": 10.0}
+    print_run(replace(with_document(run, stage_s=stages), results=tuple(both)), screen())
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    assert "compile" in out
+    assert "MBU" in out
+    assert "compute-bound" in out
+    assert "wall time 1:20: timing 70 s, replays 10 s" in out

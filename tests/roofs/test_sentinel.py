@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
+from machines import CPU, HOST
 
-from profiler.machine.clock import HostClock
-from profiler.roofs.sentinel import Sentinel, drift
+from profiler.machine.machine import Machine
+from profiler.roofs.sentinel import Sentinel
+from profiler.roofs.values import Look, drift
 
 
 def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
-    steady = {"memory": 10e-3, "compute": 5e-3}
-    slower = {"memory": 10e-3, "compute": 6e-3}
+    steady, slower = Look(10e-3, 5e-3), Look(10e-3, 6e-3)
     assert drift([steady] * 3 + [slower] * 3) == pytest.approx(0.2)
     assert drift([steady] * 5 + [slower]) == 0.0
     assert drift([steady]) == 0.0
@@ -21,10 +21,10 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
 
 
 def test_the_same_work_takes_about_the_same_time() -> None:
-    sentinel = Sentinel(torch.device("cpu"), HostClock())
+    sentinel = Sentinel(HOST)
     first, second = sentinel.look(), sentinel.look()
-    for kind in ("memory", "compute"):
-        assert second[kind] == pytest.approx(first[kind], rel=0.5)
+    assert second.memory == pytest.approx(first.memory, rel=0.5)
+    assert second.compute == pytest.approx(first.compute, rel=0.5)
 
 
 class Settling:
@@ -46,7 +46,7 @@ class Settling:
 
 
 def test_a_look_waits_until_the_machine_has_settled() -> None:
-    sentinel = Sentinel(torch.device("cpu"), Settling([1.2, 1.1, 1.0, 1.0, 1.0, 1.0]))
-    assert sentinel.look()["memory"] == pytest.approx(1.0)
-    never = Sentinel(torch.device("cpu"), Settling([float(power) for power in range(1, 40)]))
-    assert never.look()["memory"] > 4  # it does not wait for ever
+    sentinel = Sentinel(Machine(CPU, clock=Settling([1.2, 1.1, 1.0, 1.0, 1.0, 1.0])))
+    assert sentinel.look().memory == pytest.approx(1.0)
+    never = Sentinel(Machine(CPU, clock=Settling([float(power) for power in range(1, 40)])))
+    assert never.look().memory > 4  # it does not wait for ever

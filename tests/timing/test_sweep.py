@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from machines import HOST
 
 from profiler.engines.base import DecodeState
 from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell, make_grid
-from profiler.loading import ModelRequest, load, load_config
-from profiler.loading.catalog import resolve
-from profiler.machine.clock import HostClock, timing_of
+from profiler.loading.request import LoadedModel
+from profiler.machine.clock import timing_of
 from profiler.timing.outcomes import Gap, Visit, steady
 from profiler.timing.sweep import Plan, sweep
 from profiler.timing.visit import warm_up
-
-CPU = torch.device("cpu")
 
 
 class FakeEngine:
@@ -57,8 +54,7 @@ def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None) -> li
         sweep(
             {"eager": engine},
             Plan(grid, budget_s, half_width=10.0),
-            device=CPU,
-            clock=HostClock(),
+            machine=HOST,
             vocab_size=32,
             fits=fits,
         )
@@ -68,7 +64,7 @@ def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None) -> li
 def test_every_cell_is_visited_twice_at_least_small_ones_first() -> None:
     outcomes = run(FakeEngine())
     first = [outcome.cell for outcome in outcomes if isinstance(outcome, Visit) and outcome.round == 0]
-    assert first == [Cell(1, 4), Cell(1, 8), Cell(2, 4), Cell(1, 16), Cell(2, 8), Cell(2, 16)]
+    assert first == [Cell(1, 4, 6), Cell(1, 8, 6), Cell(2, 4, 6), Cell(1, 16, 6), Cell(2, 8, 6), Cell(2, 16, 6)]
     assert sorted(outcome.cell for outcome in outcomes) == sorted(2 * first)
 
 
@@ -87,7 +83,7 @@ def test_the_first_round_always_ends_and_the_budget_stops_the_rest() -> None:
 def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Exception]) -> None:
     outcomes = run(FakeEngine(oom_from=16, error=error))
     gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
-    assert gaps == {Cell(2, 8): "oom", Cell(1, 16): "oom", Cell(2, 16): "skipped"}
+    assert gaps == {Cell(2, 8, 6): "oom", Cell(1, 16, 6): "oom", Cell(2, 16, 6): "skipped"}
     assert sum(isinstance(outcome, Visit) for outcome in outcomes) == 2 * 3
 
 
@@ -100,13 +96,13 @@ def test_a_failing_cell_does_not_end_the_sweep() -> None:
 
     outcomes = run(Broken())
     failed = [outcome for outcome in outcomes if isinstance(outcome, Gap)]
-    assert {outcome.cell for outcome in failed} == {Cell(1, 8), Cell(2, 8)}
+    assert {outcome.cell for outcome in failed} == {Cell(1, 8, 6), Cell(2, 8, 6)}
     assert "no kernel" in failed[0].reason
 
 
 def test_a_cell_that_cannot_fit_is_never_tried() -> None:
     engine = FakeEngine()
-    outcomes = run(engine, fits=lambda cell: "needs 99 GB" if cell == Cell(2, 16) else None)
+    outcomes = run(engine, fits=lambda cell: "needs 99 GB" if cell == Cell(2, 16, 6) else None)
     assert (2, 16) not in engine.prompts
     assert [o.reason for o in outcomes if isinstance(o, Gap)] == ["needs 99 GB"]
 
@@ -116,16 +112,16 @@ def test_the_first_decode_step_is_kept_apart() -> None:
 
 
 @pytest.mark.slow
-def test_times_agree_with_a_plain_loop(gguf_file: Path) -> None:
+@pytest.mark.timing
+def test_times_agree_with_a_plain_loop(smollm2: LoadedModel) -> None:
     """Our decode step and prefill against nothing but the model and perf_counter: within 3 %.
 
     Both are run in turn in this process, in either order, so that a drift of the machine falls on both alike; what the
     ratios of the rounds scatter is granted beside the 3 %, and a machine that scatters as much proves nothing.
     """
-    source = resolve(str(gguf_file))
-    model = load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
-    engine = EagerEngine(model)
-    warm_up(engine, Cell(1, 128), device=CPU, clock=HostClock(), vocab_size=49152, budget_s=5.0)
+    model = smollm2.module
+    engine = EagerEngine(model, HOST)
+    warm_up(engine, Cell(1, 128, 24), HOST, vocab_size=49152, budget_s=5.0)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
     for number in range(10):
         loops = {"ours": lambda: our_loop(engine), "plain": lambda: plain_loop(model)}
@@ -143,7 +139,7 @@ def test_times_agree_with_a_plain_loop(gguf_file: Path) -> None:
 def our_loop(engine: EagerEngine) -> dict[str, float]:
     """Medians of one visit: a prefill of 128 tokens, and the steps behind it."""
     plan = Plan(make_grid([128], [1], 24), budget_s=1e-9)
-    [visit] = list(sweep({"eager": engine}, plan, device=CPU, clock=HostClock(), vocab_size=49152))
+    [visit] = list(sweep({"eager": engine}, plan, machine=HOST, vocab_size=49152))
     assert isinstance(visit, Visit)
     return {"prefill": statistics.median(visit.prefills_s), "decode": statistics.median(steady(visit.decode_s))}
 

@@ -18,8 +18,7 @@ from shrink import shrink
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from profiler.loading import build_on_meta
-from profiler.loading.skeleton import from_config, quiet_libraries
+from profiler.loading.skeleton import build_on_meta, from_config, quiet_libraries
 from profiler.work.crosscheck import crosscheck
 from profiler.work.step import Step
 

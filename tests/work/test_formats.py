@@ -7,18 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from machines import HOST
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError
-from profiler.loading import ModelRequest, Quant, QuantOptions, build_on_meta, load, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.quantise import Quant, QuantOptions
+from profiler.loading.request import ModelRequest
+from profiler.loading.skeleton import build_on_meta
 from profiler.machine.memory import storage_bytes
+from profiler.work.causes import Cause
 from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import DEQUANTISATION, first_dense_row, is_linear, stored
+from profiler.work.formats import first_dense_row, is_linear, stored
 from profiler.work.operators import Elementwise, Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk
+
+pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
 # Of the 4-bit formats both layouts that a CPU may have: as quantised, and repacked for its fused kernel.
@@ -37,7 +45,7 @@ def test_planned_bytes_equal_loaded_bytes(
     loaded = load(ModelRequest(source, CPU, dtype, quant), load_config(source))
     plan = walk(planned).work(Step(1, 1, 8))
     assert walk(loaded.module).work(Step(1, 1, 8)).weight_bytes == plan.weight_bytes
-    greedy_tokens(EagerEngine(loaded.module), torch.arange(8)[None], 2)
+    greedy_tokens(EagerEngine(loaded.module, HOST), torch.arange(8)[None], 2)
     assert walk(loaded.module).work(Step(1, 1, 8)).weight_bytes == plan.weight_bytes, "after a step"
 
 
@@ -212,5 +220,5 @@ def test_the_round_trip_of_a_4_bit_matrix() -> None:
     model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
     weight = stored(model.model.layers[0].mlp.up_proj)
     assert weight.dense_from_rows is not None
-    assert weight.conversion_bytes(weight.dense_from_rows - 1, torch.bfloat16, 0)[DEQUANTISATION] == 0
-    assert weight.conversion_bytes(weight.dense_from_rows, torch.bfloat16, 0)[DEQUANTISATION] == 4 * 4096 * 14336
+    assert weight.conversion_bytes(weight.dense_from_rows - 1, torch.bfloat16, 0)[Cause.DEQUANTISATION] == 0
+    assert weight.conversion_bytes(weight.dense_from_rows, torch.bfloat16, 0)[Cause.DEQUANTISATION] == 4 * 4096 * 14336

@@ -7,18 +7,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
-from profiler.loading import ModelRequest, build_on_meta, load, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
+from profiler.loading.skeleton import build_on_meta
 from profiler.work.attention import AttentionCore
-from profiler.work.formats import INT8_INPUTS, INT32_PRODUCTS, OUTLIERS, stored
+from profiler.work.causes import Cause
+from profiler.work.formats import stored
 from profiler.work.kernels import attention_path, outlier_columns, sdpa_kernel
 from profiler.work.operators import Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk
+
+pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
 
@@ -59,7 +66,7 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
         return real(query, key, value, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    greedy_tokens(EagerEngine(model), torch.arange(prompt)[None], 3)
+    greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
     path = ExecutionPath()
     for step, (masked, key_heads) in zip(
         (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1)), calls, strict=True
@@ -125,16 +132,16 @@ def test_int8_conversions_of_one_product() -> None:
 
     weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
     found = weight.conversion_bytes(10, torch.bfloat16, 0)
-    assert found == {INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), INT32_PRODUCTS: 2 * 10 * 128 * 4}
-    assert weight.conversion_bytes(10, torch.float16, 0)[INT8_INPUTS] == 10 * 64 * (1 + 1)
-    assert OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
-    assert weight.conversion_flops(10, 3) == {OUTLIERS: 2 * 10 * 3 * 128}
+    assert found == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_PRODUCTS: 2 * 10 * 128 * 4}
+    assert weight.conversion_bytes(10, torch.float16, 0)[Cause.INT8_INPUTS] == 10 * 64 * (1 + 1)
+    assert Cause.OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
+    assert weight.conversion_flops(10, 3) == {Cause.OUTLIERS: 2 * 10 * 3 * 128}
 
 
 def test_outlier_columns_are_those_that_the_library_found(tiny_folder: Any) -> None:
     source = resolve(str(tiny_folder))
     loaded = load(ModelRequest(source, CPU, torch.bfloat16, "int8", "random"), load_config(source))
-    engine = EagerEngine(loaded.module)
+    engine = EagerEngine(loaded.module, HOST)
     greedy_tokens(engine, torch.arange(16)[None], 1)
     assert outlier_columns(loaded.module) == {}
     with torch.no_grad():

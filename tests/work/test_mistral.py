@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from profiler.loading import Quant, build_on_meta, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.quantise import Quant
+from profiler.loading.skeleton import build_on_meta
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork, walk
 

@@ -13,8 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from profiler.errors import ModelError
-from profiler.loading import ModelRequest, build_on_meta, load, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
+from profiler.loading.skeleton import build_on_meta
 from profiler.machine.memory import storage_bytes
 from profiler.work.formats import stored
 from profiler.work.operators import Experts, Linear

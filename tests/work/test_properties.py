@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.loading import build_on_meta, load_config
 from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.skeleton import build_on_meta
 from profiler.work.attention import causal_pairs
 from profiler.work.intensity import attention_steps, fused_attention, matmul, together
 from profiler.work.step import ExecutionPath, Step

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from profiler.errors import RequestError, near_misses
 from profiler.record.run import Run
 from profiler.report.plots.cells import intensity_map, regime_map, step_split
-from profiler.report.plots.lines import against_depth, doubling, precisions, steps, throughput
+from profiler.report.plots.lines import against_depth, doubling, precisions, throughput
 from profiler.report.plots.roofline import devices, roofline
+from profiler.report.plots.steps import steps
 from profiler.report.plots.style import STYLE_FILE
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
@@ -40,7 +41,7 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
     if name not in known:
         raise RequestError(f"no picture is called {name!r}; use {', '.join(known)}.{near_misses(name, known)}")
     for run in runs:
-        if not (run.cells["status"] == "ok").any():
+        if not run.measured:
             raise RequestError(f"{run.folder} has no cell with a number: there is nothing to draw.")
     if name in PLOTS and len(runs) > 1:
         raise RequestError(f"{name} is a picture of one run; {' and '.join(COMPARISONS)} compare several.")

@@ -3,176 +3,161 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
+from profiler.grid import Phase
 from profiler.record.run import Run
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, measured, title
-from profiler.report.roofs import cache_levels, dispatch_roof
-from profiler.units import duration, scaled
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, title
+from profiler.report.roofs import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
+from profiler.units import scaled, significant
 
-_ROOF_COLOR = "#222222"
+_INK = "#222222"
 _SHEET_COLOR = "#888888"
-_LINK_COLOR = "#CC79A7"
-_CACHE_COLOR = "#009E73"
-_CACHE_STYLES = ((0, (1, 2)), (0, (4, 2, 1, 2)))
-_DISPATCH_COLOR = "#E69F00"
 _MARGIN = 3.0
 
 
-def roofline(run: Run) -> Figure:
-    """Achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs."""
-    figure, axes = plt.subplots(figsize=(10, 6.4))
-    cells = measured(run)
-    ceilings, device = run.document.ceilings, run.document.device
-    dtype = run.document.model["dtype"]
-    bandwidth = ceilings["memory_bytes_per_s"]
-    roofs = {name: roof["per_s"] for name, roof in ceilings["compute"].items()}
-    peak = roofs.get(dtype, max(roofs.values()))
-    x_low, x_high = _limits(cells["intensity"], peak / bandwidth)
-    y_low, y_high = _limits(cells["flops_per_s"], peak, *roofs.values(), device.get("datasheet_flops_per_s"))
-    axes.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
+@dataclass(frozen=True)
+class _Stroke:
+    color: str
+    dashes: tuple[Dashes, ...]
+    """One for each line of its kind, over again for more of them."""
+    width: float
 
-    _roof(
-        axes,
-        bandwidth,
-        peak,
-        x_low,
-        x_high,
-        _ROOF_COLOR,
-        "-",
-        f"measured: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}",
-    )
-    for name, value in sorted(roofs.items(), key=lambda item: -item[1]):
-        if name != dtype:
-            axes.plot([value / bandwidth, x_high], [value, value], color=_ROOF_COLOR, lw=1, ls=":")
-            axes.annotate(
-                f"{name} {scaled(value, 'FLOP/s')}",
-                (x_high, value),
-                xytext=(-4, 3),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8,
-                color=_ROOF_COLOR,
-            )
-    if device.get("datasheet_flops_per_s") and device.get("datasheet_bytes_per_s"):
-        sheet_bandwidth, sheet_peak = device["datasheet_bytes_per_s"], device["datasheet_flops_per_s"]
-        label = f"datasheet (dense): {scaled(sheet_bandwidth, 'B/s')}, {scaled(sheet_peak, 'FLOP/s')}"
-        _roof(axes, sheet_bandwidth, sheet_peak, x_low, x_high, _SHEET_COLOR, "--", label)
-    for where, link in ceilings["links"].items():
-        _roof(
-            axes,
-            link["per_s"],
-            peak,
-            x_low,
-            x_high,
-            _LINK_COLOR,
-            "-.",
-            f"from the {where}: {scaled(link['per_s'], 'B/s')}",
+
+_STROKES: dict[RoofKind, _Stroke] = {
+    "measured": _Stroke(_INK, ("-",), 2.0),
+    "other": _Stroke(_INK, (":", (0, (1, 4)), (0, (3, 3))), 1.2),
+    "datasheet": _Stroke(_SHEET_COLOR, ("--",), 2.0),
+    "link": _Stroke("#CC79A7", ("-.", (0, (8, 2, 1, 2))), 2.0),
+    "cache": _Stroke("#009E73", ((0, (1, 2)), (0, (4, 2, 1, 2))), 1.2),
+    "dispatch": _Stroke("#E69F00", ((0, (6, 1.5)),), 1.6),
+}
+
+
+@dataclass(frozen=True)
+class _Limits:
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+
+def roofline(run: Run) -> Figure:
+    """Achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
+
+    Roofs and points bear the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and `cell_points`.
+    """
+    figure, axes = plt.subplots(figsize=(7.2, 6.2))
+    lines, points = roof_lines(run), cell_points(run)
+    limits = _frame(axes, lines, points)
+    _draw_roofs(axes, lines, limits)
+    _draw_ridge(axes, lines[0], limits)
+    for phase, style in PHASE_STYLE.items():
+        _draw_points(axes, points, phase, style)
+    axes.set_title(title(run))
+    _legend(figure)
+    return figure
+
+
+def _frame(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -> _Limits:
+    """Axes that hold every point, every plateau, and the ridges of what was measured here or stands in a datasheet."""
+    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
+    xs = [*(point.intensity for point in points), *ridges]
+    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
+    limits = _Limits((min(xs) / _MARGIN, max(xs) * _MARGIN), (min(ys) / _MARGIN, max(ys) * _MARGIN))
+    axes.set(xscale="log", yscale="log", xlim=limits.x, ylim=limits.y)
+    axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
+    axes.set_ylabel("achieved FLOP/s")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "", 1)))
+    return limits
+
+
+def _draw_roofs(axes: Axes, lines: Sequence[RoofLine], limits: _Limits) -> None:
+    seen: dict[RoofKind, int] = {}
+    for number, line in enumerate(lines):
+        stroke, nth = _STROKES[line.kind], seen.get(line.kind, 0)
+        seen[line.kind] = nth + 1
+        corners = line.corners(*limits.x)
+        axes.plot(
+            [x for x, _ in corners],
+            [y for _, y in corners],
+            color=stroke.color,
+            ls=stroke.dashes[nth % len(stroke.dashes)],
+            lw=stroke.width,
+            label=line.label,
+            gid=f"roof-{number}",
         )
-    for level, dashes in zip(cache_levels(run), _CACHE_STYLES, strict=False):
-        label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"
-        _roof(axes, level.bytes_per_s, peak, x_low, x_high, _CACHE_COLOR, dashes, label, width=1.2)
-    if (dispatch := dispatch_roof(run)) is not None:
-        decodes = cells[cells["phase"] == "decode"]["intensity"]
-        x = np.array([decodes.min() / _MARGIN, min(decodes.max() * _MARGIN, peak / dispatch.bytes_per_s)])
-        label = f"dispatch of a decode step: {duration(dispatch.step_s)}"
-        axes.plot(x, x * dispatch.bytes_per_s, color=_DISPATCH_COLOR, ls=(0, (6, 1.5)), lw=1.6, label=label)
-    ridge = peak / bandwidth
-    axes.axvline(ridge, color=_ROOF_COLOR, lw=0.8, ls=":", ymax=0.97)
+
+
+def _draw_ridge(axes: Axes, roof: RoofLine, limits: _Limits) -> None:
+    axes.axvline(roof.ridge, color=_INK, lw=0.8, ls=":", ymax=0.97)
     axes.annotate(
-        f"ridge {ridge:.3g} FLOP/byte",
-        (ridge, y_low),
+        f"ridge {roof.ridge:.3g} FLOP/byte",
+        (roof.ridge, limits.y[0]),
         xytext=(5, 8),
         textcoords="offset points",
         fontsize=9,
         rotation=90,
         va="bottom",
     )
-    for phase, style in PHASE_STYLE.items():
-        _points(axes, cells[cells["phase"] == phase], style)
-    axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
-    axes.set_ylabel("achieved FLOP/s")
-    axes.set_title(title(run))
-    axes.legend(loc="lower right")
-    return figure
 
 
-def _points(axes: Axes, cells: pd.DataFrame, style: dict[str, Any]) -> None:
-    """A phase's cells; those of one prompt length are joined along batch, and the ends are named."""
-    if cells.empty:
+def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: PhaseStyle) -> None:
+    """A phase's cells; those of one depth and engine are joined along the batch, and the ends are named."""
+    numbered = [(number, point) for number, point in enumerate(points) if point.key.phase == phase]
+    if not numbered:
         return
-    axes.plot([], [], color=style["color"], marker=style["marker"], ls="-", label=style["label"])
-    for _prompt_len, line in cells.sort_values("batch_size").groupby("prompt_len"):
-        axes.plot(
-            line["intensity"], line["flops_per_s"], color=style["color"], marker=style["marker"], ms=6, lw=1, alpha=0.85
-        )
-    ranked = cells.sort_values("flops_per_s")
-    smallest, largest = ranked.iloc[0], ranked.iloc[-1]
-    for row, offset, align in ((smallest, (0, -16), "center"), (largest, (0, 9), "center")):
+    axes.plot([], [], color=style.color, marker=style.marker, ls="-", label=phase)
+    series: dict[tuple[str, int], list[CellPoint]] = {}
+    for _, point in numbered:
+        series.setdefault((point.key.cell.engine, point.key.cell.depth), []).append(point)
+    for line in series.values():
+        line.sort(key=lambda point: point.key.cell.batch_size)
+        xs, ys = [point.intensity for point in line], [point.flops_per_s for point in line]
+        axes.plot(xs, ys, color=style.color, lw=1, alpha=0.6)
+    for number, point in numbered:
+        at = [point.intensity], [point.flops_per_s]
+        axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
+    ranked = sorted((point for _, point in numbered), key=lambda point: point.flops_per_s)
+    for point, above in ((ranked[0], -16), (ranked[-1], 9)):
         axes.annotate(
-            f"b{row['batch_size']} x {row['prompt_len']}",
-            (row["intensity"], row["flops_per_s"]),
-            xytext=offset,
+            point.key.cell.name,
+            (point.intensity, point.flops_per_s),
+            xytext=(0, above),
             textcoords="offset points",
-            ha=align,
+            ha="center",
             fontsize=9,
-            color=style["color"],
+            color=style.color,
         )
 
 
-def _roof(
-    axes: Axes,
-    bandwidth: float,
-    peak: float,
-    x_low: float,
-    x_high: float,
-    color: str,
-    style: str | tuple[int, tuple[float, ...]],
-    label: str,
-    width: float = 2.0,
-) -> None:
-    x = np.array([x_low, peak / bandwidth, x_high])
-    axes.plot(x, np.minimum(x * bandwidth, peak), color=color, ls=style, lw=width, label=label)
-
-
-def _limits(values: pd.Series, *roofs: float | None) -> tuple[float, float]:
-    everything = np.array([*values.to_numpy(dtype=float), *(roof for roof in roofs if roof)])
-    return float(everything.min() / _MARGIN), float(everything.max() * _MARGIN)
+def _legend(figure: Figure) -> None:
+    """Below the axes, where it hides nothing."""
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
 
 
 def devices(runs: Sequence[Run]) -> Figure:
     """Several runs under their own measured roofs: what each device does with the model that ran on it."""
     figure, axes = plt.subplots(figsize=(10, 6.4))
-    tables = [measured(run) for run in runs]
     colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    roofs = [(run.document.ceilings["memory_bytes_per_s"], _own_peak(run)) for run in runs]
-    everything = pd.concat(tables)
-    x_low, x_high = _limits(everything["intensity"], *(peak / bandwidth for bandwidth, peak in roofs))
-    y_low, y_high = _limits(everything["flops_per_s"], *(peak for _, peak in roofs))
-    axes.set(xscale="log", yscale="log", xlim=(x_low, x_high), ylim=(y_low, y_high))
-    for index, (run, cells, (bandwidth, peak)) in enumerate(zip(runs, tables, roofs, strict=True)):
-        color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)][1]
-        label = f"{title(run)}: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')}"
-        _roof(axes, bandwidth, peak, x_low, x_high, color, style, label)
+    roofs = [roof_lines(run)[0] for run in runs]
+    points = [cell_points(run) for run in runs]
+    limits = _frame(axes, roofs, [point for of_run in points for point in of_run])
+    for index, (run, roof, of_run) in enumerate(zip(runs, roofs, points, strict=True)):
+        color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)]
+        label = f"{title(run)}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"
+        corners = roof.corners(*limits.x)
+        axes.plot([x for x, _ in corners], [y for _, y in corners], color=color, ls=style.dashes, lw=2, label=label)
         for phase, shape in PHASE_STYLE.items():
-            of_phase = cells[cells["phase"] == phase]
-            axes.scatter(of_phase["intensity"], of_phase["flops_per_s"], color=color, marker=shape["marker"], s=30)
+            mine = [point for point in of_run if point.key.phase == phase]
+            xs, ys = [point.intensity for point in mine], [point.flops_per_s for point in mine]
+            axes.scatter(xs, ys, color=color, marker=shape.marker, s=30)
     for phase, shape in PHASE_STYLE.items():
-        axes.plot([], [], color=_SHEET_COLOR, marker=shape["marker"], ls="", label=phase)
-    axes.set_xlabel("arithmetic intensity, model FLOPs per model byte")
-    axes.set_ylabel("achieved FLOP/s")
+        axes.plot([], [], color=_SHEET_COLOR, marker=shape.marker, ls="", label=phase)
     axes.set_title("measured roofs and the cells under them")
     axes.legend(loc="lower right")
     return figure
-
-
-def _own_peak(run: Run) -> float:
-    """The compute roof of the run's own dtype, else the highest that was measured."""
-    roofs = {name: float(roof["per_s"]) for name, roof in run.document.ceilings["compute"].items()}
-    return roofs.get(run.document.model["dtype"], max(roofs.values()))

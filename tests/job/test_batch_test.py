@@ -22,12 +22,12 @@ def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignor
     batches = sorted(set(run.cells["batch_size"]))
     assert batches == [2**power for power in range(len(batches))]
     assert len(batches) >= 4
-    [series] = [s for s in run.document.scaling if s["axis"] == "batch" and s["fixed"]["phase"] == "decode"]
-    for step in series["doublings"]:
-        assert step["low"] <= step["slope"] <= step["high"]
-        assert step["flops_slope"] == pytest.approx(1.0)
-        assert 0 < step["bytes_slope"] < 1
-    assert series["best"] in batches
+    [series] = [s for s in run.document.scaling if s.axis == "batch" and s.fixed["phase"] == "decode"]
+    for step in series.doublings:
+        assert step.low <= step.slope <= step.high
+        assert step.flops_slope == pytest.approx(1.0)
+        assert 0 < step.bytes_slope < 1
+    assert series.best in batches
 
 
 def test_a_filled_cache_needs_no_prefill(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from profiler.diagnosis.compare import against_first, sentences
 from profiler.errors import RequestError
-from profiler.job.precisions import run_precisions
-from profiler.job.request import Options
+from profiler.job.options import Options
+from profiler.job.several import run_precisions
 from profiler.record.run import Run, read_run
 from profiler.report.progress import QuietListener
 
@@ -20,18 +20,22 @@ RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
 def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
     """The stored run as if it had been measured in another precision, that much faster and smaller."""
     run = read_run(RUN)
-    cells = run.cells.copy()
-    spread = {"latency_s": 1.0, "latency_low_s": 0.99, "latency_high_s": 1.01}
-    for column, factor in spread.items():
-        cells[column] = run.cells["latency_s"] * time_factor * factor
-    own = run.document.model
-    model = {**own, "quant": quant, "storage_bytes": int(own["storage_bytes"] * bytes_factor)}
-    return Run(run.folder, run.document.model_copy(update={"model": model}), pd.DataFrame(cells))
+    results = [
+        replace(
+            row,
+            latency_s=row.latency_s * time_factor,
+            latency_low_s=0.99 * row.latency_s * time_factor,
+            latency_high_s=1.01 * row.latency_s * time_factor,
+        )
+        for row in run.results
+    ]
+    model = replace(run.model, quant=quant, storage_bytes=int(run.model.storage_bytes * bytes_factor))
+    return Run(run.folder, replace(run.document, model=model), tuple(results))
 
 
 def test_speed_up_is_the_ratio_of_times_with_its_interval() -> None:
     found = against_first([scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)])
-    assert {item.phase for item in found} == {"prefill", "decode"}
+    assert {item.key.phase for item in found} == {"prefill", "decode"}
     for item in found:
         assert item.speed_up == pytest.approx(2.0)
         assert item.low == pytest.approx(2.0 * 0.99 / 1.01)
@@ -61,7 +65,7 @@ def test_the_command_runs_each_and_prints_one_table(roofscope, tiny_folder: Path
     assert found.code == 0, found.err
     assert "speed-up" in found.out
     for name in ("none", "nf4"):
-        assert read_run(tmp_path / "both" / name).document.model["quant"] == name
+        assert read_run(tmp_path / "both" / name).document.model.quant == name
     wrong = roofscope("run", str(tiny_folder), "--quant", "none,nf5", "--prompt-lens", "16")
     assert wrong.code == 2
     assert "nf5" in wrong.err

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from profiler.diagnosis.dispatch import cold_dispatch
 from profiler.machine.clock import Timing
-from profiler.probes.dispatch import cold_dispatch
 
 WARM = Timing(6e-3, 3e-4)
 

@@ -1,0 +1,204 @@
+"""One cell's result: a row of cells.csv, the evidence behind it, and the judged cell that advice looks at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TypedDict
+
+from profiler.diagnosis.facts import OperatorWork
+from profiler.diagnosis.regimes import Confidence, Evidence, Flag, Regime, Verdict
+from profiler.diagnosis.step_time import Split
+from profiler.grid import CellKey, Phase
+from profiler.timing.outcomes import Status
+from profiler.timing.sampling import Noise
+from profiler.work.causes import Cause
+
+_UNKNOWN = math.nan
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One row of cells.csv: a field a column. NaN, None or an empty text where a cell has no such figure."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    """0 where the cache was filled directly."""
+    context_len: int
+    """Cached tokens at the step: 0 in a prefill, those of the loop's middle step in a decode."""
+    new_tokens: int
+    status: Status
+    latency_s: float = _UNKNOWN
+    """Median time of the whole prompt, or of one decode step."""
+    latency_low_s: float = _UNKNOWN
+    latency_high_s: float = _UNKNOWN
+    """Its 95 % interval."""
+    samples: int | None = None
+    tokens_per_s: float = _UNKNOWN
+    tokens_per_s_per_seq: float = _UNKNOWN
+    model_flops: int = 0
+    model_bytes: int = 0
+    """What the algorithm needs."""
+    executed_flops: int = 0
+    executed_bytes: int = 0
+    """What the library's path does."""
+    intensity: float = _UNKNOWN
+    """Model FLOPs per model byte."""
+    flops_per_s: float = _UNKNOWN
+    bytes_per_s: float = _UNKNOWN
+    """Model work over time."""
+    mfu: float = _UNKNOWN
+    mbu: float = _UNKNOWN
+    """The same over the datasheet's dense peaks."""
+    attained: float = _UNKNOWN
+    """Share of the measured roofline."""
+    floor_s: float = _UNKNOWN
+    """The least time of this step here: the operators' roofs and dispatch."""
+    weights_s: float = _UNKNOWN
+    kv_s: float = _UNKNOWN
+    compute_s: float = _UNKNOWN
+    kernel_s: float = _UNKNOWN
+    avoidable_s: float = _UNKNOWN
+    dispatch_s: float = _UNKNOWN
+    unexplained_s: float = _UNKNOWN
+    regime: Regime | None = None
+    confidence: Confidence | None = None
+    peak_memory_bytes: int | None = None
+    noise: Noise | None = None
+    engine: str = "eager"
+    ttft_s: float = _UNKNOWN
+    """Time to first token (prefill)."""
+    first_step_s: float = _UNKNOWN
+    """The decode step that pays for the first growth of a cache."""
+    p90_s: float = _UNKNOWN
+    p99_s: float = _UNKNOWN
+    issue_s: float = _UNKNOWN
+    """Seconds until the host had submitted a decode step."""
+    joules_per_token: float = _UNKNOWN
+    device_memory_bytes: float = _UNKNOWN
+    """Memory of the device in use after the visits, by all its users (CUDA)."""
+    stopped: str | None = None
+    """What ended the sampling: `interval` or `budget`."""
+    dequantise_s: float = _UNKNOWN
+
+    @property
+    def key(self) -> CellKey:
+        """Which phase of which cell this is."""
+        return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
+
+
+CELL_COLUMNS = tuple(item.name for item in fields(CellResult))
+"""The columns of cells.csv, in their order."""
+
+
+def counted(key: CellKey, operators: Sequence[OperatorWork], status: Status) -> CellResult:
+    """The row of a cell before it has a time: its work alone."""
+    flops = sum(item.flops for item in operators)
+    nbytes = sum(item.model_bytes for item in operators)
+    return CellResult(
+        phase=key.phase,
+        batch_size=key.cell.batch_size,
+        prompt_len=key.cell.prompt_len,
+        context_len=key.context_len,
+        new_tokens=key.cell.new_tokens,
+        status=status,
+        engine=key.cell.engine,
+        model_flops=int(flops),
+        model_bytes=round(nbytes),
+        executed_flops=int(sum(item.executed_flops for item in operators)),
+        executed_bytes=round(sum(item.executed_bytes for item in operators)),
+        intensity=flops / nbytes if nbytes else _UNKNOWN,
+    )
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """The columns that tell one record from another."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    new_tokens: int
+    engine: str
+
+    @property
+    def key(self) -> CellKey:
+        """Which phase of which cell this is about."""
+        return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
+
+
+class KeyColumns(TypedDict):
+    """The columns of `Keyed` by name."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    new_tokens: int
+    engine: str
+
+
+def columns_of(key: CellKey) -> KeyColumns:
+    """The columns of `Keyed` for a key."""
+    cell = key.cell
+    return {
+        "phase": key.phase,
+        "batch_size": cell.batch_size,
+        "prompt_len": cell.prompt_len,
+        "context_len": key.context_len,
+        "new_tokens": cell.new_tokens,
+        "engine": cell.engine,
+    }
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A change and the most it can save on one cell."""
+
+    change: str
+    saves_s: float
+    because: str
+
+
+@dataclass(frozen=True)
+class CellEvidence(Keyed):
+    """What a verdict stands on, and what would change the cell."""
+
+    regime: Regime
+    confidence: Confidence
+    flags: tuple[Flag, ...]
+    signals: tuple[Evidence, ...]
+    conflicts: tuple[str, ...]
+    """Signals that point elsewhere than the label."""
+    split_half_widths_s: Mapping[str, float]
+    """How far each term of the split may be off."""
+    noise_reasons: tuple[str, ...]
+    predicted_peak_memory_bytes: int
+    levers: tuple[Lever, ...] = ()
+    at_least_s_on: Mapping[str, float] = field(default_factory=dict)
+    """The floor on other cards, by their datasheets; cards that cannot hold the model are left out."""
+    unexplained_in_s: Mapping[str, float] = field(default_factory=dict)
+    """Which groups of operators carry what the split does not explain, the largest first; empty where none was
+    looked for."""
+
+
+@dataclass(frozen=True)
+class JudgedCell:
+    """A cell that was measured and judged, as advice looks at it."""
+
+    key: CellKey
+    tokens_per_s: float
+    flops_per_s: float
+    bytes_per_s: float
+    split: Split
+    verdict: Verdict
+    operators: Sequence[OperatorWork] = ()
+    memory_bytes: float = 0.0
+    """Predicted peak memory: what another card must have."""
+    avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
+    knee: float | None = None
+    """The batch at which, by the counts, FLOPs overtake bytes; None where none does or one batch alone was run."""

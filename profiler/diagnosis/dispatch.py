@@ -1,0 +1,43 @@
+"""What the host spends on a step, from the steps of the hollow twin."""
+
+from __future__ import annotations
+
+import math
+
+from profiler.diagnosis.facts import DispatchSamples
+from profiler.diagnosis.step_time import Dispatch
+from profiler.machine.clock import Timing, timing_of
+
+
+def dispatch_of(samples: DispatchSamples) -> Dispatch:
+    """Dispatch of a step of one engine, phase and batch size."""
+    alone = _twin_alone(samples)
+    if not samples.among_s:
+        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
+        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s)
+    step, apart = timing_of(samples.among_s), timing_of(samples.linears_s)
+    calls_s = max(0.0, timing_of(samples.with_bare_s).median_s - apart.median_s)
+    half_width_s = math.hypot(step.half_width_s, apart.half_width_s)
+    among = Timing(step.median_s - apart.median_s + calls_s, half_width_s)
+    calls_s += sum(core.total_s for core in samples.cores)
+    return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
+
+
+def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:
+    """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
+
+    `among` is a difference of two times, and a busy machine can make it anything, less than nothing included; cold
+    caches cannot make a step faster than warm ones, so the twin alone is its floor. The calls are a part of the step,
+    and those that only convert between formats a part of the calls.
+    """
+    step_s = max(among.median_s, warm.median_s)
+    in_kernels_s = min(calls_s, step_s)
+    half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
+    return Dispatch(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)
+
+
+def _twin_alone(samples: DispatchSamples) -> Timing:
+    """The twin's own step. A low quantile: what slows a step down is noise, not more dispatch."""
+    ordered = sorted(samples.alone_s)
+    low = ordered[0] if samples.phase == "prefill" else ordered[len(ordered) // 4]
+    return Timing(low, timing_of(ordered).half_width_s)

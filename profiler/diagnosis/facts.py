@@ -1,0 +1,272 @@
+"""What was measured and counted: all that a verdict is drawn from. Plain values, which a run folder keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from profiler.diagnosis.step_time import Dispatch
+from profiler.grid import Cell, CellKey, Grid, Phase
+from profiler.machine.clock import NOTHING, Timing, timing_of
+from profiler.machine.readings import Reading
+from profiler.roofs.values import Ceilings, Look
+from profiler.timing.outcomes import Gap, Visit
+from profiler.work.causes import Cause
+
+Amount = int | float
+"""FLOPs or bytes; whole numbers stay whole."""
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """What one operator of a cell's step must do, all its `count` equal instances together."""
+
+    operator: str
+    group: str
+    count: int
+    dtype: str
+    """The dtype that it computes in, which decides its compute roof."""
+    flops: Amount
+    """Model FLOPs: what the algorithm needs."""
+    weight_bytes: Amount
+    """Weights as stored, embedding rows and logits."""
+    kv_bytes: Amount
+    """Cache read and written."""
+    activation_bytes: Amount
+    """Operands and intermediates written and read between kernels, at most."""
+    avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
+    avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
+
+    @property
+    def model_bytes(self) -> Amount:
+        """The algorithm's minimum."""
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def executed_flops(self) -> Amount:
+        return self.flops + sum(self.avoidable_flops.values())
+
+    @property
+    def executed_bytes(self) -> Amount:
+        """Bytes that the library's path moves when no intermediate stays in a cache."""
+        return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Seconds that one instance of an operator took alone, at one cell's shape."""
+
+    operator: str
+    seconds: tuple[float, ...]
+    conversion_seconds: tuple[float, ...] = ()
+    """Of its kernels that only convert between formats, where it has some."""
+
+    @property
+    def whole(self) -> Timing:
+        return timing_of(self.seconds)
+
+    @property
+    def conversion(self) -> Timing:
+        return timing_of(self.conversion_seconds) if self.conversion_seconds else NOTHING
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Seconds of one call of something that a step calls `count` times."""
+
+    count: int
+    seconds: tuple[float, ...]
+
+    @property
+    def total_s(self) -> float:
+        return self.count * timing_of(self.seconds).median_s
+
+
+@dataclass(frozen=True)
+class DispatchSamples:
+    """The hollow twin's steps as they were measured, for one engine, phase and batch size."""
+
+    engine: str
+    phase: Phase
+    batch_size: int
+    alone_s: tuple[float, ...]
+    """Steps of the twin by itself."""
+    among_s: tuple[float, ...] = ()
+    """Steps with the model's own linears in place; empty where the twin steps alone."""
+    linears_s: tuple[float, ...] = ()
+    """Those linears, one after the other."""
+    with_bare_s: tuple[float, ...] = ()
+    """The same, with the twin's own linears called between them."""
+    cores: tuple[Calls, ...] = ()
+    """The twin's attention cores alone."""
+    conversions: tuple[Calls, ...] = ()
+    """The twin's conversions between formats alone."""
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """A step cut at the entry and exit of every known module: seconds by group, step by step."""
+
+    key: CellKey
+    groups: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What ran during one step: kernels on CUDA, operators on a CPU (where each is a call of the host)."""
+
+    key: CellKey
+    kernels: int
+    busy_s: float
+    """Time in which at least one of them ran."""
+    gaps: int
+    """Pauses of more than a microsecond between them."""
+    gap_s: float
+    longest_s: float
+    """The longest single kernel."""
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the span from the first to the last kernel in which one ran."""
+        span_s = self.busy_s + self.gap_s
+        return self.busy_s / span_s if span_s else 0.0
+
+
+@dataclass(frozen=True)
+class CellPeak:
+    """The peak memory that was predicted for a cell."""
+
+    cell: Cell
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class PredictedPeaks:
+    """What every cell of the grid was predicted to need."""
+
+    peaks: tuple[CellPeak, ...]
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Operators that were run alone, at the shape that these cells share."""
+
+    keys: tuple[CellKey, ...]
+    operators: tuple[Replay, ...]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the device reported since the last such record."""
+
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The next-token distributions of two models over the same text, held against each other."""
+
+    mean_kl_nats: float
+    """Mean over positions of KL(unquantised || quantised), in nats; 0 where they are the same."""
+    top1_agreement: float
+    """Share of positions where both put the same token first."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model of a run, as it was loaded."""
+
+    id: str
+    kind: str
+    """Where it came from: card, hub, folder or gguf."""
+    revision: str | None
+    architecture: str
+    params: int
+    dtype: str
+    quant: str
+    double_quant: bool
+    compute_dtype: str
+    """The dtype that quantised products run in."""
+    weights: str
+    """checkpoint or random."""
+    storage_bytes: int
+    load_s: float
+    first_call_s: float
+    unpacked_from: str | None
+    """The format of a checkpoint that came packed and lies in memory as dense weights."""
+    attention: str
+    offloaded_bytes: Mapping[str, int]
+    """Bytes of weights that cross a link at every step, by where they wait: host or disk."""
+    placement: Mapping[str, str] | None
+    linear_weights: int = 0
+    """Weights of the block linears."""
+    linear_bytes: int = 0
+    """Their bytes as stored, scales included."""
+    cache_itemsize: int = 2
+    """Bytes an element of the KV cache."""
+    four_bit_dense_from_rows: int | None = None
+    """Rows from which a 4-bit kernel would first write a dense 16-bit copy on this device; None: it never would."""
+
+    @property
+    def offloaded(self) -> bool:
+        return bool(self.offloaded_bytes)
+
+    @property
+    def precision(self) -> str:
+        """`bfloat16`, or `bfloat16, nf4`."""
+        return self.dtype if self.quant == "none" else f"{self.dtype}, {self.quant}"
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The device of a run, with its datasheet's figures for the model's dtype where it has one."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    last_level_cache_bytes: int
+    threads: int
+    compute_capability: str
+    datasheet: str | None = None
+    """The row of the table of datasheets."""
+    datasheet_flops_per_s: float | None = None
+    datasheet_bytes_per_s: float | None = None
+
+    @property
+    def overlaps_dispatch(self) -> bool:
+        """Whether the host can run ahead of the device, so that dispatch hides behind it."""
+        return self.kind == "cuda"
+
+    @property
+    def short_name(self) -> str:
+        """As an answer calls it."""
+        return "CPU" if self.kind == "cpu" else self.name.removeprefix("NVIDIA ")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run, as far as it has come."""
+
+    model: ModelFacts
+    device: DeviceFacts
+    grid: Grid
+    ceilings: Ceilings
+    operators: Mapping[CellKey, Sequence[OperatorWork]]
+    predicted_peak_bytes: Mapping[Cell, int]
+    dispatch: Mapping[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
+    """By engine, phase and batch size; empty where it was not measured."""
+    graph_engines: frozenset[str] = frozenset()
+    """Engines whose decode step is one launch of recorded work."""
+    visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
+    gaps: Mapping[Cell, Gap] = field(default_factory=dict)
+    looks: Sequence[Look] = ()
+    readings: Sequence[Reading] = ()
+    replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
+    """By cell and operator."""
+    hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> list[CellKey]:
+        """What has a time, in the order of the table's rows."""
+        return [key for key in self.grid.keys if self.visits.get(key.cell)]

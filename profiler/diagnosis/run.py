@@ -1,0 +1,338 @@
+"""A whole run judged from its facts: every cell's row and evidence, series, differences, and the answer."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.diagnosis import advice
+from profiler.diagnosis.cell import CellEvidence, CellResult, JudgedCell, Keyed, columns_of, counted
+from profiler.diagnosis.facts import Facts
+from profiler.diagnosis.inside import unexplained_by_group
+from profiler.diagnosis.levers import Setting, floors_on, levers
+from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
+from profiler.diagnosis.regimes import Measurement, judge
+from profiler.diagnosis.roofline import place
+from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
+from profiler.diagnosis.step_time import TERMS
+from profiler.grid import PHASES, Cell, CellKey, Phase
+from profiler.machine.datasheet import gpus
+from profiler.machine.readings import active, throttled
+from profiler.roofs.values import drift
+from profiler.timing.outcomes import Visit, phase_samples
+from profiler.timing.sampling import (
+    TARGET_HALF_WIDTH,
+    Estimate,
+    NoiseReport,
+    deviations,
+    difference,
+    estimate,
+    noise_report,
+    visit_sigma,
+)
+
+# What is rented most; every other card is in `roofscope gpus`.
+_RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
+_SIXTEEN_BIT = "bfloat16"
+# A residual of more than this share of a step is looked into.
+_UNEXPLAINED_SHARE = 0.20
+
+
+@dataclass(frozen=True)
+class EngineDifference(Keyed):
+    """What an engine saves against the run's first one in a cell, with its 95 % interval."""
+
+    against: str
+    saves_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the facts of a run say."""
+
+    cells: tuple[CellResult, ...]
+    evidence: tuple[CellEvidence, ...]
+    judged: tuple[JudgedCell, ...]
+    scaling: tuple[DoublingTest, ...]
+    differences: tuple[EngineDifference, ...]
+    answer: tuple[str, ...]
+
+    @property
+    def unexplained(self) -> list[CellKey]:
+        """Cells that leave so much of their time unexplained that it is worth a look, the worst first."""
+        found = filter(_is_unexplained, self.judged)
+        return [cell.key for cell in sorted(found, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
+
+
+def judge_run(facts: Facts) -> Judgement:
+    """Every cell of a run judged, and what they say together."""
+    sigma = _visit_sigma(facts)
+    times = {key: _estimate(facts, key, sigma) for key in facts.measured}
+    rows = {key: _timed(facts, key, times.get(key)) for key in facts.grid.keys}
+    compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
+    tests = doubling_tests(list(rows.values()), compute, memory)
+    sides = _sides(rows, tests)
+    found = {key: _judged(facts, key, rows[key], times[key], sigma[key.phase], sides[key]) for key in times}
+    judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
+    setting = setting_of(facts)
+    return Judgement(
+        cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
+        evidence=tuple(
+            replace(
+                item.evidence,
+                levers=tuple(levers(judged[key], setting, list(judged.values()))),
+                at_least_s_on=floors_on(judged[key], setting),
+                unexplained_in_s=unexplained_by_group(facts, key) if _is_unexplained(item.cell) else {},
+            )
+            for key, item in found.items()
+        ),
+        judged=tuple(judged.values()),
+        scaling=tuple(tests),
+        differences=tuple(_differences(facts, sigma)),
+        answer=tuple(advice.answer(list(judged.values()), setting)),
+    )
+
+
+def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
+    """Rows of some cells alone, as a sweep goes on: what other cells would say of them is left for the end."""
+    sigma = _visit_sigma(facts)
+    found = {}
+    for key in (key for cell in cells for key in cell.keys):
+        time_s = _estimate(facts, key, sigma) if facts.visits.get(key.cell) else None
+        row = _timed(facts, key, time_s)
+        found[key] = row if time_s is None else _judged(facts, key, row, time_s, sigma[key.phase], {}).row
+    return found
+
+
+def setting_of(facts: Facts) -> Setting:
+    """What advice needs to know of this device and model."""
+    model, device, ceilings = facts.model, facts.device, facts.ceilings
+    sixteen = ceilings.compute.get(_SIXTEEN_BIT) if model.dtype == "float32" else None
+    return Setting(
+        device_name=device.short_name,
+        memory_bytes_per_s=ceilings.memory_bytes_per_s,
+        compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
+        weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
+        can_graph=device.kind == "cuda",
+        weights=float(model.linear_weights),
+        cache_bits=8.0 * model.cache_itemsize,
+        four_bit_dense_from_rows=model.four_bit_dense_from_rows,
+        sixteen_bit_flops_per_s=sixteen.per_s if sixteen else None,
+        cards=tuple(
+            gpu
+            for gpu in gpus()
+            if gpu.gpu in _RENTED and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
+        ),
+        dtype=model.dtype,
+    )
+
+
+def _is_unexplained(cell: JudgedCell) -> bool:
+    return cell.split.unexplained_s > _UNEXPLAINED_SHARE * cell.split.latency_s
+
+
+@dataclass(frozen=True)
+class _Found:
+    row: CellResult
+    evidence: CellEvidence
+    cell: JudgedCell
+
+
+def _visit_sigma(facts: Facts) -> dict[Phase, float]:
+    """How far visits of the same cell lie apart in this run, by phase."""
+    return {
+        phase: visit_sigma(
+            deviations(phase_samples(phase, facts.visits[key.cell])) for key in facts.measured if key.phase == phase
+        )
+        for phase in PHASES
+    }
+
+
+def _estimate(facts: Facts, key: CellKey, sigma: Mapping[Phase, float]) -> Estimate:
+    return estimate(phase_samples(key.phase, facts.visits[key.cell]), sigma[key.phase])
+
+
+def _timed(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
+    """A cell's work and its time, before it is split."""
+    gap = facts.gaps.get(key.cell)
+    if time_s is None:
+        return counted(key, facts.operators[key], gap.status if gap else "skipped")
+    return replace(
+        counted(key, facts.operators[key], "ok"),
+        latency_s=time_s.median_s,
+        latency_low_s=time_s.low_s,
+        latency_high_s=time_s.high_s,
+        samples=time_s.samples,
+        tokens_per_s=key.tokens / time_s.median_s,
+        tokens_per_s_per_seq=key.query_tokens / time_s.median_s,
+    )
+
+
+def _judged(
+    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, sigma: float, sides: Mapping[str, str]
+) -> _Found:
+    """A cell's time split, placed and judged."""
+    visits = facts.visits[key.cell]
+    flops, nbytes = model_work(facts.operators[key])
+    placement = place(
+        time_s.median_s, flops, nbytes, facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
+    )
+    half_width_s = (time_s.high_s - time_s.low_s) / 2
+    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
+    spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
+    slowed, activity = throttled(facts.readings, spans), active(facts.readings, spans)
+    noise = _noise(facts, key, slowed, sigma)
+    issue_s = _median([None if v.issue_s is None else v.issue_s / len(v.decode_s) for v in visits])
+    verdict = judge(
+        Measurement(
+            split=parts,
+            model_flops=flops,
+            model_bytes=nbytes,
+            compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
+            roofs=roofs_of(facts, key),
+            latency_low_s=time_s.low_s,
+            latency_high_s=time_s.high_s,
+            noise=noise.grade,
+            offloaded=facts.model.offloaded,
+            cache_resident=facts.ceilings.cache_resident(nbytes),
+            issue_s=issue_s if key.phase == "decode" and facts.device.overlaps_dispatch else None,
+            graph_step_s=_graph_step_s(facts, key),
+            batch_side=sides.get("batch", ""),
+            depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+            sm_active=activity.sm,
+            memory_active=activity.memory,
+            power_capped="power cap" in slowed,
+        )
+    )
+    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
+    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
+    whole = replace(
+        _of_its_phase(row, key, visits, issue_s),
+        flops_per_s=placement.flops_per_s,
+        bytes_per_s=placement.bytes_per_s,
+        mfu=math.nan if placement.mfu is None else placement.mfu,
+        mbu=math.nan if placement.mbu is None else placement.mbu,
+        attained=parts.attained,
+        floor_s=parts.floor_s,
+        **{term: getattr(parts, term) for term in TERMS},
+        regime=verdict.regime,
+        confidence=verdict.confidence,
+        peak_memory_bytes=max(peaks) if peaks else None,
+        noise=noise.grade,
+        p90_s=float(p90_s),
+        p99_s=float(p99_s),
+        stopped="interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
+    )
+    evidence = CellEvidence(
+        **columns_of(key),
+        regime=verdict.regime,
+        confidence=verdict.confidence,
+        flags=verdict.flags,
+        signals=verdict.evidence,
+        conflicts=tuple(item.signal for item in verdict.conflicts),
+        split_half_widths_s=dict(parts.half_widths_s),
+        noise_reasons=noise.reasons,
+        predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
+    )
+    judged = JudgedCell(
+        key=key,
+        tokens_per_s=row.tokens_per_s,
+        flops_per_s=placement.flops_per_s,
+        bytes_per_s=placement.bytes_per_s,
+        split=parts,
+        verdict=verdict,
+        operators=facts.operators[key],
+        memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
+        avoidable_s=avoidable_s,
+    )
+    return _Found(whole, evidence, judged)
+
+
+def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], sigma: float) -> NoiseReport:
+    visits = facts.visits[key.cell]
+    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
+    foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
+    return noise_report(
+        phase_samples(key.phase, visits),
+        foreign_cores=foreign,
+        throttled=slowed,
+        machine_drift=drift(facts.looks),
+        visit_sigma=sigma,
+    )
+
+
+def _graph_step_s(facts: Facts, key: CellKey) -> float | None:
+    """The same step as one launch of recorded work, where this run has an engine that does so."""
+    if key.phase != "decode" or key.cell.engine in facts.graph_engines:
+        return None
+    for engine in sorted(facts.graph_engines):
+        if visits := facts.visits.get(replace(key.cell, engine=engine)):
+            return estimate(phase_samples("decode", visits)).median_s
+    return None
+
+
+def _of_its_phase(row: CellResult, key: CellKey, visits: Sequence[Visit], issue_s: float | None) -> CellResult:
+    """With medians over the visits of what belongs to one phase alone; NaN where it was not measured."""
+    row = replace(row, device_memory_bytes=_known(_median([visit.device_memory_bytes for visit in visits])))
+    if key.phase == "prefill":
+        return replace(row, ttft_s=_known(_median([visit.ttft_s for visit in visits])))
+    generated = key.cell.batch_size * key.cell.new_tokens
+    joules = [None if visit.energy_j is None else visit.energy_j / generated for visit in visits]
+    return replace(
+        row,
+        first_step_s=_known(_median([visit.decode_s[0] for visit in visits])),
+        issue_s=_known(issue_s),
+        joules_per_token=_known(_median(joules)),
+    )
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _sides(rows: Mapping[CellKey, CellResult], tests: Sequence[DoublingTest]) -> dict[CellKey, dict[str, str]]:
+    """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
+    sides: dict[CellKey, dict[str, str]] = {key: {} for key in rows}
+    for test in tests:
+        column = SIZE_OF[test.axis]
+        members = [key for key, row in rows.items() if test.holds(row)]
+        for step in reversed(test.doublings):
+            for key in members:
+                size = getattr(rows[key], column)
+                if size == step.smaller or (size == step.larger and test.axis not in sides[key]):
+                    sides[key][test.axis] = step.side
+    return sides
+
+
+def _knee(row: CellResult, tests: Sequence[DoublingTest]) -> float | None:
+    """The batch at which FLOPs overtake bytes at a cell's depth, where there is one."""
+    return next((test.knee_predicted for test in tests if test.axis == "batch" and test.holds(row)), None)
+
+
+def _differences(facts: Facts, sigma: Mapping[Phase, float]) -> list[EngineDifference]:
+    """What each further engine saves against the first, cell by cell, with its interval."""
+    first, *others = facts.grid.engines
+    found = []
+    for key in facts.grid.keys:
+        base = replace(key.cell, engine=first)
+        if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
+            continue
+        before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
+        saved = difference(before, after, sigma[key.phase])
+        found.append(
+            EngineDifference(
+                **columns_of(key), against=first, saves_s=saved.median_s, low_s=saved.low_s, high_s=saved.high_s
+            )
+        )
+    return found

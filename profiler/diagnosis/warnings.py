@@ -1,0 +1,60 @@
+"""What a user should be warned of once cells are judged, each with its figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from profiler.diagnosis.cell import JudgedCell
+from profiler.diagnosis.facts import Facts
+from profiler.diagnosis.regimes import Flag
+from profiler.grid import Cell
+from profiler.machine.readings import complaints
+from profiler.timing.outcomes import Gap, Visit
+from profiler.units import percent
+
+# Two clocks around the same loop must agree this well.
+_CLOCKS_AGREE = 0.02
+
+
+def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+    """What the device complained of, which cells prove nothing, which have no number, and clocks that disagree."""
+    return [
+        *complaints(facts.readings),
+        *_above_roof(judged),
+        *_without_number(facts.gaps),
+        *_two_clocks(facts.visits),
+    ]
+
+
+def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
+    above = [cell for cell in judged if Flag.ABOVE_ROOF in cell.verdict.flags]
+    if not above:
+        return []
+    return [
+        f"{len(above)} cells lie above a measured roof (first: {above[0].key.name}): a roof or a count is too low"
+        " there, and they prove nothing."
+    ]
+
+
+def _without_number(gaps: Mapping[Cell, Gap]) -> list[str]:
+    if not gaps:
+        return []
+    gap = next(iter(gaps.values()))
+    return [f"{len(gaps)} cells have no number (first: batch {gap.cell.name}, {gap.status}: {gap.reason})."]
+
+
+def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+    """Loops whose steps, added up, are not what the host's own clock says they took."""
+    apart = {}
+    for cell, known in visits.items():
+        ratios = [visit.loop_s / sum(visit.decode_s) for visit in known if visit.loop_s]
+        if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
+            apart[cell] = statistics.median(ratios)
+    if not apart:
+        return []
+    cell, ratio = max(apart.items(), key=lambda item: abs(item[1] - 1))
+    return [
+        f"in {len(apart)} cells the host's clock and the sum of the steps differ by more than"
+        f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.name})."
+    ]

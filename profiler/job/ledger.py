@@ -1,0 +1,61 @@
+"""The facts of a running job: each is on the disk before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.facts import Facts, OperatorWork
+from profiler.diagnosis.run import judge_cells
+from profiler.grid import Cell, CellKey
+from profiler.machine.machine import Machine
+from profiler.record.document import RunDocument
+from profiler.record.gathered import Gathered
+from profiler.record.samples import Fact
+from profiler.record.store import RunStore
+
+# Keeping the table as it grows may take this share of a sweep's wall time.
+_TABLE_SHARE = 0.05
+
+
+class Ledger:
+    """Appends facts to a run folder and keeps its table up to date."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        machine: Machine,
+        document: RunDocument,
+        operators: Mapping[CellKey, Sequence[OperatorWork]],
+        gathered: Gathered,
+    ) -> None:
+        self._store = store
+        self._machine = machine
+        self._document = document
+        self._operators = operators
+        self.gathered = gathered
+        self._rows: dict[CellKey, CellResult] = {}
+        self._next_table_s = 0.0
+
+    @property
+    def facts(self) -> Facts:
+        """All that is known so far."""
+        return self.gathered.facts(self._document, self._operators)
+
+    def add(self, fact: Fact) -> None:
+        """Push one more fact to the disk and take it in."""
+        self._store.append(fact)
+        self.gathered.add(fact)
+
+    def judge(self, cells: Sequence[Cell]) -> None:
+        """Judge some cells by what is known of them so far, and keep the table unless it was kept a moment ago."""
+        self._rows |= judge_cells(self.facts, cells)
+        if self._machine.now_s() >= self._next_table_s:
+            self.keep_table()
+
+    def keep_table(self) -> None:
+        """Write cells.csv as it stands."""
+        start_s = self._machine.now_s()
+        self._store.write_cells([self._rows[key] for key in self.facts.grid.keys])
+        end_s = self._machine.now_s()
+        self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)

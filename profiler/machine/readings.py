@@ -1,0 +1,125 @@
+"""What a device reported while it worked, and what that says of a run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
+THROTTLE_BITS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+_CLOCK_DROP = 0.05
+_BUSY_NEIGHBOUR_CORES = 0.3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a device; None where it does not say."""
+
+    clock_hz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    sm_active: float | None = None
+    memory_active: float | None = None
+    """Shares of the time in which any SM, or the memory, was active at all: no share of what they could do."""
+    throttle: tuple[str, ...] = ()
+    other_processes: int | None = None
+    """Other processes that compute on the card."""
+    busy_cores_elsewhere: float | None = None
+    """Cores that other processes of this machine keep busy."""
+    at_unix_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ActiveShares:
+    """Shares of the time in which any SM, or the memory, was active at all; None where the device does not say."""
+
+    sm: float | None
+    memory: float | None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The least, the middle and the largest of some readings."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Health:
+    """A run's readings in figures; None where the device does not say."""
+
+    readings: int
+    clock_hz: Spread | None
+    power_w: Spread | None
+    sm_active: Spread | None
+    memory_active: Spread | None
+    temperature_c: Spread | None
+    busy_cores_elsewhere: Spread | None
+    other_processes: int
+    throttle: tuple[str, ...]
+
+
+def throttled(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> tuple[str, ...]:
+    """What slowed the device down at some moment of the (start, seconds) spans of time, in alphabetical order."""
+    return tuple(sorted({name for reading in _during(readings, spans) for name in reading.throttle}))
+
+
+def active(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> ActiveShares:
+    """Medians of what was reported during (start, seconds) spans of time."""
+    during = _during(readings, spans)
+    sm = [r.sm_active for r in during if r.sm_active is not None]
+    memory = [r.memory_active for r in during if r.memory_active is not None]
+    return ActiveShares(statistics.median(sm) if sm else None, statistics.median(memory) if memory else None)
+
+
+def _during(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> list[Reading]:
+    return [r for r in readings if any(start <= r.at_unix_s <= start + seconds for start, seconds in spans)]
+
+
+def health(readings: Sequence[Reading]) -> Health:
+    """The readings in figures: medians and extremes, and what throttled."""
+    return Health(
+        readings=len(readings),
+        clock_hz=_spread([r.clock_hz for r in readings]),
+        power_w=_spread([r.power_w for r in readings]),
+        sm_active=_spread([r.sm_active for r in readings]),
+        memory_active=_spread([r.memory_active for r in readings]),
+        temperature_c=_spread([r.temperature_c for r in readings]),
+        busy_cores_elsewhere=_spread([r.busy_cores_elsewhere for r in readings]),
+        other_processes=max((r.other_processes or 0 for r in readings), default=0),
+        throttle=tuple(sorted({reason for r in readings for reason in r.throttle})),
+    )
+
+
+def complaints(readings: Sequence[Reading]) -> list[str]:
+    """What makes a run on this device less trustworthy, each with its figure."""
+    found = []
+    if shared := max((r.other_processes or 0 for r in readings), default=0):
+        found.append(f"{shared} other processes computed on this card: times may be too long.")
+    elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
+    if elsewhere and elsewhere.median > _BUSY_NEIGHBOUR_CORES:
+        found.append(f"other processes kept {elsewhere.median:.1f} cores busy: times may be too long.")
+    for reason in THROTTLE_BITS.values():
+        share = sum(reason in r.throttle for r in readings) / len(readings) if readings else 0.0
+        if share > 0:
+            found.append(f"the card was held back ({reason}) in {100 * share:.0f} % of the readings.")
+    clocks = [r.clock_hz for r in readings if r.clock_hz]
+    if len(clocks) >= 4 and clocks[-1] < (1 - _CLOCK_DROP) * clocks[0]:
+        found.append(f"the clock fell from {clocks[0] / 1e6:.0f} to {clocks[-1] / 1e6:.0f} MHz during the run.")
+    return found
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = sorted(value for value in values if value is not None)
+    return Spread(known[0], known[len(known) // 2], known[-1]) if known else None

@@ -1,0 +1,185 @@
+"""run.json: what a run was, and what its facts were judged to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from profiler.diagnosis.cell import CellEvidence, Keyed, columns_of
+from profiler.diagnosis.facts import Activity, DeviceFacts, ModelFacts, Quality
+from profiler.diagnosis.inside import GroupTime
+from profiler.diagnosis.run import EngineDifference
+from profiler.diagnosis.scaling import DoublingTest
+from profiler.grid import Grid, Phase
+from profiler.machine.readings import Health
+from profiler.roofs.values import Ceilings, CurvePoint, Roof
+from profiler.work.step import ExecutionPath
+
+
+@dataclass(frozen=True)
+class GridRecord:
+    """What was asked for."""
+
+    prompt_lens: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class CeilingsRecord:
+    """The roofs of a run in figures; their samples are in samples.jsonl."""
+
+    compute: Mapping[str, Roof]
+    memory: Mapping[str, Roof]
+    stream_bytes: int
+    beyond_cache: bool
+    memory_bytes_per_s: float
+    """The memory roof."""
+    dispatch_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
+    """Seconds to dispatch a step, by engine, phase and batch size."""
+    curve: tuple[CurvePoint, ...] = ()
+    launch: Mapping[str, float] = field(default_factory=dict)
+    page_fault_s: float = 0.0
+    links: Mapping[str, Roof] = field(default_factory=dict)
+    measured_s: float = 0.0
+    measured_at_unix_s: float = 0.0
+
+    def compute_roof(self, dtype: str) -> Roof:
+        """The roof of a dtype, or the highest that was measured."""
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """The same as values to judge with."""
+        return Ceilings(
+            compute=self.compute,
+            memory=self.memory,
+            stream_bytes=self.stream_bytes,
+            beyond_cache=self.beyond_cache,
+            curve=self.curve,
+            launch=self.launch,
+            page_fault_s=self.page_fault_s,
+            links=self.links,
+            measured_s=self.measured_s,
+            measured_at_unix_s=self.measured_at_unix_s,
+        )
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """How the model was stepped."""
+
+    names: tuple[str, ...]
+    budget_s: float
+    instrument_s_per_step: float | None = None
+    """What one mark of the clock costs."""
+    replay_as_graph: tuple[str, ...] = ()
+    """Engines whose decode step is one launch of recorded work."""
+    graph_breaks: Mapping[str, int] = field(default_factory=dict)
+    preparation_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each engine spent on compiling or capturing, over all its shapes."""
+    differences: tuple[EngineDifference, ...] = ()
+
+
+@dataclass(frozen=True)
+class CountingRecord:
+    """What was counted, and how the model is executed here."""
+
+    coverage: float
+    """Share of the parameters that the operators account for."""
+    unknown: tuple[str, ...] = ()
+    paths: Mapping[str, ExecutionPath] = field(default_factory=dict)
+    """By `engine phase`."""
+
+
+@dataclass(frozen=True)
+class HealthRecord:
+    """What the device reported, and what it is set to."""
+
+    readings: Health | None = None
+    not_seen: tuple[str, ...] = ()
+    idle_power_w: float | None = None
+    settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ActivityRecord(Keyed):
+    """What ran during one traced step."""
+
+    kernels: int
+    busy_s: float
+    gaps: int
+    gap_s: float
+    longest_s: float
+    busy_share: float
+
+    @classmethod
+    def of(cls, activity: Activity) -> ActivityRecord:
+        return cls(
+            **columns_of(activity.key),
+            kernels=activity.kernels,
+            busy_s=activity.busy_s,
+            gaps=activity.gaps,
+            gap_s=activity.gap_s,
+            longest_s=activity.longest_s,
+            busy_share=activity.busy_share,
+        )
+
+
+@dataclass(frozen=True)
+class RunDocument:
+    """run.json: the facts that are not samples, and below them what was judged."""
+
+    schema_version: int
+    roofscope: str
+    created: str
+    command: str
+    model: ModelFacts
+    device: DeviceFacts
+    software: Mapping[str, str]
+    ceilings: CeilingsRecord
+    grid: GridRecord
+    engine: EngineRecord
+    counting: CountingRecord
+    looked_inside: bool = False
+    """Whether it was asked where inside a step the time goes; hooks set to explain a residual do not tell."""
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+    """Where the run's wall time went, by stage."""
+    set_up_warnings: tuple[str, ...] = ()
+    """What was to be warned of before the first figure."""
+    missing_facts: tuple[str, ...] = ()
+    """What an older version did not keep, so that it cannot be judged again."""
+    finished: bool = False
+    health: HealthRecord = HealthRecord()
+    evidence: tuple[CellEvidence, ...] = ()
+    scaling: tuple[DoublingTest, ...] = ()
+    breakdown: tuple[GroupTime, ...] = ()
+    activity: tuple[ActivityRecord, ...] = ()
+    quality: Quality | None = None
+    answer: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> Grid:
+        """The grid of the run."""
+        grid = self.grid
+        return Grid(grid.prompt_lens, grid.batch_sizes, grid.new_tokens, grid.context_lens, self.engine.names)
+
+
+_ADAPTER = TypeAdapter(RunDocument)
+_NO_SAMPLES = {"__all__": {"seconds"}}
+_LEFT_OUT: Any = {"ceilings": dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES)}
+
+
+def document_json(document: RunDocument) -> str:
+    """The text of run.json."""
+    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT).decode() + "\n"
+
+
+def document_of(content: Mapping[str, Any]) -> RunDocument:
+    """The document of a parsed run.json of this version. Raises pydantic's ValidationError."""
+    return _ADAPTER.validate_python(content)

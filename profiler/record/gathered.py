@@ -1,0 +1,90 @@
+"""The facts of a run as they come: from a folder, or from the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from profiler.diagnosis.dispatch import dispatch_of
+from profiler.diagnosis.facts import (
+    Activity,
+    DispatchSamples,
+    Facts,
+    Hooked,
+    OperatorWork,
+    PredictedPeaks,
+    Quality,
+    Readings,
+    Replay,
+    Replays,
+)
+from profiler.diagnosis.step_time import Dispatch
+from profiler.grid import Cell, CellKey, Phase
+from profiler.machine.readings import Reading
+from profiler.record.document import RunDocument
+from profiler.record.samples import Fact
+from profiler.roofs.values import Ceilings, Look
+from profiler.timing.outcomes import Gap, Visit
+
+
+@dataclass
+class Gathered:
+    """Grows fact by fact; of what is measured once, the last holds."""
+
+    visits: dict[Cell, list[Visit]] = field(default_factory=dict)
+    gaps: dict[Cell, Gap] = field(default_factory=dict)
+    looks: list[Look] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
+    replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
+    hooked: dict[CellKey, Hooked] = field(default_factory=dict)
+    activity: dict[CellKey, Activity] = field(default_factory=dict)
+    peaks: dict[Cell, int] = field(default_factory=dict)
+    ceilings: Ceilings | None = None
+    quality: Quality | None = None
+
+    def add(self, fact: Fact) -> None:
+        """Take in one more fact."""
+        match fact:
+            case Visit():
+                self.visits.setdefault(fact.cell, []).append(fact)
+            case Gap():
+                self.gaps[fact.cell] = fact
+            case Look():
+                self.looks.append(fact)
+            case Readings():
+                self.readings += fact.readings
+            case Ceilings():
+                self.ceilings = fact
+            case DispatchSamples():
+                self.dispatch[fact.engine, fact.phase, fact.batch_size] = dispatch_of(fact)
+            case Replays():
+                for key in fact.keys:
+                    self.replays.setdefault(key, {}).update({item.operator: item for item in fact.operators})
+            case Hooked():
+                self.hooked[fact.key] = fact
+            case Activity():
+                self.activity[fact.key] = fact
+            case PredictedPeaks():
+                self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
+            case Quality():
+                self.quality = fact
+
+    def facts(self, document: RunDocument, operators: Mapping[CellKey, Sequence[OperatorWork]]) -> Facts:
+        """What a verdict is drawn from, as far as it has come; it goes on growing with this."""
+        return Facts(
+            model=document.model,
+            device=document.device,
+            grid=document.asked,
+            ceilings=self.ceilings or document.ceilings.ceilings,
+            operators=operators,
+            predicted_peak_bytes=self.peaks,
+            dispatch=self.dispatch,
+            graph_engines=frozenset(document.engine.replay_as_graph),
+            visits=self.visits,
+            gaps=self.gaps,
+            looks=self.looks,
+            readings=self.readings,
+            replays=self.replays,
+            hooked=self.hooked,
+        )

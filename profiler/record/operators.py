@@ -1,0 +1,137 @@
+"""operators.csv: every operator of every cell, with its work, its roof, and its time alone where it was replayed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from profiler.diagnosis.cell import columns_of
+from profiler.diagnosis.facts import Amount, Facts, OperatorWork
+from profiler.diagnosis.step_time import floor_s
+from profiler.errors import RunError
+from profiler.grid import CellKey
+from profiler.work.causes import Cause
+
+OPERATORS_FILE = "operators.csv"
+OPERATOR_COLUMNS = (
+    "phase",
+    "batch_size",
+    "prompt_len",
+    "context_len",
+    "engine",
+    "operator",
+    "group",
+    "count",
+    "flops",
+    "weight_bytes",
+    "kv_bytes",
+    "activation_bytes",
+    "avoidable_bytes",
+    "roof_s",
+    "replayed_s",
+    "dequantise_s",
+    "new_tokens",
+    "dtype",
+    "avoidable_bytes_by_cause",
+    "avoidable_flops_by_cause",
+)
+"""All instances of an operator together; `replayed_s` and `dequantise_s` are empty where it was not run alone."""
+
+
+def operators_csv(facts: Facts) -> str:
+    """The table of a run."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, OPERATOR_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for key, operators in facts.operators.items():
+        replays = facts.replays.get(key, {})
+        for item in operators:
+            alone = replays.get(item.operator)
+            roof_s = floor_s(
+                float(item.flops),
+                float(item.model_bytes),
+                facts.ceilings.compute_flops_per_s(item.dtype),
+                facts.ceilings.memory_bytes_per_s,
+            )
+            writer.writerow(
+                {
+                    **columns_of(key),
+                    "operator": item.operator,
+                    "group": item.group,
+                    "count": item.count,
+                    "flops": item.flops,
+                    "weight_bytes": item.weight_bytes,
+                    "kv_bytes": item.kv_bytes,
+                    "activation_bytes": item.activation_bytes,
+                    "avoidable_bytes": sum(item.avoidable_bytes.values()),
+                    "roof_s": roof_s,
+                    "replayed_s": "" if alone is None else alone.whole.times(item.count).median_s,
+                    "dequantise_s": "" if alone is None else alone.conversion.times(item.count).median_s,
+                    "dtype": item.dtype,
+                    "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
+                    "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
+                }
+            )
+    return buffer.getvalue()
+
+
+def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
+    """The work of every cell's operators. Raises RunError when the file is missing or damaged."""
+    path = folder / OPERATORS_FILE
+    found: dict[CellKey, list[OperatorWork]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                found.setdefault(_key(row), []).append(_operator(row))
+    except FileNotFoundError:
+        raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged: {error}.") from None
+    return dict(found)
+
+
+def _key(row: Mapping[str, str]) -> CellKey:
+    phase = row["phase"]
+    if phase not in ("prefill", "decode"):
+        raise ValueError(f"{phase!r} is no phase")
+    return CellKey.at(
+        "prefill" if phase == "prefill" else "decode",
+        int(row["batch_size"]),
+        int(row["prompt_len"]),
+        int(row["context_len"]),
+        int(row["new_tokens"]),
+        row["engine"],
+    )
+
+
+def _operator(row: Mapping[str, str]) -> OperatorWork:
+    return OperatorWork(
+        operator=row["operator"],
+        group=row["group"],
+        count=int(row["count"]),
+        dtype=row["dtype"],
+        flops=_amount(row["flops"]),
+        weight_bytes=_amount(row["weight_bytes"]),
+        kv_bytes=_amount(row["kv_bytes"]),
+        activation_bytes=_amount(row["activation_bytes"]),
+        avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
+        avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
+    )
+
+
+def _amount(text: str) -> Amount:
+    """Whole numbers stay whole."""
+    return int(text) if text.isdigit() else float(text)
+
+
+def _by_cause(amounts: Mapping[Cause, Amount]) -> str:
+    return json.dumps(amounts) if amounts else ""
+
+
+def _causes(text: str) -> dict[Cause, Amount]:
+    values: dict[str, Any] = json.loads(text) if text else {}
+    return {Cause(name): value for name, value in values.items()}

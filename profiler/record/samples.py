@@ -1,0 +1,108 @@
+"""samples.jsonl: every fact of a run as it was measured, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from profiler.diagnosis.facts import (
+    Activity,
+    DispatchSamples,
+    Hooked,
+    PredictedPeaks,
+    Quality,
+    Readings,
+    Replays,
+)
+from profiler.errors import RunError
+from profiler.grid import Cell
+from profiler.roofs.values import Ceilings, Look
+from profiler.timing.outcomes import Gap, Visit
+
+SAMPLES_FILE = "samples.jsonl"
+
+
+Fact = (
+    Visit | Gap | Look | Ceilings | DispatchSamples | Replays | Hooked | Activity | Readings | PredictedPeaks | Quality
+)
+
+_KINDS: dict[str, type[Fact]] = {
+    "visit": Visit,
+    "gap": Gap,
+    "sentinel": Look,
+    "roofs": Ceilings,
+    "dispatch": DispatchSamples,
+    "replay": Replays,
+    "hooks": Hooked,
+    "activity": Activity,
+    "readings": Readings,
+    "predicted_peaks": PredictedPeaks,
+    "quality": Quality,
+}
+_KIND_OF = {kind: name for name, kind in _KINDS.items()}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
+_CELL = tuple(item.name for item in fields(Cell))
+
+
+def line_of(fact: Fact) -> str:
+    """A fact as a line, without its end; the columns of a cell stand flat beside the rest."""
+    values = asdict(fact)
+    key = values.pop("key", None)
+    cell = key["cell"] if key else values.pop("cell", None)
+    flat = {**({"phase": key["phase"]} if key else {}), **(cell or {})}
+    return json.dumps({"kind": _KIND_OF[type(fact)], **flat, **values}, allow_nan=False)
+
+
+def fact_of(record: Mapping[str, Any]) -> Fact:
+    """The fact of a line. Raises ValidationError, KeyError for what is none."""
+    values = dict(record)
+    kind = values.pop("kind")
+    names = {item.name for item in fields(_KINDS[kind])}
+    if "key" in names or "cell" in names:
+        cell = {name: values.pop(name) for name in _CELL if name in values}
+        if "key" in names:
+            values["key"] = {"phase": values.pop("phase"), "cell": cell}
+        else:
+            values["cell"] = cell
+    fact: Fact = _ADAPTERS[kind].validate_python(values)
+    return fact
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """All raw records of samples.jsonl. Raises RunError naming the first line that cannot be read."""
+    return [record for _, record in _numbered(folder)]
+
+
+def read_facts_of(folder: Path, defaults: Mapping[str, Any] | None = None) -> list[Fact]:
+    """All facts of samples.jsonl; `defaults` stand for what older versions did not write of a cell.
+
+    Raises RunError naming the first line that cannot be read.
+    """
+    found = []
+    for number, record in _numbered(folder):
+        try:
+            found.append(fact_of({**(defaults or {}), **record} if record.get("kind") in ("visit", "gap") else record))
+        except (ValidationError, KeyError, TypeError):
+            raise RunError(f"{folder / SAMPLES_FILE}, line {number} is no fact of a run.") from None
+    return found
+
+
+def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        file = (folder / SAMPLES_FILE).open(encoding="utf-8")
+    except OSError:
+        raise RunError(f"{folder} has no {SAMPLES_FILE}.") from None
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
+            if not isinstance(record, dict):
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is no record.")
+            yield number, record

@@ -1,0 +1,42 @@
+"""Several precisions on the screen: what each saves, and every cell against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiler.diagnosis.compare import sentences
+from profiler.record.run import Run
+from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
+from profiler.report.lines import quality_line
+
+_WORDS = ("cell", "precision", "regime")
+
+
+def print_comparison(runs: Sequence[Run], console: Console) -> None:
+    """Print runs of one model in several precisions, each against the first."""
+    console.print()
+    for sentence in sentences(runs):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    console.print(Text(f"{runs[0].model.id} on {runs[0].document.device.name}"))
+    console.print(_table(PRECISION_COLUMNS, precision_rows(runs)))
+    console.print(_table(AGAINST_COLUMNS, against_rows(runs)))
+    for run in runs:
+        if quality := quality_line(run):
+            console.print(Text(f"{run.model.quant} {quality}"))
+    for run in runs:
+        console.print(Text(f"run: {run.folder}", style="dim"))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,70 @@
+"""report.md: a run's report to paste into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from profiler.record.run import Run
+from profiler.report.export import markdown_table, tokens_table
+from profiler.report.glossary import footnotes
+from profiler.report.lines import (
+    activity_lines,
+    engine_lines,
+    instrument_line,
+    noise_lines,
+    quality_line,
+    roofs_lines,
+    stage_line,
+    unexplained_lines,
+)
+from profiler.report.rows import lever_rows
+from profiler.units import count, scaled
+
+_PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
+
+
+def markdown_report(run: Run) -> str:
+    """The report as Markdown; its pictures are those that lie beside it where a cell has a number."""
+    document = run.document
+    quality = quality_line(run)
+    lines = [f"# {run.model.id} on {document.device.name}", ""]
+    lines += [*document.answer, ""] if document.answer else []
+    lines += [*(f"- {line}" for line in _facts(run)), ""]
+    lines += _section("Engines", engine_lines(run))
+    lines += [f"**Quality**: {quality}.", ""] if quality else []
+    lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
+    lines += _section("Noise", noise_lines(run))
+    lines += _section("Warnings", document.warnings)
+    lines += [] if document.finished else ["**Interrupted**: the cells below are those measured until then.", ""]
+    lines += _PICTURES if run.measured else []
+    levers = (
+        f"{cell}: {change} {saves} ({share}), {because}" for cell, change, saves, share, because in lever_rows(run)
+    )
+    lines += _section("What would change it", levers, " (the most that each change can save)")
+    lines += [markdown_table(tokens_table(run)), *_section("Words", footnotes(run))]
+    return "\n".join(lines)
+
+
+def _section(title: str, items: Iterable[str], remark: str = "") -> list[str]:
+    bullets = [f"- {item}" for item in items]
+    return [f"**{title}**{remark}", "", *bullets, ""] if bullets else []
+
+
+def _facts(run: Run) -> Iterator[str]:
+    """What ran, on what, under which roofs, and how to repeat it."""
+    document, model, device = run.document, run.model, run.document.device
+    random = model.weights == "random"
+    weights = "random weights (timing does not depend on their values)" if random else "checkpoint"
+    yield (
+        f"model: {count(model.params)} parameters, {model.precision}, {weights}, {model.attention} attention,"
+        f" {scaled(model.storage_bytes, 'B')} in memory"
+    )
+    yield f"device: {device.name}, {device.threads} {'threads' if device.kind == 'cpu' else 'SMs'}"
+    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    yield f"roofs, measured here on {measured_at}: {'; '.join(roofs_lines(run))}"
+    yield instrument_line(run)
+    if stages := stage_line(run):
+        yield stages
+    yield f"software: {', '.join(f'{name} {version}' for name, version in document.software.items())}"
+    yield f"repeat it: `{document.command}`"

@@ -1,0 +1,112 @@
+"""A picture inside a page: matplotlib's own SVG, without what only a file needs, in the page's colours."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import matplotlib.pyplot as plt
+from markupsafe import Markup
+
+from profiler.record.run import Run
+from profiler.report.plots import draw
+from profiler.report.plots.style import STYLE_FILE
+
+_COLOR = re.compile(r"#[0-9a-f]{6}\b")
+_FONT = re.compile(r"\s*font-family:[^;]*;?")
+_REFERENCE = re.compile(r"#([\w-]+)")
+# The pictures' colours as style.css calls them, so that they follow the reader's light or dark.
+_VARIABLES = {
+    "#000000": "ink",
+    "#222222": "ink",
+    "#333333": "ink",
+    "#ffffff": "paper",
+    "#e3e3e3": "grid",
+    "#cccccc": "line",
+    "#888888": "dim",
+    "#d55e00": "vermilion",
+    "#0072b2": "blue",
+    "#009e73": "green",
+    "#cc79a7": "pink",
+    "#e69f00": "amber",
+    "#56b4e9": "sky",
+}
+_LEFT_OUT = {"metadata", "style"}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Words and a class for an element of a picture."""
+
+    title: str
+    css_class: str
+    reachable: bool = False
+    """Whether the keyboard can go to it."""
+
+
+def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, Mark] | None = None) -> Markup:
+    """A picture of PLOTS or COMPARISONS as an element to put into a page; `marks` belong to its elements by their ids.
+
+    Raises what `draw` raises.
+    """
+    root = _parsed(runs, name)
+    _simplify(root)
+    referenced = {found for element in root.iter() for value in element.attrib.values() for found in _references(value)}
+    for element in root.iter():
+        own = element.attrib.pop("id", None)
+        if own in referenced and own is not None:
+            element.set("id", own)
+        if own is not None and marks and (mark := marks.get(own)):
+            _mark(element, own, mark)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "class": "figure", "role": "img", "aria-label": label}
+    # Every character of it was escaped by the serialiser.
+    return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=False))
+
+
+def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
+    figure = draw(runs, name)
+    file = io.StringIO()
+    # Ids that depend on the picture alone: the same run gives the same page, and two pictures do not share one.
+    with plt.style.context([STYLE_FILE, {"svg.hashsalt": name}]):
+        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
+    plt.close(figure)
+    return ElementTree.fromstring(file.getvalue())
+
+
+def _simplify(root: ElementTree.Element) -> None:
+    """Without namespaces, which HTML does not need, metadata and fonts; with the page's colours."""
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): value for key, value in element.attrib.items()}
+        if "style" in element.attrib:
+            element.set("style", _COLOR.sub(_variable, _FONT.sub("", element.attrib["style"])))
+        for child in [child for child in element if _local(child.tag) in _LEFT_OUT]:
+            element.remove(child)
+        element.tail = None
+        if not (element.text or "").strip():
+            element.text = None
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _variable(match: re.Match[str]) -> str:
+    return f"var(--{_VARIABLES[match[0]]})" if match[0] in _VARIABLES else match[0]
+
+
+def _references(value: str) -> list[str]:
+    return _REFERENCE.findall(value) if value.startswith(("#", "url(")) else []
+
+
+def _mark(element: ElementTree.Element, name: str, mark: Mark) -> None:
+    title = ElementTree.Element("title")
+    title.text = mark.title
+    element.insert(0, title)
+    element.set("id", name)
+    element.set("class", mark.css_class)
+    if mark.reachable:
+        element.set("tabindex", "0")

@@ -1,0 +1,28 @@
+"""Machines for tests: this CPU, and this CPU under a clock or a telemetry of the test's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from profiler.machine.device import Device
+from profiler.machine.machine import Machine, machine_for
+
+CPU = torch.device("cpu")
+HOST = machine_for(CPU)
+
+
+class SmallMachine(Machine):
+    """This CPU, as if it had a cache of a MiB, so that its roofs are measured on small buffers."""
+
+    @cached_property
+    def info(self) -> Device:
+        return replace(HOST.info, last_level_cache_bytes=1 << 20)
+
+
+def small(**parts: Any) -> SmallMachine:
+    """A SmallMachine with a clock or a source of the test's own."""
+    return SmallMachine(CPU, **parts)

@@ -1,0 +1,83 @@
+"""Runs to report on: those that lie in the repository, and hand-made changes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from profiler.diagnosis.cell import CellEvidence, CellResult, columns_of
+from profiler.grid import Cell, CellKey, Phase
+from profiler.record.run import Run, read_run
+from profiler.roofs.values import Roof
+
+ROOT = Path(__file__).parents[2]
+OLD = ROOT / "tests" / "data" / "run_schema_1"
+WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
+PRECISIONS = ROOT / "runs" / "reference" / "smollm2-135m-precisions"
+
+
+def old_run() -> Run:
+    return read_run(OLD)
+
+
+def whole_run() -> Run:
+    return read_run(WHOLE)
+
+
+def with_document(run: Run, **changes: Any) -> Run:
+    return replace(run, document=replace(run.document, **changes))
+
+
+def with_results(run: Run, change: Callable[[CellResult], CellResult]) -> Run:
+    return replace(run, results=tuple(change(result) for result in run.results))
+
+
+def roof(per_s: float) -> Roof:
+    return Roof(per_s, 0.9 * per_s, 1.1 * per_s, samples=8, method="by hand")
+
+
+def key(phase: Phase = "decode", batch: int = 1, depth: int = 64, engine: str = "eager") -> CellKey:
+    return CellKey(phase, Cell(batch, depth, 32, engine=engine))
+
+
+def result(of: CellKey, latency_s: float = 1.0, **columns: Any) -> CellResult:
+    """A measured cell, all of whose time is weights unless columns say otherwise."""
+    terms = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
+    figures: dict[str, Any] = {
+        "latency_s": latency_s,
+        "latency_low_s": 0.99 * latency_s,
+        "latency_high_s": 1.01 * latency_s,
+        "samples": 40,
+        "tokens_per_s": of.tokens / latency_s,
+        "model_flops": 1000,
+        "model_bytes": 500,
+        "intensity": 2.0,
+        "flops_per_s": 1000 / latency_s,
+        "bytes_per_s": 500 / latency_s,
+        "attained": 0.5,
+        "regime": "memory-bound",
+        "confidence": "high",
+        "noise": "quiet",
+        **terms,
+        "weights_s": latency_s,
+        "unexplained_s": 0.0,
+        **columns,
+    }
+    return CellResult(**{**columns_of(of), "status": "ok", **figures})
+
+
+def evidence(of: CellKey, **columns: Any) -> CellEvidence:
+    figures: dict[str, Any] = {
+        "regime": "memory-bound",
+        "confidence": "high",
+        "flags": (),
+        "signals": (),
+        "conflicts": (),
+        "split_half_widths_s": {},
+        "noise_reasons": (),
+        "predicted_peak_memory_bytes": 10**9,
+        **columns,
+    }
+    return CellEvidence(**columns_of(of), **figures)

@@ -1,0 +1,108 @@
+"""A run in sentences: what all cells share is told once, and every cell has the one name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_runs import evidence, key, old_run, result, with_document
+
+from profiler.diagnosis.cell import Lever, columns_of
+from profiler.diagnosis.regimes import Flag
+from profiler.diagnosis.run import EngineDifference
+from profiler.record.run import Run
+from profiler.report.lines import common_noise_line, engine_lines, noise_lines, own_noise, regimes, stage_line
+from profiler.report.rows import card_rows, engine_rows, health_rows, lever_rows, split_rows
+
+DRIFT = "the machine itself drifted by 23 %"
+KEYS = [key("prefill", 1), key("decode", 1), key("decode", 2)]
+
+
+@pytest.fixture
+def run() -> Run:
+    """A prefill and two decodes on a machine that drifted; one of them has a reason of its own as well."""
+    told = (
+        evidence(KEYS[0], noise_reasons=(DRIFT,)),
+        evidence(KEYS[1], noise_reasons=(DRIFT,), at_least_s_on={"L4": 0.5, "H100 SXM": 0.1}),
+        evidence(KEYS[2], noise_reasons=("only 4 samples", DRIFT), at_least_s_on={"H100 SXM": 0.2}),
+    )
+    base = with_document(old_run(), evidence=told)
+    return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
+
+
+def test_a_common_reason_is_told_once(run: Run) -> None:
+    assert noise_lines(run) == [f"all 3 cells: {DRIFT}", "decode 2 x 64: only 4 samples"]
+    assert list(own_noise(run)) == [KEYS[2]]
+
+
+def test_a_single_cell_shares_nothing(run: Run) -> None:
+    one = with_document(run, evidence=run.document.evidence[:1])
+    assert common_noise_line(one) is None
+    assert noise_lines(one) == [f"prefill 1 x 64: {DRIFT}"]
+
+
+def test_a_quiet_run_has_no_noise() -> None:
+    assert noise_lines(old_run()) == []
+
+
+def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
+    stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
+    assert stage_line(with_document(run, stage_s=stages)) == "wall time 2:05: timing 70 s, replays 50 s, loading 4 s"
+    assert stage_line(run) is None
+
+
+def difference(saves_s: float, low_s: float, high_s: float) -> EngineDifference:
+    columns = columns_of(key("decode", 2, engine="static"))
+    return EngineDifference(**columns, against="eager", saves_s=saves_s, low_s=low_s, high_s=high_s)
+
+
+@pytest.mark.parametrize(
+    ("found", "saves", "interval"),
+    [
+        (difference(3e-3, 2e-3, 4e-3), "saves 3.00 ms", "2.00 ms to 4.00 ms"),
+        (difference(-3e-3, -4e-3, -2e-3), "costs 3.00 ms", "2.00 ms to 4.00 ms"),
+        (difference(1e-3, -1e-3, 3e-3), "saves 1.00 ms", "not more than noise"),
+        (difference(1e-3, 1e-3, 1e-3), "saves 1.00 ms", "from a single time each"),
+    ],
+)
+def test_engines(run: Run, found: EngineDifference, saves: str, interval: str) -> None:
+    run = with_document(run, engine=replace(run.document.engine, differences=(found,)))
+    assert engine_lines(run) == [f"static {saves} ({interval}) a step against eager at batch 2 x 64"]
+    assert engine_rows(run) == [["decode 2 x 64", "static", saves, interval]]
+
+
+def test_a_flag_stands_behind_its_regime() -> None:
+    flags = (Flag.KV_BOUND, Flag.INEFFICIENT_KERNELS)
+    told = (evidence(KEYS[1], flags=flags), evidence(KEYS[0], regime="compute-bound", flags=flags))
+    assert regimes(with_document(old_run(), evidence=told)) == {
+        KEYS[1]: "memory-bound (kernels)",
+        KEYS[0]: "compute-bound (KV)",
+    }
+
+
+def test_a_card_that_cannot_hold_a_cell_says_so(run: Run) -> None:
+    """One second and 1 token a step here; 0.5 s on an L4 are 2 tokens/s, and 2 tokens in 0.2 s are 10."""
+    heads, here, l4, h100 = card_rows(run)
+    assert heads == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
+    assert here == ["here, measured", "1.00", "2.00", "64.0"]
+    assert l4 == ["L4", "2.00", "does not fit", "does not fit"]
+    assert h100 == ["H100 SXM", "10.0", "10.0", "does not fit"]
+
+
+def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
+    levers = (Lever("batch 8", 0.4, "measured"), Lever("a lucky charm", 0.009, "hope"))
+    told = (evidence(KEYS[1], levers=levers),)
+    assert lever_rows(with_document(run, evidence=told)) == [["decode 1 x 64", "batch 8", "400 ms", "40 %", "measured"]]
+
+
+def test_terms_stand_with_how_far_they_may_be_off(run: Run) -> None:
+    told = (evidence(KEYS[1], split_half_widths_s={"weights_s": 0.05}),)
+    rows = split_rows(with_document(run, evidence=told))
+    assert rows[0] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
+    assert rows[1] == ["measured", "1.00 s", "1.00 s", "1.00 s"]
+    assert rows[2] == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
+
+
+def test_health_is_in_words() -> None:
+    rows = dict(health_rows(old_run()))
+    assert all(not text.startswith(("{", "Spread", "(")) for text in rows.values())

@@ -1,0 +1,41 @@
+"""How a run goes: a line a stage and one a round, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from profiler.grid import Cell
+from profiler.report.progress import LineListener, QuietListener, make_listener
+
+
+@dataclass(frozen=True)
+class At:
+    """As the sweep's own `Progress`."""
+
+    cell: Cell
+    round: int
+    elapsed_s: float = 0.0
+    left_s: float = 95.0
+    visits: int = 0
+
+
+def test_a_line_a_stage_and_one_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+    listener = LineListener()
+    listener.stage("timing")
+    for number in (0, 0, 1):
+        listener.progress(At(Cell(1, 64, 8), number), 4)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.splitlines() == [
+        "timing",
+        "round 1 of 4 cells, at most 1:35 left",
+        "round 2 of 4 cells, at most 1:35 left",
+    ]
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with make_listener(quiet=True) as listener:
+        assert type(listener) is QuietListener
+        listener.stage("timing")
+        listener.progress(At(Cell(1, 64, 8), 0), 4)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""

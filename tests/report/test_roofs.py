@@ -1,0 +1,99 @@
+"""What a roofline shows: slopes and plateaus are the run's own roofs, and a part is drawn only where it holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from made_runs import key, old_run, result, roof, with_document
+
+from profiler.record.run import Run
+from profiler.report.roofs import MOST_POINTS, RoofLine, cell_points, roof_lines
+from profiler.roofs.values import CurvePoint
+
+
+@pytest.fixture
+def run() -> Run:
+    """100 GB/s and 1 TFLOP/s in the model's dtype, 2 TFLOP/s in float32; a cache of 4 MiB; a link; a datasheet."""
+    run = old_run()
+    cell = result(key("decode"), latency_s=2e-3, model_flops=10**8, model_bytes=10**8, intensity=1.0, flops_per_s=5e10)
+    ceilings = replace(
+        run.document.ceilings,
+        compute={"bfloat16": roof(1e12), "float32": roof(2e12)},
+        memory={"read": roof(1e11)},
+        memory_bytes_per_s=1e11,
+        curve=(CurvePoint(4 << 20, 4e11), CurvePoint(16 << 20, 1.24e11), CurvePoint(256 << 20, 1e11)),
+        links={"host": roof(1e10)},
+        dispatch_s={"eager": {"decode": {1: 1e-3}}},
+    )
+    device = replace(run.document.device, datasheet_flops_per_s=1.2e12, datasheet_bytes_per_s=1.5e11)
+    model = replace(run.model, dtype="bfloat16")
+    return replace(with_document(run, ceilings=ceilings, device=device, model=model), results=(cell,))
+
+
+def only(run: Run, kind: str) -> RoofLine:
+    [line] = [line for line in roof_lines(run) if line.kind == kind]
+    return line
+
+
+def test_slopes_and_plateaus_are_those_of_the_run(run: Run) -> None:
+    measured = only(run, "measured")
+    assert (measured.bytes_per_s, measured.flops_per_s) == (1e11, 1e12)
+    assert measured.at(1.0) == 1e11
+    assert measured.at(1000.0) == 1e12
+    assert measured.ridge == pytest.approx(10.0)
+    assert measured.label == "measured: 100 GB/s, 1.00 TFLOP/s bfloat16"
+    assert measured.corners(0.1, 100.0) == [(0.1, 1e10), (10.0, 1e12), (100.0, 1e12)]
+    sheet = only(run, "datasheet")
+    assert (sheet.bytes_per_s, sheet.flops_per_s) == (1.5e11, 1.2e12)
+
+
+def test_another_dtype_is_a_plateau_alone(run: Run) -> None:
+    other = only(run, "other")
+    assert other.corners(0.1, 1000.0) == [(20.0, 2e12), (1000.0, 2e12)]
+    assert other.label == "measured: 2.00 TFLOP/s float32"
+
+
+def test_a_cache_and_a_link_are_slopes_alone(run: Run) -> None:
+    """A size read 1.24 times as fast as memory is no cache yet (below 1.25); the link meets the roof at 100."""
+    cache, link = only(run, "cache"), only(run, "link")
+    assert cache.label == "a cache, at 4 MiB: 400 GB/s"
+    assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]
+    assert link.corners(0.1, 1000.0)[-1] == (pytest.approx(100.0), pytest.approx(1e12))
+    assert cache.corners(5.0, 1000.0) == []
+
+
+def test_dispatch_is_the_bytes_of_a_step_over_its_time(run: Run) -> None:
+    """10^8 bytes in a millisecond; drawn from a third to three times the intensity of the only decode."""
+    line = only(run, "dispatch")
+    assert line.bytes_per_s == pytest.approx(1e11)
+    assert (line.from_intensity, line.to_intensity) == (pytest.approx(1 / 3), pytest.approx(3.0))
+    assert line.label == "dispatch of a decode step: 1.00 ms"
+
+
+@pytest.mark.parametrize("step_s", [0.0, -0.003])
+def test_a_dispatch_that_cannot_be_is_not_drawn(run: Run, step_s: float) -> None:
+    """Folders of earlier versions may hold one: on a busy machine a difference of two times came out below zero."""
+    ceilings = replace(run.document.ceilings, dispatch_s={"eager": {"decode": {1: step_s}}})
+    assert "dispatch" not in {line.kind for line in roof_lines(with_document(run, ceilings=ceilings))}
+
+
+def test_a_run_without_a_decode_has_no_dispatch_roof(run: Run) -> None:
+    prefill = result(key("prefill"), intensity=100.0)
+    assert "dispatch" not in {line.kind for line in roof_lines(replace(run, results=(prefill,)))}
+
+
+def test_points_have_their_cells_words(run: Run) -> None:
+    [point] = cell_points(run)
+    assert point.tooltip.startswith("decode 1 x 64: 2.00 ms, 500 tokens/s, 1.00 FLOP/byte, 50.0 GFLOP/s, 50 %")
+    assert (point.intensity, point.flops_per_s) == (1.0, 5e10)
+
+
+def test_of_many_cells_those_that_span_them_are_drawn(run: Run) -> None:
+    many = replace(run, results=tuple(result(key(batch=batch)) for batch in range(1, 5001)))
+    points = cell_points(many)
+    assert len(points) == MOST_POINTS
+    assert (points[0].key.cell.batch_size, points[-1].key.cell.batch_size) == (1, 5000)
+    assert len({point.key for point in points}) == MOST_POINTS
+    assert not math.isnan(points[7].intensity)

@@ -1,0 +1,49 @@
+"""Reports need no torch: they are written where nothing that measures is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from made_runs import PRECISIONS, ROOT
+
+SCRIPT = """
+import sys
+for name in ("torch", "transformers", "accelerate", "bitsandbytes", "pynvml"):
+    sys.modules[name] = None
+import importlib, pkgutil
+from pathlib import Path
+import profiler.report
+for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."):
+    importlib.import_module(module.name)
+from profiler.record.run import read_run
+from profiler.report.console import screen
+from profiler.report.comparison_table import print_comparison
+from profiler.report.doubling_table import print_doubling
+from profiler.report.page import write_comparison, write_reports
+from profiler.report.terminal import print_run
+base = Path(sys.argv[1])
+runs = [read_run(base / name) for name in ("none", "nf4")]
+write_reports(runs)
+write_comparison(runs, base)
+print_run(runs[0], screen())
+print_doubling(runs[0], "decode", screen())
+print_comparison(runs, screen())
+"""
+
+
+def test_everything_renders_without_torch(tmp_path: Path) -> None:
+    base = shutil.copytree(PRECISIONS, tmp_path / "both")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(base)], capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Decode at batch 1 is" in done.stdout
+    assert "speaks for" in done.stdout
+    assert "speed-up" in done.stdout
+    for folder in (base / "none", base / "nf4"):
+        for name in ("report.html", "report.md", "roofline.png", "map.png", "split.png"):
+            assert (folder / name).stat().st_size > 1000, name
+    assert (base / "report.html").stat().st_size > 5000
