@@ -178,8 +178,8 @@ class CellEvidence(Keyed):
     noise_reasons: tuple[str, ...]
     predicted_peak_memory_bytes: int
     levers: tuple[Lever, ...] = ()
-    at_least_s_on: Mapping[str, float] = field(default_factory=dict)
-    """The floor on other cards, by their datasheets; cards that cannot hold the model are left out."""
+    at_least_s_on: Mapping[str, float | None] = field(default_factory=dict)
+    """The floor on other cards, by their datasheets; None on a card that cannot hold the cell."""
     unexplained_in_s: Mapping[str, float] = field(default_factory=dict)
     """Which groups of operators carry what the split does not explain, the largest first; empty where none was
     looked for."""

@@ -143,7 +143,7 @@ def _arithmetic(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
     """The card that would save the most, if it reached its datasheet and the host stayed as it is."""
-    floors = floors_on(cell, setting)
+    floors = {card: floor_s for card, floor_s in floors_on(cell, setting).items() if floor_s is not None}
     if not floors:
         return []
     name = min(floors, key=lambda card: floors[card])
@@ -151,9 +151,12 @@ def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
     return [Lever(f"another card ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
 
 
-def floors_on(cell: JudgedCell, setting: Setting) -> dict[str, float]:
-    """The least seconds of a cell's step on each card that holds it; none where the cell's operators are not known."""
+def floors_on(cell: JudgedCell, setting: Setting) -> dict[str, float | None]:
+    """The least seconds of a cell's step on each card, None on one that cannot hold it.
+
+    Empty where the cell's operators are not known.
+    """
     if not cell.operators:
         return {}
     found = (floor_on(card, cell.operators, setting.dtype, cell.memory_bytes) for card in setting.cards)
-    return {floor.gpu: floor.floor_s for floor in found if floor.floor_s is not None}
+    return {floor.gpu: floor.floor_s for floor in found}

@@ -18,7 +18,7 @@ from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
 from profiler.diagnosis.regimes import Measurement, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
-from profiler.diagnosis.step_time import TERMS
+from profiler.diagnosis.step_time import TERMS, Split
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
 from profiler.machine.readings import active, throttled
@@ -180,53 +180,36 @@ def _judged(
     """A cell's time split, placed and judged."""
     visits = facts.visits[key.cell]
     flops, nbytes = model_work(facts.operators[key])
-    placement = place(
-        time_s.median_s, flops, nbytes, facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
-    )
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
-    spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
-    slowed, activity = throttled(facts.readings, spans), active(facts.readings, spans)
+    slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, sigma)
-    issue_s = _median([None if v.issue_s is None else v.issue_s / len(v.decode_s) for v in visits])
-    verdict = judge(
-        Measurement(
-            split=parts,
-            model_flops=flops,
-            model_bytes=nbytes,
-            compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-            roofs=roofs_of(facts, key),
-            latency_low_s=time_s.low_s,
-            latency_high_s=time_s.high_s,
-            noise=noise.grade,
-            offloaded=facts.model.offloaded,
-            cache_resident=facts.ceilings.cache_resident(nbytes),
-            issue_s=issue_s if key.phase == "decode" and facts.device.overlaps_dispatch else None,
-            graph_step_s=_graph_step_s(facts, key),
-            batch_side=sides.get("batch", ""),
-            depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-            sm_active=activity.sm,
-            memory_active=activity.memory,
-            power_capped="power cap" in slowed,
-        )
-    )
-    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
-    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
-    whole = replace(
-        _of_its_phase(row, key, visits, issue_s),
+    verdict = judge(_measurement(facts, key, parts, time_s, noise, slowed, sides))
+    sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
+    placement = place(time_s.median_s, flops, nbytes, *sheet)
+    judged = JudgedCell(
+        key=key,
+        tokens_per_s=row.tokens_per_s,
         flops_per_s=placement.flops_per_s,
         bytes_per_s=placement.bytes_per_s,
-        mfu=math.nan if placement.mfu is None else placement.mfu,
-        mbu=math.nan if placement.mbu is None else placement.mbu,
+        split=parts,
+        verdict=verdict,
+        operators=facts.operators[key],
+        memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
+        avoidable_s=avoidable_s,
+    )
+    whole = replace(
+        _with_visits(row, key, visits),
+        flops_per_s=placement.flops_per_s,
+        bytes_per_s=placement.bytes_per_s,
+        mfu=_known(placement.mfu),
+        mbu=_known(placement.mbu),
         attained=parts.attained,
         floor_s=parts.floor_s,
         **{term: getattr(parts, term) for term in TERMS},
         regime=verdict.regime,
         confidence=verdict.confidence,
-        peak_memory_bytes=max(peaks) if peaks else None,
         noise=noise.grade,
-        p90_s=float(p90_s),
-        p99_s=float(p99_s),
         stopped="interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
     )
     evidence = CellEvidence(
@@ -240,18 +223,51 @@ def _judged(
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
     )
-    judged = JudgedCell(
-        key=key,
-        tokens_per_s=row.tokens_per_s,
-        flops_per_s=placement.flops_per_s,
-        bytes_per_s=placement.bytes_per_s,
-        split=parts,
-        verdict=verdict,
-        operators=facts.operators[key],
-        memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
-        avoidable_s=avoidable_s,
-    )
     return _Found(whole, evidence, judged)
+
+
+def _measurement(
+    facts: Facts,
+    key: CellKey,
+    parts: Split,
+    time_s: Estimate,
+    noise: NoiseReport,
+    slowed: Sequence[str],
+    sides: Mapping[str, str],
+) -> Measurement:
+    """All that a cell's verdict is drawn from."""
+    flops, nbytes = model_work(facts.operators[key])
+    visits = facts.visits[key.cell]
+    activity = active(facts.readings, _spans(visits))
+    runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch
+    return Measurement(
+        split=parts,
+        model_flops=flops,
+        model_bytes=nbytes,
+        compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
+        roofs=roofs_of(facts, key),
+        latency_low_s=time_s.low_s,
+        latency_high_s=time_s.high_s,
+        noise=noise.grade,
+        offloaded=facts.model.offloaded,
+        cache_resident=facts.ceilings.cache_resident(nbytes),
+        issue_s=_issue_s(visits) if runs_ahead else None,
+        graph_step_s=_graph_step_s(facts, key),
+        batch_side=sides.get("batch", ""),
+        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+        sm_active=activity.sm,
+        memory_active=activity.memory,
+        power_capped="power cap" in slowed,
+    )
+
+
+def _spans(visits: Sequence[Visit]) -> list[tuple[float, float]]:
+    return [(visit.at_unix_s, visit.wall_s) for visit in visits]
+
+
+def _issue_s(visits: Sequence[Visit]) -> float | None:
+    """Seconds until the host had submitted a decode step."""
+    return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
 
 
 def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], sigma: float) -> NoiseReport:
@@ -277,9 +293,17 @@ def _graph_step_s(facts: Facts, key: CellKey) -> float | None:
     return None
 
 
-def _of_its_phase(row: CellResult, key: CellKey, visits: Sequence[Visit], issue_s: float | None) -> CellResult:
-    """With medians over the visits of what belongs to one phase alone; NaN where it was not measured."""
-    row = replace(row, device_memory_bytes=_known(_median([visit.device_memory_bytes for visit in visits])))
+def _with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
+    """With what the visits tell beside their time; NaN where it was not measured, or belongs to the other phase."""
+    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
+    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
+    row = replace(
+        row,
+        p90_s=float(p90_s),
+        p99_s=float(p99_s),
+        peak_memory_bytes=max(peaks) if peaks else None,
+        device_memory_bytes=_known(_median([visit.device_memory_bytes for visit in visits])),
+    )
     if key.phase == "prefill":
         return replace(row, ttft_s=_known(_median([visit.ttft_s for visit in visits])))
     generated = key.cell.batch_size * key.cell.new_tokens
@@ -287,7 +311,7 @@ def _of_its_phase(row: CellResult, key: CellKey, visits: Sequence[Visit], issue_
     return replace(
         row,
         first_step_s=_known(_median([visit.decode_s[0] for visit in visits])),
-        issue_s=_known(issue_s),
+        issue_s=_known(_issue_s(visits)),
         joules_per_token=_known(_median(joules)),
     )
 

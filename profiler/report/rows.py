@@ -88,7 +88,7 @@ def lever_rows(run: Run) -> list[Row]:
 def card_rows(run: Run) -> list[Row]:
     """The most tokens/s that other cards' datasheets allow the cells that `shown_cells` picks, a heading first.
 
-    A card that cannot hold a cell is left out of its evidence, which is told in words.
+    A cell that a card cannot hold gets words instead.
     """
     evidence, shown = evidence_of(run), shown_cells(run)
     cards = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))

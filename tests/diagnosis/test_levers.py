@@ -119,7 +119,7 @@ def test_another_card_by_its_roofs() -> None:
     )
     here = replace(cell(weights_s=12e-3, compute_s=40e-3), memory_bytes=20e9, operators=operators)
     setting = replace(SETTING, cards=(twice, small))
-    assert floors_on(here, setting) == {"twice": pytest.approx(6e-3 + 10e-3)}
+    assert floors_on(here, setting) == {"twice": pytest.approx(6e-3 + 10e-3), "small": None}
     found = levers(here, setting)
     assert saved(found, "another card (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another card (small)") == 0.0

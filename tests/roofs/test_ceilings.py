@@ -120,4 +120,4 @@ def test_real_roofs_hold_a_minute_later() -> None:
     after = by_hand()
     measured = roofs.compute_flops_per_s("float32"), roofs.memory["read"].per_s
     for roof, first, last in zip(measured, before, after, strict=True):
-        assert 0.7 * min(first, last) < roof < 1.7 * max(first, last)
+        assert 0.5 * min(first, last) < roof < 2 * max(first, last)
