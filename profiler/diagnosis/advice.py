@@ -33,6 +33,9 @@ def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
         sentences.append(_prefill_sentence(prefills, setting))
     if decodes:
         sentences.append(_change_sentence(decodes, setting))
+    elif prefills:
+        sentences.append(_change_sentence(prefills, setting))
+    if decodes:
         sentences += _engine_sentences(decodes[0], others)
     return sentences
 
@@ -68,15 +71,28 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if regime == "compute-bound":
         share = cell.flops_per_s / setting.compute_flops_per_s
         return (
-            f"compute-bound: {percent(share)} of the {scaled(setting.compute_flops_per_s, 'FLOP/s')}"
-            f" that this {setting.device_name} really has"
+            f"compute-bound{_throttled(cell)}: {percent(share)} of the"
+            f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} that this {setting.device_name} really has"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, dispatch takes {duration(s.dispatch_s or s.floor_s)}"
+    if regime == "kernel-bound":
+        lost_s = s.kernel_s + s.dequantise_s
+        how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
+        return (
+            f"kernel-bound: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
+            f" roofs{how}"
+        )
+    if regime == "link-bound":
+        return f"link-bound: of {duration(s.latency_s)}, weights take {duration(s.link_s)} to cross to the device"
     where = (
         ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
     )
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}"
+
+
+def _throttled(cell: JudgedCell) -> str:
+    return f", throttled at {percent(cell.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
 
 
 def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
@@ -114,6 +130,7 @@ def _largest_terms(s: Split) -> str:
         "dequantising takes": s.dequantise_s,
         "kernels lose": s.kernel_s,
         "avoidable work takes": s.avoidable_s,
+        "the link takes": s.link_s,
         "dispatch takes": s.dispatch_s,
         "unexplained is": s.unexplained_s,
     }

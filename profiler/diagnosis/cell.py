@@ -82,6 +82,7 @@ class CellResult:
     stopped: str | None = None
     """What ended the sampling: `interval` or `budget`."""
     dequantise_s: float = _UNKNOWN
+    link_s: float = _UNKNOWN
 
     @property
     def key(self) -> CellKey:
@@ -200,5 +201,9 @@ class JudgedCell:
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
+    host_pace_s: float = 0.0
+    """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""
+    clock_share: float = 1.0
+    """The card's clock over that of its compute roof."""
     knee: float | None = None
     """The batch at which, by the counts, FLOPs overtake bytes; None where none does or one batch alone was run."""

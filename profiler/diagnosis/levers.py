@@ -52,16 +52,22 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     """
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
-    found = [
-        *_batch(cell, others),
+    device = [
         *_weights(cell, setting),
         *_cache(cell, setting),
-        *_path(cell, setting),
+        *_path(cell),
+        *_kernels(cell),
         *_arithmetic(cell, setting),
         *_card(cell, setting),
     ]
+    found = [*_batch(cell, others), *_host(cell, setting), *(_beside_the_host(cell, lever) for lever in device)]
     least_s = _LEAST_SHARE * cell.split.latency_s
     return sorted((lever for lever in found if lever.saves_s > least_s), key=lambda lever: -lever.saves_s)
+
+
+def _beside_the_host(cell: JudgedCell, lever: Lever) -> Lever:
+    """A change of the device's work saves no more than what the host's pace leaves, where it runs ahead."""
+    return replace(lever, saves_s=min(lever.saves_s, max(0.0, cell.split.busy_s - cell.host_pace_s)))
 
 
 def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
@@ -114,16 +120,52 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
     ]
 
 
-def _path(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    unfused_s = cell.avoidable_s.get(Cause.ATTENTION_MATRIX, 0.0) + cell.avoidable_s.get(Cause.REPEATED_HEADS, 0.0)
+def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     how = "CUDA graphs" if setting.can_graph else "torch.compile (many small operators become few)"
+    faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     return [
-        Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
         Lever(how, cell.split.dispatch_s, "the host's share of this step"),
         Lever(
             "keeping freed memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or tcmalloc)",
-            cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0),
+            faults_s,
             "fresh pages would not be taken again and again",
+        ),
+    ]
+
+
+def _path(cell: JudgedCell) -> list[Lever]:
+    def seconds(*causes: Cause) -> float:
+        return sum(cell.avoidable_s.get(cause, 0.0) for cause in causes)
+
+    unfused_s = seconds(Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS)
+    return [
+        Lever("a fused attention kernel", unfused_s, "scores and repeated heads would stay on chip"),
+        Lever(
+            "fusing element-wise kernels (torch.compile)",
+            seconds(Cause.OPERANDS),
+            "intermediates would not be written and read between them",
+        ),
+        Lever(
+            "attention on the latent itself (absorbed MLA)",
+            seconds(Cause.LATENT_EXPANDED),
+            "keys and values would not be expanded again",
+        ),
+        Lever("memory for all weights on the device", cell.split.link_s, "none would cross the link at every step"),
+    ]
+
+
+def _kernels(cell: JudgedCell) -> list[Lever]:
+    """What the kernels themselves lose: measured by running them alone, so that better ones could recover it."""
+    return [
+        Lever(
+            "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights",
+            cell.split.dequantise_s,
+            "nothing would be converted first",
+        ),
+        Lever(
+            "other kernels for these shapes (another dtype, format or library)",
+            cell.split.kernel_s,
+            "what these lose against their roofs when run alone",
         ),
     ]
 

@@ -9,10 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from profiler.diagnosis.step_time import Roofs, Split
+from profiler.diagnosis.step_time import Roofs, Split, at
 
-Regime = Literal["compute-bound", "memory-bound", "overhead-bound", "mixed", "inconclusive"]
-Vote = Literal["compute-bound", "memory-bound", "overhead-bound", ""]
+Regime = Literal[
+    "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
+]
+Vote = Literal["compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", ""]
 Confidence = Literal["high", "medium", "low"]
 
 # Thresholds, each with its reason. They are choices: isolated kernels reach 0.85 to 0.97 of a measured roof, whole
@@ -20,15 +22,24 @@ Confidence = Literal["high", "medium", "low"]
 # step on an H100 shows 0.27 (gpt-fast README; arXiv 2605.30571).
 MEMORY_SHARE = 0.60
 """Of the device's time, explained by bytes at the measured bandwidth: midway between those two clusters."""
-MEMORY_SHARE_AGAINST = 0.35
 COMPUTE_SHARE = 0.50
 """Of the device's time, explained by FLOPs at the measured rate: unfused prefills reach 0.35 to 0.6."""
-COMPUTE_SHARE_AGAINST = 0.25
-OVERHEAD_SHARE_ADDED = 0.50
-"""Dispatch over step where the two add up (CPU): half of the step."""
-OVERHEAD_SHARE_HIDDEN = 0.80
-"""Dispatch over step where it can hide behind the device (CUDA): the host then sets the pace."""
+OVERHEAD_SHARE = 0.50
+"""Exposed dispatch over step, from which the host sets the pace: what hides behind the device costs nothing."""
+IDLE_SHARE = 0.20
+"""Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
+gains nothing any more, so that its own label would be wrong."""
 OVERHEAD_AGAINST = 0.25
+LINK_SHARE = 0.50
+"""Link over step: half of it."""
+KERNEL_SHARE = 0.50
+"""Of the device's time, that its kernels lose against their roofs when run alone (dequantising too)."""
+KERNEL_SHARE_SURE = 0.40
+"""The same at the lower end of its interval."""
+KERNEL_COVERAGE = 0.70
+"""Share of the roof time whose operators were run alone, below which nothing is said of kernels."""
+KERNEL_UNEXPLAINED = 0.20
+"""Share of the step that may be left unexplained when kernels are blamed for the rest."""
 RIDGE_BAND = 1.5
 """Intensity this far beyond the ridge points to one side; nearer, both roofs matter."""
 DOMINANCE = 1.25
@@ -37,11 +48,17 @@ KERNEL_LOSS = 0.25
 """Share of the step that the library's kernels lose at these shapes (dequantising too), from which they are named."""
 WASTE = 0.20
 """Share of the step in avoidable work, from which the path is named."""
+ROOF_TOLERANCE = 0.02
+"""A step this much above its roof is at it: roofs are medians."""
+THROTTLED = 0.95
+"""Share of the clock that a roof was measured at, below which a card runs slower than it could."""
 
 ISSUE_AGAINST = 0.5
 """Share of a step until the host had submitted it, below which the host was not what the device waited for."""
 GRAPH_SAVES = 0.2
 """Share of a step that a graph replay saves, from which the host set the pace (an H100 at batch 1: 1.26x)."""
+GRAPH_PROVES = 0.5
+"""Share that is proof enough whatever the twin says: a replay without the host is twice as fast."""
 
 SM_IDLE = 0.5
 """Share of the time with any SM active, below which the device waits for the host most of the time."""
@@ -65,6 +82,8 @@ class Flag(StrEnum):
     """Of an overhead-bound step where a graph was replayed: a graph removes it."""
     GRANULARITY = "granularity"
     """Of such a step: only fusing does."""
+    THROTTLED = "throttled"
+    """The card ran at a lower clock than its roofs were measured at."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,8 @@ class Measurement:
     memory_active: float | None = None
     """NVML's shares of the time in which any SM, or the memory, was active at all."""
     power_capped: bool = False
+    clock_share: float = 1.0
+    """The card's clock during the cell over that at which its compute roof was measured."""
 
 
 @dataclass(frozen=True)
@@ -124,52 +145,97 @@ class Verdict:
 def judge(measurement: Measurement) -> Verdict:
     """The regime of one cell.
 
-    The label follows the largest share of the step's time; the confidence falls with votes against it, with the
-    width of the interval (the rule is run again on redrawn times and roofs), and with noise.
+    The label is the resource whose share of the step's time is largest; the confidence falls with votes against it,
+    with the width of the interval (the rule is run again on redrawn times and roofs), and with noise. A noisy interval
+    hides no label that holds over all of it.
     """
     evidence = _evidence(measurement)
-    regime = _label(measurement)
+    regime = _label_over_interval(measurement)
     flags = _flags(measurement, regime)
-    return Verdict(regime, _confidence(measurement, regime, evidence), evidence, flags)
+    return Verdict(regime, _confidence(measurement, regime, evidence, flags), evidence, flags)
 
 
-def _shares(m: Measurement) -> tuple[float, float, float]:
-    """(memory, compute, overhead) shares: bytes and FLOPs of the device's own time, dispatch of the whole step."""
+@dataclass(frozen=True)
+class _Shares:
+    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch and the link of the whole step."""
+
+    memory: float
+    compute: float
+    kernel: float
+    overhead: float
+    link: float
+
+
+def _shares(m: Measurement) -> _Shares:
     s = m.split
-    device_time = s.latency_s if m.roofs.overlaps else max(s.latency_s - (m.roofs.dispatch_s or 0.0), 1e-12)
-    memory = (s.weights_s + s.kv_s) / device_time
-    compute = s.compute_s / device_time
-    overhead = (m.roofs.dispatch_s or 0.0) / s.latency_s
-    return memory, compute, overhead
+    device_time = max(s.latency_s - s.dispatch_s, 1e-12)
+    return _Shares(
+        memory=(s.weights_s + s.kv_s) / device_time,
+        compute=s.compute_s / m.clock_share / device_time,
+        kernel=(s.kernel_s + s.dequantise_s) / device_time,
+        overhead=s.dispatch_s / s.latency_s,
+        link=s.link_s / s.latency_s,
+    )
+
+
+def _label_over_interval(m: Measurement) -> Regime:
+    """The label; of a step too noisy to use, the one that holds at both ends of its interval."""
+    if m.noise != "unusable":
+        return _label(m)
+    ends = {_label(replace(m, split=at(m.split, latency_s))) for latency_s in (m.latency_low_s, m.latency_high_s)}
+    return ends.pop() if len(ends) == 1 else "inconclusive"
 
 
 def _label(m: Measurement) -> Regime:
-    if m.offloaded or m.noise == "unusable":
-        return "inconclusive"
-    memory, compute, overhead = _shares(m)
-    if overhead >= (OVERHEAD_SHARE_HIDDEN if m.roofs.overlaps else OVERHEAD_SHARE_ADDED):
+    shares = _shares(m)
+    saved = _graph_share(m)
+    if shares.link >= LINK_SHARE:
+        return "link-bound"
+    if shares.overhead >= OVERHEAD_SHARE or (saved is not None and saved >= GRAPH_PROVES):
         return "overhead-bound"
-    larger, smaller = max(memory, compute), min(memory, compute)
-    reaches = memory >= MEMORY_SHARE if memory > compute else compute >= COMPUTE_SHARE
+    if m.roofs.overlaps and shares.overhead >= IDLE_SHARE:
+        return "mixed"
+    if _kernels_bind(m, shares):
+        return "kernel-bound"
+    larger, smaller = max(shares.memory, shares.compute), min(shares.memory, shares.compute)
+    reaches = shares.memory >= MEMORY_SHARE if shares.memory > shares.compute else shares.compute >= COMPUTE_SHARE
     if reaches:
         if larger < DOMINANCE * smaller:
             return "mixed"
-        return "memory-bound" if memory > compute else "compute-bound"
+        return "memory-bound" if shares.memory > shares.compute else "compute-bound"
     s = m.split
     moved = (s.weights_s + s.kv_s + s.avoidable_s) / s.latency_s
     if moved >= MEMORY_SHARE and s.compute_s < s.weights_s + s.kv_s + s.avoidable_s:
         return "memory-bound"
-    parts = sorted((memory, compute, overhead), reverse=True)
+    parts = sorted((shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link), reverse=True)
     if parts[0] + parts[1] >= MEMORY_SHARE and parts[1] * DOMINANCE >= MEMORY_SHARE / 2:
         return "mixed"
-    return "inconclusive"
+    explained = s.replayed_share >= KERNEL_COVERAGE and abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    return "mixed" if explained else "inconclusive"
+
+
+def _kernels_bind(m: Measurement, shares: _Shares) -> bool:
+    """Whether kernels that run far below every roof are what the step waits for.
+
+    It predicts that other kernels for these very operators recover at least half of what these lose.
+    """
+    s = m.split
+    device_time = max(s.latency_s - s.dispatch_s, 1e-12)
+    lower = shares.kernel - s.half_widths_s.get("kernel_s", 0.0) / device_time
+    others = (shares.memory, shares.compute, shares.overhead, shares.link, s.avoidable_s / device_time)
+    return (
+        s.replayed_share >= KERNEL_COVERAGE
+        and shares.kernel >= KERNEL_SHARE
+        and lower >= KERNEL_SHARE_SURE
+        and shares.kernel >= DOMINANCE * max(others)
+        and abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    )
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
-    memory, compute, overhead = _shares(m)
+    shares = _shares(m)
     ridge = m.compute_flops_per_s / m.roofs.memory_bytes_per_s
     intensity = m.model_flops / m.model_bytes
-    hidden = OVERHEAD_SHARE_HIDDEN if m.roofs.overlaps else OVERHEAD_SHARE_ADDED
     items = [
         Evidence(
             "intensity / measured ridge",
@@ -184,43 +250,55 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
         ),
         Evidence(
             "share of the device's time that bytes at the measured bandwidth need",
-            memory,
+            shares.memory,
             f">= {MEMORY_SHARE} memory",
-            "memory-bound" if memory >= MEMORY_SHARE else "",
+            "memory-bound" if shares.memory >= MEMORY_SHARE else "",
             2.0,
         ),
         Evidence(
             "share of the device's time that FLOPs at the measured rate need",
-            compute,
+            shares.compute,
             f">= {COMPUTE_SHARE} compute",
-            "compute-bound" if compute >= COMPUTE_SHARE else "",
+            "compute-bound" if shares.compute >= COMPUTE_SHARE else "",
             2.0,
         ),
     ]
     if m.roofs.dispatch_s is not None:
         items.append(
             Evidence(
-                "dispatch (hollow twin) / step",
-                overhead,
-                f">= {hidden} overhead",
-                "overhead-bound" if overhead >= hidden else "",
+                "dispatch that the device does not hide (hollow twin) / step",
+                shares.overhead,
+                f">= {OVERHEAD_SHARE} overhead",
+                "overhead-bound" if shares.overhead >= OVERHEAD_SHARE else "",
                 2.0,
             )
         )
-    return (*items, *_optional_evidence(m, memory, compute, overhead))
+    if m.split.replayed_share >= KERNEL_COVERAGE:
+        items.append(
+            Evidence(
+                "share of the device's time that kernels run alone take beyond their roofs",
+                shares.kernel,
+                f">= {KERNEL_SHARE} kernels",
+                "kernel-bound" if _kernels_bind(m, shares) else "",
+                2.0,
+            )
+        )
+    if m.split.link_s:
+        vote: Vote = "link-bound" if shares.link >= LINK_SHARE else ""
+        items.append(Evidence("link / step", shares.link, f">= {LINK_SHARE} link", vote, 2.0))
+    return (*items, *_optional_evidence(m, shares))
 
 
-def _optional_evidence(m: Measurement, memory: float, compute: float, overhead: float) -> list[Evidence]:
+def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
     """Signals that only some runs have; a missing one changes nothing."""
-    device_side: Vote = "memory-bound" if memory >= compute else "compute-bound"
+    device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
     items = []
     if m.issue_s is not None and m.roofs.overlaps:
         share = m.issue_s / m.split.latency_s
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
-    if m.graph_step_s is not None:
-        saved = 1 - m.graph_step_s / m.split.latency_s
+    if (saved := _graph_share(m)) is not None:
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
         items.append(
             Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
@@ -228,7 +306,7 @@ def _optional_evidence(m: Measurement, memory: float, compute: float, overhead: 
     for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
         if side in _SIDES:
             # A flat time speaks for bytes only where dispatch, which is as flat, is small.
-            vote = _SIDES[side] if side == "compute" or overhead < OVERHEAD_AGAINST else ""
+            vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
             items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
     if m.sm_active is not None:
         # One warp on one SM counts as active, so that a high share proves nothing; a low one is an idle device.
@@ -247,12 +325,24 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
         (Flag.WASTEFUL_PATH, s.avoidable_s >= WASTE * s.latency_s),
         (Flag.CACHE_RESIDENT, m.cache_resident),
         (Flag.OFFLOADED, m.offloaded),
-        (Flag.ABOVE_ROOF, s.attained > 1.0),
+        (Flag.ABOVE_ROOF, s.attained > 1.0 + _tolerance(m)),
         (Flag.POWER_CAPPED, m.power_capped),
+        (Flag.THROTTLED, m.clock_share < THROTTLED),
         (Flag.HOST, regime == "overhead-bound" and _graph_saves(m) is True),
         (Flag.GRANULARITY, regime == "overhead-bound" and _graph_saves(m) is False),
     )
     return tuple(name for name, holds in checks if holds)
+
+
+def _tolerance(m: Measurement) -> float:
+    """How far above its roof a step may lie and still be at it: what the roof and the time themselves may be off."""
+    time = (m.latency_high_s - m.latency_low_s) / 2 / m.split.latency_s
+    return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
+
+
+def _graph_share(m: Measurement) -> float | None:
+    """Share of the step that a graph saves; None where none was replayed."""
+    return None if m.graph_step_s is None else 1 - m.graph_step_s / m.split.latency_s
 
 
 def _graph_saves(m: Measurement) -> bool | None:
@@ -262,8 +352,8 @@ def _graph_saves(m: Measurement) -> bool | None:
     return m.split.latency_s - m.graph_step_s >= m.roofs.dispatch_s / 2
 
 
-def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence]) -> Confidence:
-    if regime == "inconclusive":
+def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], flags: Sequence[Flag]) -> Confidence:
+    if regime == "inconclusive" or m.noise == "unusable" or Flag.ABOVE_ROOF in flags:
         return "low"
     voting = [item for item in evidence if item.vote]
     total = sum(item.weight for item in voting)
@@ -283,18 +373,15 @@ def _stability(m: Measurement, regime: Regime) -> float:
     sigma = max(m.latency_high_s - m.latency_low_s, 0.0) / 4
     same = 0
     for _ in range(_REDRAWS):
-        s = m.split
-        latency_s = max(rng.normal(s.latency_s, sigma), 1e-12)
         memory, compute, dispatch = rng.normal(1.0, 0.03, size=3)
+        s = at(m.split, max(rng.normal(m.split.latency_s, sigma), 1e-12))
         redrawn = replace(
             s,
-            latency_s=latency_s,
             weights_s=s.weights_s * memory,
             kv_s=s.kv_s * memory,
             avoidable_s=s.avoidable_s * memory,
             compute_s=s.compute_s * compute,
+            dispatch_s=s.dispatch_s * dispatch,
         )
-        host = m.roofs.dispatch
-        roofs = m.roofs if host is None else replace(m.roofs, dispatch=replace(host, step_s=host.step_s * dispatch))
-        same += _label(replace(m, split=redrawn, roofs=roofs)) == regime
+        same += _label(replace(m, split=redrawn)) == regime
     return same / _REDRAWS

@@ -185,6 +185,7 @@ def _judged(
     slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, sigma)
     verdict = judge(_measurement(facts, key, parts, time_s, noise, slowed, sides))
+    roofs = roofs_of(facts, key)
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     placement = place(time_s.median_s, flops, nbytes, *sheet)
     judged = JudgedCell(
@@ -197,6 +198,8 @@ def _judged(
         operators=facts.operators[key],
         memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
         avoidable_s=avoidable_s,
+        host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        clock_share=_clock_share(facts, visits),
     )
     whole = replace(
         _with_visits(row, key, visits),
@@ -258,7 +261,17 @@ def _measurement(
         sm_active=activity.sm,
         memory_active=activity.memory,
         power_capped="power cap" in slowed,
+        clock_share=_clock_share(facts, visits),
     )
+
+
+def _clock_share(facts: Facts, visits: Sequence[Visit]) -> float:
+    """The card's clock during a cell over that of its compute roof; 1 where either is not known, or on a CPU."""
+    roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
+    during_hz = active(facts.readings, _spans(visits)).clock_hz
+    if facts.device.kind != "cuda" or not roof_hz or not during_hz:
+        return 1.0
+    return min(1.0, during_hz / roof_hz)
 
 
 def _spans(visits: Sequence[Visit]) -> list[tuple[float, float]]:

@@ -32,6 +32,8 @@ class Point:
     flops: float
     bytes: float
     tokens_per_s: float
+    executed_bytes: float = 0.0
+    """What the library's path moves, which is what its time can be held against; 0 where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ def _doubling(smaller: Point, larger: Point) -> Doubling:
         return math.log(after / before) / step
 
     low, high = slope(smaller.high_s, larger.low_s), slope(smaller.low_s, larger.high_s)
-    by_bytes, by_flops = slope(smaller.bytes, larger.bytes), slope(smaller.flops, larger.flops)
+    by_bytes = slope(smaller.executed_bytes or smaller.bytes, larger.executed_bytes or larger.bytes)
+    by_flops = slope(smaller.flops, larger.flops)
     return Doubling(
         smaller=smaller.size,
         larger=larger.size,
@@ -251,6 +254,7 @@ def _point(cell: CellResult, column: str) -> Point:
         flops=float(cell.model_flops),
         bytes=float(cell.model_bytes),
         tokens_per_s=cell.tokens_per_s,
+        executed_bytes=float(cell.executed_bytes),
     )
 
 

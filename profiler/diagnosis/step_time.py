@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -112,6 +112,7 @@ TERM_NAMES = {
     "dequantise_s": "dequantisation",
     "kernel_s": "kernels below the roof",
     "avoidable_s": "avoidable work",
+    "link_s": "link",
     "dispatch_s": "dispatch",
     "unexplained_s": "unexplained",
 }
@@ -132,18 +133,33 @@ class Split:
     kernel_s: float
     avoidable_s: float
     dispatch_s: float
+    """What the host adds: all of its dispatch on a CPU; what does not hide behind the device on CUDA."""
     unexplained_s: float
     device_s: float
     """Sum over operators of max(F/P, B/W): what the work itself demands."""
     floor_s: float
     """The least time of this step here: the device's and the dispatch roof combined."""
+    link_s: float = 0.0
+    """Weights that wait elsewhere crossing to the device."""
+    replayed_share: float = 0.0
+    """Share of `device_s` whose operators were run alone: of the rest, losses of kernels are not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
     """How far each of TERMS may be off, from the spread of what it was measured with (about 95 %)."""
 
     @property
     def attained(self) -> float:
         """Share of the roofline that was attained: what the work demands over what was measured."""
-        return self.device_s / self.latency_s
+        return (self.device_s + self.link_s) / self.latency_s
+
+    @property
+    def busy_s(self) -> float:
+        """What the device and its link are known to take."""
+        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s
+
+
+def at(parts: Split, latency_s: float) -> Split:
+    """The same split if the step had taken so long: what is known stays, the residual takes the difference."""
+    return replace(parts, latency_s=latency_s, unexplained_s=parts.unexplained_s + latency_s - parts.latency_s)
 
 
 def split(
@@ -156,8 +172,8 @@ def split(
 ) -> Split:
     """Split a measured step.
 
-    measured = weights + KV + compute + dequantisation + kernel + avoidable + dispatch + unexplained. The first three
-    are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
+    measured = weights + KV + compute + dequantisation + kernel + avoidable + link + dispatch + unexplained. The first
+    three are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
     alone; `avoidable` moves `avoidable_bytes` at the measured bandwidth and takes fresh pages (`page_faults_s`);
     `dispatch` is what the host adds: all of it where nothing overlaps (CPU), else only what does not hide behind the
     device.
@@ -172,17 +188,17 @@ def split(
         if demand.replayed_s is not None:
             dequantise_s += demand.dequantise_s
             kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s) - demand.dequantise_s
-    # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
-    weights_s += roofs.fetch_s
     if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
         # A replayed kernel was called from the host as well; that call is part of the step's dispatch.
         converting_s = roofs.dispatch.in_conversions_s if dequantise_s else 0.0
         dequantise_s -= converting_s
         kernel_s -= roofs.dispatch.in_kernels_s - converting_s
     device_s = weights_s + kv_s + compute_s
+    replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
     avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s + page_faults_s
     host_s = roofs.dispatch_s or 0.0
-    busy_s = device_s + dequantise_s + kernel_s + avoidable_s
+    # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
+    busy_s = device_s + dequantise_s + kernel_s + avoidable_s + roofs.fetch_s
     dispatch_s = max(0.0, host_s - busy_s) if roofs.overlaps else host_s
     terms = {
         "weights_s": weights_s,
@@ -191,14 +207,17 @@ def split(
         "dequantise_s": dequantise_s,
         "kernel_s": kernel_s,
         "avoidable_s": avoidable_s,
+        "link_s": roofs.fetch_s,
         "dispatch_s": dispatch_s,
         "unexplained_s": latency_s - busy_s - dispatch_s,
     }
+    required_s = device_s + roofs.fetch_s
     return Split(
         latency_s=latency_s,
         **terms,
         device_s=device_s,
-        floor_s=max(device_s, host_s) if roofs.overlaps else device_s + host_s,
+        floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
+        replayed_share=replayed_s / device_s if device_s else 0.0,
         half_widths_s=_half_widths(terms, demands, roofs, latency_half_width_s),
     )
 
@@ -226,6 +245,7 @@ def _half_widths(
         "dequantise_s": dequantise_s,
         "kernel_s": math.hypot(replay_s, roof_s, dequantise_s),
         "avoidable_s": avoidable_s,
+        "link_s": 0.0,
         "dispatch_s": dispatch_s,
         "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
     }

@@ -59,7 +59,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
     for where, nbytes in loaded.offloaded_bytes.items():
         warnings.append(
             f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights come from the {where}"
-            f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step; its cells get no regime."
+            f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step."
         )
     return warnings
 

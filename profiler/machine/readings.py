@@ -44,6 +44,8 @@ class ActiveShares:
 
     sm: float | None
     memory: float | None
+    clock_hz: float | None = None
+    """The device's clock meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,12 @@ def active(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) ->
     during = _during(readings, spans)
     sm = [r.sm_active for r in during if r.sm_active is not None]
     memory = [r.memory_active for r in during if r.memory_active is not None]
-    return ActiveShares(statistics.median(sm) if sm else None, statistics.median(memory) if memory else None)
+    clocks = [r.clock_hz for r in during if r.clock_hz is not None]
+    return ActiveShares(_middle(sm), _middle(memory), _middle(clocks))
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _during(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> list[Reading]:

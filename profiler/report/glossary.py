@@ -143,6 +143,16 @@ TERMS: dict[str, Term] = {
         _counted("overhead-bound"),
     ),
     "mixed": Term("two causes share the time so evenly that neither decides alone.", _counted("mixed")),
+    "kernel-bound": Term(
+        "the library's kernels at these shapes run far below every roof when replayed alone; other kernels, formats or"
+        " dtypes help, a faster device less than its datasheet says.",
+        _counted("kernel-bound"),
+    ),
+    "link-bound": Term(
+        "weights that wait on the host or the disk set the pace; fewer bytes or more memory help, a faster device does"
+        " not.",
+        _counted("link-bound"),
+    ),
     "inconclusive": Term(
         "the evidence is missing, too noisy or contradicts itself; no label would be honest.", _counted("inconclusive")
     ),
@@ -180,5 +190,7 @@ TERMS: dict[str, Term] = {
         _interval,
     ),
     "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),
-    "offloaded": Term("weights wait on the host or the disk and cross a link at every step; such cells get no regime."),
+    "offloaded": Term(
+        "weights wait on the host or the disk and cross a link at every step, which is a term of its own."
+    ),
 }

@@ -12,7 +12,7 @@ from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
 from profiler.roofs.sampling import clocked, roof_of, sample
-from profiler.roofs.values import Ceilings, CurvePoint, Roof
+from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
 
 # 4x the last-level cache, as BabelStream and STREAM ask for, so that the cache cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -68,7 +68,7 @@ def _streams(machine: Machine, nbytes: int, budget_s: float) -> dict[str, Roof]:
     third = elements // 3
     x, y, z = a[:third], a[third : 2 * third], a[2 * third : 3 * third]
     return {
-        "read": probe(nbytes, a.sum, budget_s, f"sum of {nbytes >> 20} MiB"),
+        READ: probe(nbytes, a.sum, budget_s, f"sum of {nbytes >> 20} MiB"),
         "copy": probe(8 * third, lambda: z.copy_(x), budget_s / 2, "1 read, 1 write"),
         "triad": probe(12 * third, lambda: torch.add(x, y, alpha=3.0, out=z), budget_s / 2, "2 reads, 1 write"),
     }

@@ -11,6 +11,7 @@ from profiler.machine.clock import NOTCH
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
+READ = "read"
 RESIDENT_GAIN = 1.25
 """A size that is read this much faster again and again than memory can be is served by a cache."""
 
@@ -80,13 +81,19 @@ class Ceilings:
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """The memory roof: the fastest stream that was seen, past every cache."""
-        return max(roof.per_s for roof in self.memory.values())
+        """The memory roof, past every cache: reading a stream, or the weights of a matrix-vector product if faster."""
+        return self._memory_roof.per_s
 
     @property
     def memory_half_width(self) -> float:
         """How far the memory roof may be off, as a share of it."""
-        return max(self.memory.values(), key=lambda roof: roof.per_s).half_width
+        return self._memory_roof.half_width
+
+    @property
+    def _memory_roof(self) -> Roof:
+        """What a decode step does is read; copies and triads write as well, and stand beside it for comparison."""
+        reads = [roof for name, roof in self.memory.items() if name == READ or name.startswith(GEMV)]
+        return max(reads or self.memory.values(), key=lambda roof: roof.per_s)
 
     def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
         """The roof of a working set: what its size reaches when it is read again and again, or the memory roof.
@@ -117,6 +124,10 @@ class Ceilings:
     def compute_half_width(self, dtype: str) -> float:
         """How far that roof may be off, as a share of it."""
         return self._compute_roof(dtype).half_width
+
+    def compute_clock_hz(self, dtype: str) -> float | None:
+        """The device's clock while that roof was measured, where it told."""
+        return self._compute_roof(dtype).clock_hz
 
     def _compute_roof(self, dtype: str) -> Roof:
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)

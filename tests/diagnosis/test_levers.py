@@ -18,11 +18,12 @@ from profiler.work.causes import Cause
 
 SETTING = Setting("card", 1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
 MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
+KERNEL_BOUND = Verdict("kernel-bound", "high", (), ())
 
 
 def cell(batch: int = 1, verdict: Verdict = MEMORY_BOUND, depth: int = 512, **terms: float) -> JudgedCell:
     named = {name: terms.get(name, 0.0) for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "kernel_s")}
-    named |= {name: terms.get(name, 0.0) for name in ("avoidable_s", "dispatch_s", "unexplained_s")}
+    named |= {name: terms.get(name, 0.0) for name in ("avoidable_s", "link_s", "dispatch_s", "unexplained_s")}
     total = sum(named.values())
     device = named["weights_s"] + named["kv_s"] + named["compute_s"]
     parts = Split(latency_s=total, device_s=device, floor_s=device, **named)
@@ -74,6 +75,32 @@ def test_memory_that_is_taken_again_and_again_has_a_lever_where_it_matters() -> 
     assert saved(levers(of_many, SETTING), "keeping freed memory") == pytest.approx(10e-3)
     of_few = replace(of_many, avoidable_s={Cause.PAGE_FAULTS: 50e-6})
     assert not any("freed" in lever.change for lever in levers(of_few, SETTING)), "half a thousandth of the step"
+
+
+def test_what_kernels_lose_and_convert_has_levers() -> None:
+    """nf4 through a dense copy at batch 8: dequantising takes 145 of 171 ms, and somebody must say so."""
+    found = levers(cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND), SETTING)
+    assert found[0].change.startswith("a kernel that multiplies the packed weights")
+    assert found[0].saves_s == pytest.approx(145e-3)
+    assert saved(found, "other kernels for these shapes") == pytest.approx(8e-3)
+
+
+def test_unfused_traffic_and_an_expanded_latent_have_levers() -> None:
+    """148 of 598 ms of a prefill are intermediates; 34 of 76 ms of a decode step are MLA's keys written out again."""
+    prefill = replace(cell(compute_s=320e-3, avoidable_s=148e-3), avoidable_s={Cause.OPERANDS: 148e-3})
+    assert saved(levers(prefill, SETTING), "fusing element-wise") == pytest.approx(148e-3)
+    decode = replace(cell(weights_s=42e-3, avoidable_s=34e-3), avoidable_s={Cause.LATENT_EXPANDED: 34e-3})
+    assert saved(levers(decode, SETTING), "attention on the latent") == pytest.approx(34e-3)
+
+
+def test_the_device_cannot_save_what_the_host_takes() -> None:
+    """An H100 that waits for its host: 25 ms of dispatch over 4.3 ms of weights. A fifth of the bytes saves nothing."""
+    waiting = replace(cell(weights_s=4.3e-3, dispatch_s=20.7e-3), host_pace_s=25e-3)
+    found = levers(waiting, SETTING)
+    assert saved(found, "4-bit weights") == 0.0
+    assert saved(found, "CUDA graphs") == pytest.approx(20.7e-3)
+    hardly = replace(cell(weights_s=14e-3), host_pace_s=12e-3)
+    assert saved(levers(hardly, SETTING), "4-bit weights") == pytest.approx(2e-3), "then the host sets the pace"
 
 
 def test_an_8_bit_cache_halves_a_16_bit_one() -> None:

@@ -81,7 +81,8 @@ def test_offloaded_weights_pay_for_the_link() -> None:
     """8 GB over a link of 16 GB/s is half a second, whatever the device's memory does."""
     roofs = Roofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)
     found = split(0.6, [demand(0, 8e9)], 0.0, roofs)
-    assert found.weights_s == pytest.approx(0.5 + 8e-3)
+    assert (found.link_s, found.weights_s) == (pytest.approx(0.5), pytest.approx(8e-3))
+    assert found.attained == pytest.approx(0.508 / 0.6)
     assert terms(found) == pytest.approx(0.6)
 
 

@@ -40,6 +40,8 @@ REGIME_COLOR = {
     "memory-bound": "#56B4E9",
     "compute-bound": "#E69F00",
     "overhead-bound": "#CC79A7",
+    "kernel-bound": "#D55E00",
+    "link-bound": "#009E73",
     "mixed": "#F0E442",
     "inconclusive": "#DDDDDD",
 }
@@ -50,6 +52,7 @@ TERM_STYLE = {
     "dequantise_s": ("#009E73", "oo"),
     "kernel_s": ("#D55E00", "\\\\"),
     "avoidable_s": ("#F0E442", ""),
+    "link_s": ("#000000", "--"),
     "dispatch_s": ("#CC79A7", ".."),
     "unexplained_s": ("#999999", "xx"),
 }
