@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.cell import JudgedCell
+from profiler.diagnosis.cell import EngineDifference, JudgedCell
 from profiler.diagnosis.levers import Setting, levers
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.step_time import Split
 from profiler.units import duration, percent, scaled, significant
 
 
-def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
+def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[EngineDifference] = ()) -> list[str]:
     """Two or three sentences, the most useful first. Empty when nothing was measured.
 
     They speak of the first engine; what another one saves is a sentence of its own.
     """
     sentences = []
     engine = cells[0].key.cell.engine if cells else ""
-    others = [cell for cell in cells if cell.key.cell.engine != engine]
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     decodes = sorted((c for c in cells if c.key.phase == "decode"), key=_batch_then_depth)
     prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
@@ -36,7 +35,7 @@ def answer(cells: Sequence[JudgedCell], setting: Setting) -> list[str]:
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
     if decodes:
-        sentences += _engine_sentences(decodes[0], others)
+        sentences += _engine_sentences(decodes[0], differences)
     return sentences
 
 
@@ -44,19 +43,15 @@ def _batch_then_depth(cell: JudgedCell) -> tuple[int, int]:
     return cell.key.cell.batch_size, cell.key.cell.depth
 
 
-def _engine_sentences(first: JudgedCell, others: Sequence[JudgedCell]) -> list[str]:
-    """What every other engine does to the step of the first cell."""
-    found = []
-    for cell in others:
-        if replace(cell.key, cell=replace(cell.key.cell, engine=first.key.cell.engine)) != first.key:
-            continue
-        saved_s = first.split.latency_s - cell.split.latency_s
-        verb = "saves" if saved_s >= 0 else "costs"
-        found.append(
-            f"The engine {cell.key.cell.engine} {verb} {duration(abs(saved_s))} of the"
-            f" {duration(first.split.latency_s)} step against {first.key.cell.engine}."
-        )
-    return found
+def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
+    """What every other engine does to the step of the first cell, where that is beyond noise."""
+    engine, step_s = first.key.cell.engine, first.split.latency_s
+    return [
+        f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))} of the"
+        f" {duration(step_s)} step against {engine}."
+        for item in differences
+        if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
+    ]
 
 
 def _because(cell: JudgedCell, setting: Setting) -> str:

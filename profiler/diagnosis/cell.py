@@ -156,6 +156,26 @@ def columns_of(key: CellKey) -> KeyColumns:
 
 
 @dataclass(frozen=True)
+class EngineDifference(Keyed):
+    """What an engine saves against the run's first one in a cell, with its 95 % interval."""
+
+    against: str
+    saves_s: float
+    low_s: float
+    high_s: float
+    visits: int = 2
+    """Visits of the one that has fewer: a single one does not tell what visits of the same cell differ by."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether the engines were visited in turn and the whole interval lies on one side."""
+        return self.visits >= _LEAST_VISITS and self.low_s * self.high_s > 0
+
+
+_LEAST_VISITS = 2
+
+
+@dataclass(frozen=True)
 class Lever:
     """A change and the most it can save on one cell."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.diagnosis import advice
-from profiler.diagnosis.cell import CellEvidence, CellResult, JudgedCell, Keyed, columns_of, counted
+from profiler.diagnosis.cell import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, counted
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
@@ -43,16 +43,6 @@ _UNEXPLAINED_SHARE = 0.20
 
 
 @dataclass(frozen=True)
-class EngineDifference(Keyed):
-    """What an engine saves against the run's first one in a cell, with its 95 % interval."""
-
-    against: str
-    saves_s: float
-    low_s: float
-    high_s: float
-
-
-@dataclass(frozen=True)
 class Judgement:
     """What the facts of a run say."""
 
@@ -80,7 +70,7 @@ def judge_run(facts: Facts) -> Judgement:
     sides = _sides(rows, tests)
     found = {key: _judged(facts, key, rows[key], times[key], sigma[key.phase], sides[key]) for key in times}
     judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
-    setting = setting_of(facts)
+    setting, differences = setting_of(facts), _differences(facts, sigma)
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
         evidence=tuple(
@@ -94,8 +84,8 @@ def judge_run(facts: Facts) -> Judgement:
         ),
         judged=tuple(judged.values()),
         scaling=tuple(tests),
-        differences=tuple(_differences(facts, sigma)),
-        answer=tuple(advice.answer(list(judged.values()), setting)),
+        differences=tuple(differences),
+        answer=tuple(advice.answer(list(judged.values()), setting, differences)),
     )
 
 
@@ -369,7 +359,12 @@ def _differences(facts: Facts, sigma: Mapping[Phase, float]) -> list[EngineDiffe
         saved = difference(before, after, sigma[key.phase])
         found.append(
             EngineDifference(
-                **columns_of(key), against=first, saves_s=saved.median_s, low_s=saved.low_s, high_s=saved.high_s
+                **columns_of(key),
+                against=first,
+                saves_s=saved.median_s,
+                low_s=saved.low_s,
+                high_s=saved.high_s,
+                visits=min(len(before), len(after)),
             )
         )
     return found

@@ -8,10 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from profiler.diagnosis.cell import CellEvidence, Keyed, columns_of
+from profiler.diagnosis.cell import CellEvidence, EngineDifference, Keyed, columns_of
 from profiler.diagnosis.facts import Activity, DeviceFacts, ModelFacts, Quality
 from profiler.diagnosis.inside import GroupTime
-from profiler.diagnosis.run import EngineDifference
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.grid import Grid, Phase
 from profiler.machine.readings import Health

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from profiler.diagnosis.cell import CellEvidence
+from profiler.diagnosis.cell import CellEvidence, EngineDifference
 from profiler.diagnosis.regimes import Flag
-from profiler.diagnosis.run import EngineDifference
 from profiler.grid import CellKey, Phase
 from profiler.record.run import Run
 from profiler.report.shown import first_engine, of_phase
@@ -65,12 +64,21 @@ def _of_sheet(value: float, peak: float | None) -> str:
 
 
 def engine_lines(run: Run) -> list[str]:
-    """What each further engine does to a step against the first, with its interval."""
-    return [
+    """What each further engine does to a step against the first, with its interval; what is no claim, in one line."""
+    differences = run.document.engine.differences
+    lines = [
         f"{item.engine} {saving(item)} ({interval(item)}) a {_STEP[item.phase]} against {item.against}"
         f" at batch {item.batch_size} x {item.key.cell.depth}"
-        for item in run.document.engine.differences
+        for item in differences
+        if item.is_claim
     ]
+    single = sum(item.visits < 2 for item in differences)
+    noise = len(differences) - len(lines) - single
+    if noise:
+        lines.append(f"in {noise} cells engines differ by no more than noise")
+    if single:
+        lines.append(f"in {single} cells an engine was visited once: no difference is claimed; --budget gives more")
+    return lines
 
 
 def saving(item: EngineDifference) -> str:
@@ -80,8 +88,8 @@ def saving(item: EngineDifference) -> str:
 
 def interval(item: EngineDifference) -> str:
     """What is known of a difference: its interval, or that there is none."""
-    if item.low_s == item.high_s:
-        return "from a single time each"
+    if item.visits < 2:
+        return "one visit each: no claim"
     if item.low_s * item.high_s <= 0:
         return "not more than noise"
     low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))

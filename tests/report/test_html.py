@@ -13,8 +13,7 @@ import pytest
 from made_runs import OLD, evidence, old_run, whole_run, with_document, with_results
 from pages import Page
 
-from profiler.diagnosis.cell import columns_of
-from profiler.diagnosis.run import EngineDifference
+from profiler.diagnosis.cell import EngineDifference, columns_of
 from profiler.record.run import Run
 from profiler.report.html import html_report
 from profiler.report.page import write_reports

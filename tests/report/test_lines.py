@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from made_runs import evidence, key, old_run, result, with_document
 
-from profiler.diagnosis.cell import Lever, columns_of
+from profiler.diagnosis.cell import EngineDifference, Lever, columns_of
 from profiler.diagnosis.regimes import Flag
-from profiler.diagnosis.run import EngineDifference
 from profiler.record.run import Run
 from profiler.report.lines import common_noise_line, engine_lines, noise_lines, own_noise, regimes, stage_line
 from profiler.report.rows import card_rows, engine_rows, health_rows, lever_rows, split_rows
@@ -51,23 +50,36 @@ def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
     assert stage_line(run) is None
 
 
-def difference(saves_s: float, low_s: float, high_s: float) -> EngineDifference:
+def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:
     columns = columns_of(key("decode", 2, engine="static"))
-    return EngineDifference(**columns, against="eager", saves_s=saves_s, low_s=low_s, high_s=high_s)
+    return EngineDifference(**columns, against="eager", saves_s=saves_s, low_s=low_s, high_s=high_s, visits=visits)
 
 
 @pytest.mark.parametrize(
-    ("found", "saves", "interval"),
+    ("found", "saves", "interval", "line"),
     [
-        (difference(3e-3, 2e-3, 4e-3), "saves 3.00 ms", "2.00 ms to 4.00 ms"),
-        (difference(-3e-3, -4e-3, -2e-3), "costs 3.00 ms", "2.00 ms to 4.00 ms"),
-        (difference(1e-3, -1e-3, 3e-3), "saves 1.00 ms", "not more than noise"),
-        (difference(1e-3, 1e-3, 1e-3), "saves 1.00 ms", "from a single time each"),
+        (
+            difference(3e-3, 2e-3, 4e-3), "saves 3.00 ms", "2.00 ms to 4.00 ms",
+            "static saves 3.00 ms (2.00 ms to 4.00 ms) a step against eager at batch 2 x 64",
+        ),
+        (
+            difference(-3e-3, -4e-3, -2e-3), "costs 3.00 ms", "2.00 ms to 4.00 ms",
+            "static costs 3.00 ms (2.00 ms to 4.00 ms) a step against eager at batch 2 x 64",
+        ),
+        (
+            difference(1e-3, -1e-3, 3e-3), "saves 1.00 ms", "not more than noise",
+            "in 1 cells engines differ by no more than noise",
+        ),
+        (
+            difference(-107e-3, -118e-3, -97e-3, visits=1), "costs 107 ms", "one visit each: no claim",
+            "in 1 cells an engine was visited once: no difference is claimed; --budget gives more",
+        ),
     ],
-)
-def test_engines(run: Run, found: EngineDifference, saves: str, interval: str) -> None:
+)  # fmt: skip
+def test_engines(run: Run, found: EngineDifference, saves: str, interval: str, line: str) -> None:
+    """A difference from one visit each is none: visits of one and the same code differ by as much."""
     run = with_document(run, engine=replace(run.document.engine, differences=(found,)))
-    assert engine_lines(run) == [f"static {saves} ({interval}) a step against eager at batch 2 x 64"]
+    assert engine_lines(run) == [line]
     assert engine_rows(run) == [["decode 2 x 64", "static", saves, interval]]
 
 
