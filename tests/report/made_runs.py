@@ -44,7 +44,7 @@ def key(phase: Phase = "decode", batch: int = 1, depth: int = 64, engine: str = 
 
 def result(of: CellKey, latency_s: float = 1.0, **columns: Any) -> CellResult:
     """A measured cell, all of whose time is weights unless columns say otherwise."""
-    terms = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
+    terms = dict.fromkeys(("kv_s", "link_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
     figures: dict[str, Any] = {
         "latency_s": latency_s,
         "latency_low_s": 0.99 * latency_s,
