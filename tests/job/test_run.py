@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pytest
 
 import profiler
 from profiler.diagnosis.cell import CELL_COLUMNS
+from profiler.diagnosis.regimes import Regime
 from profiler.diagnosis.step_time import TERMS
 from profiler.record.document import document_json
 from profiler.record.run import read_run
@@ -84,7 +86,7 @@ def test_figures_hold_together(gguf_run: profiler.Run) -> None:
     assert (cells["tokens_per_s"] * cells["latency_s"]).to_numpy() == pytest.approx(tokens.to_numpy(float))
     assert (cells["flops_per_s"] * cells["latency_s"]).to_numpy() == pytest.approx(cells["model_flops"].to_numpy(float))
     assert (cells["executed_bytes"] >= cells["model_bytes"]).all()
-    assert set(cells["regime"]) <= {"compute-bound", "memory-bound", "overhead-bound", "mixed", "inconclusive"}
+    assert set(cells["regime"]) <= set(get_args(Regime)) - {"link-bound"}, "no weight here crosses a link"
     assert cells["mfu"].isna().all(), "a CPU has no datasheet here"
     assert (cells["peak_memory_bytes"] > 4 * 134_515_008).all()
 
@@ -212,6 +214,8 @@ def test_two_runs_in_a_row_agree_where_both_are_quiet(tmp_path: Path) -> None:
                 out=tmp_path / str(len(runs)),
             )
         )
+        if len(runs) > 1 and not any((run.cells["noise"] == "quiet").any() for run in runs[-2:]):
+            break  # a machine without one quiet cell in two runs will not have ten
         if len(runs) > 1 and machine_change(*runs[-2:]) < 0.02:
             quiet = pd.concat([quiet, quiet_in_both(*runs[-2:])])
         if len(quiet) >= 10 and quiet["agree"].mean() >= 0.9:
