@@ -144,8 +144,7 @@ TERMS: dict[str, Term] = {
     ),
     "mixed": Term("two causes share the time so evenly that neither decides alone.", _counted("mixed")),
     "kernel-bound": Term(
-        "the library's kernels at these shapes run far below every roof when replayed alone; other kernels, formats or"
-        " dtypes help, a faster device less than its datasheet says.",
+        "replayed alone, the library's kernels stay far below every roof at these shapes; other kernels or formats help.",
         _counted("kernel-bound"),
     ),
     "link-bound": Term(

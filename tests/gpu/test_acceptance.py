@@ -12,8 +12,6 @@ import torch
 
 SCRIPT = Path(__file__).with_name("acceptance.py")
 
-pytestmark = pytest.mark.timing
-
 
 def scoreboard(folder: Path, *options: str) -> dict:  # type: ignore[type-arg]
     command = [sys.executable, str(SCRIPT), "--out", str(folder), *options]
@@ -34,6 +32,7 @@ def test_dry_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timing
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_this_card(tmp_path: Path) -> None:
     found = scoreboard(tmp_path)

@@ -214,8 +214,8 @@ def test_two_runs_in_a_row_agree_where_both_are_quiet(tmp_path: Path) -> None:
                 out=tmp_path / str(len(runs)),
             )
         )
-        if len(runs) > 1 and not any((run.cells["noise"] == "quiet").any() for run in runs[-2:]):
-            break  # a machine without one quiet cell in two runs will not have ten
+        if not (runs[-1].cells["noise"] == "quiet").any():
+            break  # a machine without one quiet cell will not have ten
         if len(runs) > 1 and machine_change(*runs[-2:]) < 0.02:
             quiet = pd.concat([quiet, quiet_in_both(*runs[-2:])])
         if len(quiet) >= 10 and quiet["agree"].mean() >= 0.9:

@@ -129,6 +129,8 @@ def test_times_agree_with_a_plain_loop(smollm2: LoadedModel) -> None:
         found = {name: loops[name]() for name in names}
         for phase, ratio in ratios.items():
             ratio.append(found["ours"][phase] / found["plain"][phase])
+        if number == 4 and any(timing_of(ratio).half_width_s > 0.09 for ratio in ratios.values()):
+            break  # twice the rounds would not bring it below 3 %
     for phase, ratio in ratios.items():
         timing = timing_of(ratio)
         if timing.half_width_s > 0.03:
