@@ -144,7 +144,7 @@ TERMS: dict[str, Term] = {
     ),
     "mixed": Term("two causes share the time so evenly that neither decides alone.", _counted("mixed")),
     "kernel-bound": Term(
-        "replayed alone, its kernels stay far below every roof at these shapes; other kernels or formats help.",
+        "replayed alone, the kernels stay far below every roof at these shapes; other kernels or formats help.",
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
