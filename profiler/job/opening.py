@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 
 from profiler._version import __version__
@@ -81,18 +82,9 @@ def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> 
         by_phase = steps.setdefault(samples.engine, {})
         by_phase.setdefault(samples.phase, {})[samples.batch_size] = dispatch_of(samples).step_s
     return CeilingsRecord(
-        compute=ceilings.compute,
-        memory=ceilings.memory,
-        stream_bytes=ceilings.stream_bytes,
-        beyond_cache=ceilings.beyond_cache,
+        **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         dispatch_s=steps,
-        curve=ceilings.curve,
-        launch=ceilings.launch,
-        page_fault_s=ceilings.page_fault_s,
-        links=ceilings.links,
-        measured_s=ceilings.measured_s,
-        measured_at_unix_s=ceilings.measured_at_unix_s,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -54,18 +54,7 @@ class CeilingsRecord:
     @property
     def ceilings(self) -> Ceilings:
         """The same as values to judge with."""
-        return Ceilings(
-            compute=self.compute,
-            memory=self.memory,
-            stream_bytes=self.stream_bytes,
-            beyond_cache=self.beyond_cache,
-            curve=self.curve,
-            launch=self.launch,
-            page_fault_s=self.page_fault_s,
-            links=self.links,
-            measured_s=self.measured_s,
-            measured_at_unix_s=self.measured_at_unix_s,
-        )
+        return Ceilings(**{item.name: getattr(self, item.name) for item in fields(Ceilings)})
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _BAR_STYLE = {
     "dequantise_s": ("q", "green"),
     "kernel_s": ("k", "red"),
     "avoidable_s": ("x", "bright_yellow"),
-    "link_s": ("l", "white"),
+    "link_s": ("l", "default"),
     "dispatch_s": ("d", "magenta"),
     "unexplained_s": ("?", "bright_black"),
 }

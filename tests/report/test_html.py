@@ -14,6 +14,7 @@ from made_runs import OLD, evidence, old_run, whole_run, with_document, with_res
 from pages import Page
 
 from profiler.diagnosis.cell import EngineDifference, columns_of
+from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.record.run import Run
 from profiler.report.html import html_report
 from profiler.report.page import write_reports
@@ -58,6 +59,15 @@ def test_the_picture_follows_the_page(run: Run) -> None:
     assert "var(--blue)" in figure
     ids = re.findall(r' id="([^"]+)"', figure)
     assert len(ids) == len(set(ids))
+
+
+def test_every_key_of_the_bars_has_a_colour(run: Run) -> None:
+    """A term without a rule in the page's style would be an invisible bar."""
+    text = html_report(run)
+    [style] = re.findall(r"<style>.*?</style>", text, re.DOTALL)
+    keys = {name for _tag, attrs in Page(text).tags for name in (attrs.get("class") or "").split() if name[:2] == "p-"}
+    assert len(keys) == len(TERM_NAMES)
+    assert all(f".{name} {{ background: " in style for name in keys)
 
 
 def test_the_same_run_gives_the_same_page(run: Run) -> None:
