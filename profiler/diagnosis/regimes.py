@@ -162,17 +162,23 @@ class _Shares:
     memory: float
     compute: float
     kernel: float
+    kernel_low: float
+    """The same at the lower end of its interval."""
+    avoidable: float
     overhead: float
     link: float
 
 
 def _shares(m: Measurement) -> _Shares:
     s = m.split
-    device_time = max(s.latency_s - s.dispatch_s, 1e-12)
+    own_s = max(s.latency_s - s.dispatch_s, 1e-12)
+    lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
-        memory=(s.weights_s + s.kv_s) / device_time,
-        compute=s.compute_s / m.clock_share / device_time,
-        kernel=(s.kernel_s + s.dequantise_s) / device_time,
+        memory=(s.weights_s + s.kv_s) / own_s,
+        compute=s.compute_s / m.clock_share / own_s,
+        kernel=lost_s / own_s,
+        kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
+        avoidable=s.avoidable_s / own_s,
         overhead=s.dispatch_s / s.latency_s,
         link=s.link_s / s.latency_s,
     )
@@ -210,8 +216,7 @@ def _label(m: Measurement) -> Regime:
     parts = sorted((shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link), reverse=True)
     if parts[0] + parts[1] >= MEMORY_SHARE and parts[1] * DOMINANCE >= MEMORY_SHARE / 2:
         return "mixed"
-    explained = s.replayed_share >= KERNEL_COVERAGE and abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
-    return "mixed" if explained else "inconclusive"
+    return "mixed" if _replays_explain(m) else "inconclusive"
 
 
 def _kernels_bind(m: Measurement, shares: _Shares) -> bool:
@@ -219,17 +224,19 @@ def _kernels_bind(m: Measurement, shares: _Shares) -> bool:
 
     It predicts that other kernels for these very operators recover at least half of what these lose.
     """
-    s = m.split
-    device_time = max(s.latency_s - s.dispatch_s, 1e-12)
-    lower = shares.kernel - s.half_widths_s.get("kernel_s", 0.0) / device_time
-    others = (shares.memory, shares.compute, shares.overhead, shares.link, s.avoidable_s / device_time)
+    others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
     return (
-        s.replayed_share >= KERNEL_COVERAGE
-        and shares.kernel >= KERNEL_SHARE
-        and lower >= KERNEL_SHARE_SURE
+        shares.kernel >= KERNEL_SHARE
+        and shares.kernel_low >= KERNEL_SHARE_SURE
         and shares.kernel >= DOMINANCE * max(others)
-        and abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+        and _replays_explain(m)
     )
+
+
+def _replays_explain(m: Measurement) -> bool:
+    """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
+    s = m.split
+    return s.replayed_share >= KERNEL_COVERAGE and abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:

@@ -189,8 +189,9 @@ def split(
             dequantise_s += demand.dequantise_s
             kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s) - demand.dequantise_s
     if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
-        # A replayed kernel was called from the host as well; that call is part of the step's dispatch.
-        converting_s = roofs.dispatch.in_conversions_s if dequantise_s else 0.0
+        # A replayed kernel was called from the host as well; that call is part of the step's dispatch. Where a
+        # conversion is hardly more than its calls, the two, measured apart, may differ by more than there is.
+        converting_s = min(roofs.dispatch.in_conversions_s, dequantise_s)
         dequantise_s -= converting_s
         kernel_s -= roofs.dispatch.in_kernels_s - converting_s
     device_s = weights_s + kv_s + compute_s
