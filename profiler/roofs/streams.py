@@ -20,9 +20,8 @@ _STREAM_CACHE_MULTIPLE = 4
 _STREAM_LEAST_BYTES = 256 << 20
 _STREAM_MEMORY_SHARE = 0.1
 _CURVE_SMALLEST = 1 << 20
-# Of a stage's time, what one size takes; and what all those take that are tried for a plateau, in whole stages.
+# What one size takes of a stage's time; those that are tried for a plateau may take another whole stage together.
 _POINT_SHARE = 1 / 12
-_PLATEAU_STAGES = 1.0
 # CUDA's launch queue holds about a thousand; past that the device would be timed instead of the host.
 _LAUNCHES = 500
 # Larger than what malloc ever takes from its heap (32 MiB, glibc's DEFAULT_MMAP_THRESHOLD_MAX): fresh at each call.
@@ -87,7 +86,7 @@ def _curve(machine: Machine, budget_s: float) -> tuple[CurvePoint, ...]:
     """Read bandwidth of buffers from 1 MiB on, each twice the last, until two of them agree past every cache.
 
     A device may tell of one cache and have another behind it, or share one with neighbours: past four times what it
-    tells, sizes go on growing as long as reading slows down, memory has room (a tenth of it) and there is time.
+    tells, sizes go on growing until reading them takes as long a byte, as far as a tenth of the memory and the time go.
     """
     room = machine.available_bytes() * _STREAM_MEMORY_SHARE
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
@@ -98,7 +97,7 @@ def _curve(machine: Machine, budget_s: float) -> tuple[CurvePoint, ...]:
         points.append(_point(machine, data[: nbytes // 4], budget_s))
         nbytes *= 2
     del data
-    deadline_s = machine.now_s() + _PLATEAU_STAGES * budget_s
+    deadline_s = machine.now_s() + budget_s
     while nbytes <= room and not _is_past(points, past_bytes):
         start_s = machine.now_s()
         points.append(_point(machine, random_bytes(nbytes, machine.device), budget_s))

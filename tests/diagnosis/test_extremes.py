@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +16,13 @@ from profiler.diagnosis.run import Judgement, judge_run
 from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.warnings import run_warnings
 from profiler.grid import Cell, CellKey, Grid
+from profiler.job.judging import judge_folder
 from profiler.machine.readings import Reading
+from profiler.record.samples import line_of
 from profiler.roofs.values import Ceilings, CurvePoint, Roof, RoofsAgain, Witness
 from profiler.timing.outcomes import Visit
 
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
 W, P, GB = 100e9, 1e12, 10**9
 CELL = Cell(1, 64, 9)
 DECODE = CellKey("decode", CELL)
@@ -193,3 +198,18 @@ def test_a_product_at_a_lower_clock_is_no_lower_roof() -> None:
     """At the end the card was hot: half the clock, half the FLOP/s; cells have their own clocks for that."""
     hot = replace(facts(12.5e-3, kind="cuda"), roofs_again=(again(compute=0.5, clock_hz=0.5e9),))
     assert extreme_shares(hot) == {}
+
+
+def test_a_folder_of_an_older_version_is_judged_as_it_was_and_one_with_a_second_look_anew(tmp_path: Path) -> None:
+    """A run of two cores whose facts have neither; then with a line that says that memory had slowed by half."""
+    folder = Path(shutil.copytree(REFERENCE, tmp_path / "run"))
+    before = judge_folder(folder).document
+    assert before.ceilings.weights is None
+    assert not any("roofs moved" in warning or "own weights" in warning for warning in before.warnings)
+    read = before.ceilings.memory["read"]
+    look = RoofsAgain({"read": read.times(0.5)}, {}, before.ceilings.measured_at_unix_s + 600)
+    with (folder / "samples.jsonl").open("a") as samples:
+        samples.write(line_of(look) + "\n")
+    after = judge_folder(folder).document
+    assert sum("the roofs moved" in warning for warning in after.warnings) == 1
+    assert [item.regime for item in after.evidence] == [item.regime for item in before.evidence]
