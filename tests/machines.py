@@ -16,11 +16,14 @@ HOST = machine_for(CPU)
 
 
 class SmallMachine(Machine):
-    """This CPU, as if it had a cache of a MiB, so that its roofs are measured on small buffers."""
+    """This CPU, as if it had a cache of a MiB and 3 GiB of memory, so that its roofs are measured on small buffers."""
 
     @cached_property
     def info(self) -> Device:
         return replace(HOST.info, last_level_cache_bytes=1 << 20)
+
+    def available_bytes(self) -> int:
+        return 3 << 30
 
 
 def small(**parts: Any) -> SmallMachine:

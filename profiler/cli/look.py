@@ -64,7 +64,7 @@ def ceilings(
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict, replace
 
-    from profiler.job.warnings import device_warnings, health_warnings
+    from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
     from profiler.machine.device import resolve_device
     from profiler.machine.machine import machine_for
     from profiler.roofs.links import measure_links
@@ -79,10 +79,11 @@ def ceilings(
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
-    warnings = device_warnings(info) + health_warnings(info, measured)
+    warnings = device_warnings(info) + health_warnings(info, measured) + roof_warnings(measured)
     document = {
         "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
         **asdict(measured),
+        "plateau": measured.plateau,
         "memory_bytes_per_s": measured.memory_bytes_per_s,
         "datasheet_per_s": sheet_per_s,
         "warnings": warnings,

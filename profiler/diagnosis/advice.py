@@ -142,7 +142,7 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
         since = f" from {first} tokens" if smaller else ""
         share = best.flops_per_s / setting.compute_flops_per_s
         return (
-            f"Prefill is compute-bound{since}: up to {percent(share)} of the"
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)} of the"
             f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} measured here,"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )

@@ -9,7 +9,7 @@ from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.machine.clock import NOTHING, Timing, timing_of
 from profiler.machine.readings import Reading
-from profiler.roofs.values import Ceilings, Look
+from profiler.roofs.values import Ceilings, Look, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
 from profiler.work.causes import Cause
 
@@ -261,6 +261,8 @@ class Facts:
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
     looks: Sequence[Look] = ()
+    roofs_again: Sequence[RoofsAgain] = ()
+    """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""
     readings: Sequence[Reading] = ()
     replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -63,6 +63,7 @@ GRAPH_PROVES = 0.5
 SM_IDLE = 0.5
 """Share of the time with any SM active, below which the device waits for the host most of the time."""
 
+_VOTES: dict[str, Vote] = {vote: vote for vote in get_args(Vote)}
 _SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
 _HIGH, _MEDIUM = 0.85, 0.65
 _REDRAWS = 200
@@ -84,6 +85,8 @@ class Flag(StrEnum):
     """Of such a step: only fusing does."""
     THROTTLED = "throttled"
     """The card ran at a lower clock than its roofs were measured at."""
+    UNSTEADY = "unsteady"
+    """Its label is another under the lowest or the highest roofs that the run saw."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ class Measurement:
     """NVML's shares of the time in which any SM, or the memory, was active at all."""
     power_capped: bool = False
     clock_share: float = 1.0
-    """The card's clock during the cell over that at which its compute roof was measured."""
+    """The card's clock during the cell over that at which its compute roof was measured; `compute_flops_per_s` and the
+    split are those at the cell's clock."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,32 @@ def judge(measurement: Measurement) -> Verdict:
     return Verdict(regime, _confidence(measurement, regime, evidence, flags), evidence, flags)
 
 
+def beside(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
+    """A verdict held against those under the `lowest` and the `highest` roofs of the same run.
+
+    A label that changes between them is of low confidence, and the evidence names the other one. A step above a roof
+    proves nothing but that this roof was too low, unless the highest that was seen allows it.
+    """
+    highest = extremes.get("highest")
+    if Flag.ABOVE_ROOF in verdict.flags and highest is not None and Flag.ABOVE_ROOF not in highest.flags:
+        flags = tuple(flag for flag in verdict.flags if flag != Flag.ABOVE_ROOF)
+        verdict = replace(verdict, confidence=highest.confidence, flags=flags)
+    others = {name: other for name, other in extremes.items() if other.regime != verdict.regime}
+    if not others:
+        return verdict
+    evidence = tuple(
+        Evidence(
+            f"{verdict.regime} under the roofs measured first, {other.regime} under the {name}",
+            float(len(others)),
+            "0 other labels",
+            _VOTES.get(other.regime, ""),
+            1.0,
+        )
+        for name, other in others.items()
+    )
+    return Verdict(verdict.regime, "low", (*verdict.evidence, *evidence), (*verdict.flags, Flag.UNSTEADY))
+
+
 @dataclass(frozen=True)
 class _Shares:
     """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch and the link of the whole step."""
@@ -175,7 +205,7 @@ def _shares(m: Measurement) -> _Shares:
     lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
         memory=(s.weights_s + s.kv_s) / own_s,
-        compute=s.compute_s / m.clock_share / own_s,
+        compute=s.compute_s / own_s,
         kernel=lost_s / own_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
         avoidable=s.avoidable_s / own_s,

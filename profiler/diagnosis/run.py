@@ -11,11 +11,12 @@ import numpy as np
 
 from profiler.diagnosis import advice
 from profiler.diagnosis.cell import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, counted
+from profiler.diagnosis.extremes import extreme_shares
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
 from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
-from profiler.diagnosis.regimes import Measurement, judge
+from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
 from profiler.diagnosis.step_time import TERMS, Split
@@ -78,7 +79,7 @@ def judge_run(facts: Facts) -> Judgement:
                 item.evidence,
                 levers=tuple(levers(judged[key], setting, list(judged.values()))),
                 at_least_s_on=floors_on(judged[key], setting),
-                unexplained_in_s=unexplained_by_group(facts, key) if _is_unexplained(item.cell) else {},
+                unexplained_in_s=_unexplained_in(facts, item.cell),
             )
             for key, item in found.items()
         ),
@@ -127,6 +128,15 @@ def _is_unexplained(cell: JudgedCell) -> bool:
     return cell.split.unexplained_s > _UNEXPLAINED_SHARE * cell.split.latency_s
 
 
+def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
+    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key) if _is_unexplained(cell) else {}
+
+
+def _at_clock(facts: Facts, clock_share: float) -> Facts:
+    """The same facts with the compute roofs that the card has at a share of the clock at which they were measured."""
+    return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
+
+
 @dataclass(frozen=True)
 class _Found:
     row: CellResult
@@ -167,14 +177,23 @@ def _timed(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
 def _judged(
     facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, sigma: float, sides: Mapping[str, str]
 ) -> _Found:
-    """A cell's time split, placed and judged."""
+    """A cell's time split, placed and judged, under the compute roof of the clock that the card had meanwhile."""
     visits = facts.visits[key.cell]
+    clock_share, shares = _clock_share(facts, visits), extreme_shares(facts)
+    facts = _at_clock(facts, clock_share)
     flops, nbytes = model_work(facts.operators[key])
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
     slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, sigma)
-    verdict = judge(_measurement(facts, key, parts, time_s, noise, slowed, sides))
+
+    def judged_at(memory: float, compute: float) -> Verdict:
+        under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
+        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
+        return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, clock_share))
+
+    extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
+    verdict = beside(judge(_measurement(facts, key, parts, time_s, noise, slowed, sides, clock_share)), extremes)
     roofs = roofs_of(facts, key)
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     placement = place(time_s.median_s, flops, nbytes, *sheet)
@@ -189,7 +208,7 @@ def _judged(
         memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
         avoidable_s=avoidable_s,
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
-        clock_share=_clock_share(facts, visits),
+        clock_share=clock_share,
     )
     whole = replace(
         _with_visits(row, key, visits),
@@ -227,6 +246,7 @@ def _measurement(
     noise: NoiseReport,
     slowed: Sequence[str],
     sides: Mapping[str, str],
+    clock_share: float,
 ) -> Measurement:
     """All that a cell's verdict is drawn from."""
     flops, nbytes = model_work(facts.operators[key])
@@ -251,7 +271,7 @@ def _measurement(
         sm_active=activity.sm,
         memory_active=activity.memory,
         power_capped="power cap" in slowed,
-        clock_share=_clock_share(facts, visits),
+        clock_share=clock_share,
     )
 
 

@@ -6,24 +6,70 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from profiler.diagnosis.cell import JudgedCell
+from profiler.diagnosis.extremes import moved, witness_share
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.regimes import Flag
 from profiler.grid import Cell
 from profiler.machine.readings import complaints
+from profiler.roofs.values import Ceilings, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
-from profiler.units import percent
+from profiler.units import percent, scaled
 
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
 
 
 def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
-    """What the device complained of, which cells prove nothing, which have no number, and clocks that disagree."""
+    """What the device complained of, which roofs are in doubt, which cells prove nothing, which have no number, and
+    clocks that disagree."""
     return [
         *complaints(facts.readings),
+        *_witness(facts.ceilings),
+        *_moved(facts.ceilings, facts.roofs_again),
+        *_unsteady(judged),
         *_above_roof(judged),
         *_without_number(facts.gaps),
         *_two_clocks(facts.visits),
+    ]
+
+
+def _witness(ceilings: Ceilings) -> list[str]:
+    share = witness_share(ceilings)
+    if ceilings.weights is None or share == 1.0:
+        return []
+    own = ceilings.weights.roof.per_s
+    return [
+        f"the model's own weights are read at {scaled(own, 'B/s')}, {_change(share)} than a stream of their size"
+        f" ({scaled(own / share, 'B/s')}): cells are judged under both."
+    ]
+
+
+def _moved(ceilings: Ceilings, looks: Sequence[RoofsAgain]) -> list[str]:
+    """How far the roofs had moved at the run's (last) end."""
+    parts = [
+        f"{what} from {scaled(first.per_s, unit)} to {scaled(again.per_s, unit)}"
+        for what, unit, first, again in (moved(ceilings, looks[-1]) if looks else ())
+    ]
+    if not parts:
+        return []
+    return [
+        f"the roofs moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
+        " highest."
+    ]
+
+
+def _change(share: float) -> str:
+    return f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
+
+
+def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
+    unsteady = [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]
+    if not unsteady:
+        return []
+    first = unsteady[0]
+    return [
+        f"{len(unsteady)} cells change their label within the roofs that this run saw (first: {first.key.name},"
+        f" {first.verdict.evidence[-1].signal})."
     ]
 
 

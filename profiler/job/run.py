@@ -38,9 +38,10 @@ from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
 from profiler.roofs.cache import cached
 from profiler.roofs.links import measure_links
-from profiler.roofs.measure import measure
+from profiler.roofs.measure import look_again, measure
 from profiler.roofs.sentinel import Sentinel
 from profiler.roofs.values import Ceilings
+from profiler.roofs.weights import measure_weights
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, Progress, sweep
 from profiler.timing.visit import warm_up
@@ -49,6 +50,11 @@ from profiler.work.walk import ModelWork, walk
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# Reading the model's own weights as a witness of the memory roof.
+_WITNESS_S = 0.5
+# Looking at each roof once more takes this share of it, and no longer than so many seconds.
+_AGAIN_SHARE = 0.02
+_AGAIN_MOST_S = 0.5
 # Looking for what carries large residuals gets this share of it.
 _CARRIERS_SHARE = 0.15
 
@@ -168,7 +174,11 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     engines = {name: ENGINES[name](loaded.module, machine) for name in grid.engines}
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
-    ceilings = replace(ceilings, links=measure_links(sorted(loaded.offloaded_bytes), machine))
+    ceilings = replace(
+        ceilings,
+        links=measure_links(sorted(loaded.offloaded_bytes), machine),
+        weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
+    )
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid))
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines)
@@ -202,6 +212,10 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             ledger.judge([outcome.cell])
         ledger.add(sentinel.look())
     ledger.keep_table()
+    stages.begin("roofs", "looking at the roofs again")
+    again_s = min(_AGAIN_SHARE * budget_s, _AGAIN_MOST_S)
+    if again := look_again(machine, ledger.facts.ceilings, dtype_name(subject.request.dtype), again_s):
+        ledger.add(again)
     if subject.loaded.offloaded:
         return
     stages.begin("replays", "replaying each cell's kernels alone")

@@ -49,8 +49,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
         warnings.append(
             f"the {packed} checkpoint was unpacked: transformers runs it as {dtype}, and these are {dtype}'s figures."
         )
-    if not ceilings.beyond_cache:
-        warnings.append("memory was too small to stream past the cache: the memory roof may be too high.")
+    warnings += roof_warnings(ceilings)
     if not dispatch_known:
         warnings.append("the hollow twin of this model could not be built: dispatch was not measured.")
     if work.coverage < 1:
@@ -62,6 +61,17 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
             f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step."
         )
     return warnings
+
+
+def roof_warnings(ceilings: Ceilings) -> list[str]:
+    """A memory roof that a cache may have a part in."""
+    size = f"{ceilings.stream_bytes >> 20} MiB"
+    if not ceilings.beyond_cache:
+        return [f"there was no room or time to stream past the caches ({size}): the memory roof may be too high."]
+    if not ceilings.plateau:
+        ends = " and ".join(scaled(point.bytes_per_s, "B/s") for point in ceilings.curve[-2:])
+        return [f"no two sizes up to {size} are read equally fast (last: {ends}): the memory roof may be off."]
+    return []
 
 
 def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _CPUINFO = Path("/proc/cpuinfo")
-_CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPUS = Path("/sys/devices/system/cpu")
 _UNKNOWN_CACHE_BYTES = 32 << 20
 
 
@@ -130,12 +130,25 @@ def _cpu_name() -> str:
 
 
 def _cpu_last_level_cache_bytes() -> int:
-    sizes = []
+    """The last-level caches of all cores that this process may use, added up; each is shared by some of them.
+
+    Large processors have one for every few cores, and a stream of all threads finds them all.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    last: dict[str, int] = {}
+    for core in cores:
+        caches = [_cpu_cache(folder) for folder in (_CPUS / f"cpu{core}" / "cache").glob("index*")]
+        if known := [cache for cache in caches if cache is not None]:
+            nbytes, sharing = max(known)
+            last[sharing] = nbytes
+    return sum(last.values()) or _UNKNOWN_CACHE_BYTES
+
+
+def _cpu_cache(folder: Path) -> tuple[int, str] | None:
+    """Bytes of a cache and the cores that share it; None where the system does not say."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    for path in _CPU_CACHES.glob("index*/size"):
-        try:
-            text = path.read_text().strip()
-            sizes.append(int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text))
-        except (OSError, ValueError):
-            continue
-    return max(sizes, default=_UNKNOWN_CACHE_BYTES)
+    try:
+        size, sharing = (folder / "size").read_text().strip(), (folder / "shared_cpu_list").read_text().strip()
+        return (int(size[:-1]) * units[size[-1]] if size[-1] in units else int(size)), sharing
+    except (OSError, ValueError, IndexError):
+        return None

@@ -123,7 +123,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """
     sizes: dict[object, int] = {}
     for tensor in tensors:
-        for inner in _inner_tensors(tensor):
+        for inner in inner_tensors(tensor):
             if inner.device.type == "meta":
                 sizes[id(inner)] = inner.numel() * inner.element_size()
             else:
@@ -132,10 +132,11 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(sizes.values())
 
 
-def _inner_tensors(tensor: Any) -> list[torch.Tensor]:
+def inner_tensors(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that hold a tensor's data: itself, or those within a subclass that packs several; none for None."""
     if tensor is None:
         return []
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [inner for name in names for inner in _inner_tensors(getattr(tensor, name))]
+    return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]

@@ -14,7 +14,7 @@ from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.grid import Grid, Phase
 from profiler.machine.readings import Health
-from profiler.roofs.values import Ceilings, CurvePoint, Roof
+from profiler.roofs.values import Ceilings, CurvePoint, Roof, Witness
 from profiler.work.step import ExecutionPath
 
 
@@ -46,6 +46,7 @@ class CeilingsRecord:
     links: Mapping[str, Roof] = field(default_factory=dict)
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
+    weights: Witness | None = None
 
     def compute_roof(self, dtype: str) -> Roof:
         """The roof of a dtype, or the highest that was measured."""
@@ -160,7 +161,9 @@ class RunDocument:
 
 _ADAPTER = TypeAdapter(RunDocument)
 _NO_SAMPLES = {"__all__": {"seconds"}}
-_LEFT_OUT: Any = {"ceilings": dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES)}
+_LEFT_OUT: Any = {
+    "ceilings": {**dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES), "weights": {"roof": {"seconds"}}}
+}
 
 
 def document_json(document: RunDocument) -> str:

@@ -23,7 +23,7 @@ from profiler.grid import Cell, CellKey, Phase
 from profiler.machine.readings import Reading
 from profiler.record.document import RunDocument
 from profiler.record.samples import Fact
-from profiler.roofs.values import Ceilings, Look
+from profiler.roofs.values import Ceilings, Look, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
 
 
@@ -34,6 +34,7 @@ class Gathered:
     visits: dict[Cell, list[Visit]] = field(default_factory=dict)
     gaps: dict[Cell, Gap] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
+    roofs_again: list[RoofsAgain] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
@@ -52,6 +53,8 @@ class Gathered:
                 self.gaps[fact.cell] = fact
             case Look():
                 self.looks.append(fact)
+            case RoofsAgain():
+                self.roofs_again.append(fact)
             case Readings():
                 self.readings += fact.readings
             case Ceilings():
@@ -84,6 +87,7 @@ class Gathered:
             visits=self.visits,
             gaps=self.gaps,
             looks=self.looks,
+            roofs_again=self.roofs_again,
             readings=self.readings,
             replays=self.replays,
             hooked=self.hooked,

@@ -21,14 +21,25 @@ from profiler.diagnosis.facts import (
 )
 from profiler.errors import RunError
 from profiler.grid import Cell
-from profiler.roofs.values import Ceilings, Look
+from profiler.roofs.values import Ceilings, Look, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
 
 SAMPLES_FILE = "samples.jsonl"
 
 
 Fact = (
-    Visit | Gap | Look | Ceilings | DispatchSamples | Replays | Hooked | Activity | Readings | PredictedPeaks | Quality
+    Visit
+    | Gap
+    | Look
+    | Ceilings
+    | RoofsAgain
+    | DispatchSamples
+    | Replays
+    | Hooked
+    | Activity
+    | Readings
+    | PredictedPeaks
+    | Quality
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -36,6 +47,7 @@ _KINDS: dict[str, type[Fact]] = {
     "gap": Gap,
     "sentinel": Look,
     "roofs": Ceilings,
+    "roofs_again": RoofsAgain,
     "dispatch": DispatchSamples,
     "replay": Replays,
     "hooks": Hooked,

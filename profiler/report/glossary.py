@@ -89,6 +89,11 @@ def _ridge(run: Run) -> str:
     return f"{significant(flops_per_s / bytes_per_s)} FLOP/byte"
 
 
+def _witness(run: Run) -> str | None:
+    weights = run.document.ceilings.weights
+    return None if weights is None else f"{scaled(weights.roof.per_s, 'B/s')}, a stream {scaled(_roofs(run)[1], 'B/s')}"
+
+
 def _interval(run: Run) -> str | None:
     widths = [(result.latency_high_s - result.latency_low_s) / 2 / result.latency_s for result in run.measured]
     return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
@@ -113,6 +118,10 @@ TERMS: dict[str, Term] = {
     ),
     "intensity": Term(
         "model FLOPs for each model byte; the x of the roofline.", lambda run: _both(run, "intensity", significant)
+    ),
+    "witness": Term(
+        "the model's own weights read where they lie: a second opinion on the memory roof, measured on a buffer.",
+        _witness,
     ),
     "roofline": Term(
         "the most FLOP/s that an intensity allows: bandwidth times intensity, and no more than the compute roof.",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.extremes import witness_share
 from profiler.grid import CellKey
 from profiler.record.document import CeilingsRecord
 from profiler.record.run import Run
@@ -66,7 +67,8 @@ class CellPoint:
 
 
 def roof_lines(run: Run) -> list[RoofLine]:
-    """Every roof of a run: those that were measured, the datasheet's, links, caches, and dispatch."""
+    """Every roof of a run: those that were measured, the datasheet's, links, a witness that disagrees, caches, and
+    dispatch."""
     ceilings, device = run.document.ceilings, run.document.device
     dtype, roof = own_roof(ceilings, run.model.dtype)
     bandwidth, peak = ceilings.memory_bytes_per_s, roof.per_s
@@ -82,6 +84,9 @@ def roof_lines(run: Run) -> list[RoofLine]:
         lines.append(RoofLine("datasheet", label, *sheet))
     for where, link in ceilings.links.items():
         lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
+    if ceilings.weights and witness_share(ceilings.ceilings) != 1.0:
+        own = ceilings.weights.roof.per_s
+        lines.append(_slope("other", f"the model's own weights: {scaled(own, 'B/s')}", own, peak))
     for level in cache_levels(ceilings):
         label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"
         lines.append(_slope("cache", label, level.bytes_per_s, peak))

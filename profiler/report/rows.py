@@ -127,6 +127,8 @@ def roof_rows(run: Run) -> list[Row]:
     for name, roof in ceilings.compute.items():
         peak = device.datasheet_flops_per_s if name == run.model.dtype else None
         rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
+    if ceilings.weights is not None:
+        rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
     return rows + [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
 
 

@@ -11,31 +11,46 @@ import numpy as np
 import torch
 
 from profiler.machine.machine import Machine
-from profiler.roofs.sampling import STAGE_BUDGET_S, roof_of, sample
-from profiler.roofs.values import Roof
+from profiler.roofs.sampling import STAGE_BUDGET_S, random_bytes, roof_of, sample
+from profiler.roofs.values import PINNED, Roof
+
+_LINK_BYTES = 256 << 20
 
 
 def measure_links(names: Sequence[str], machine: Machine, budget_s: float = STAGE_BUDGET_S) -> dict[str, Roof]:
-    """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device."""
-    return {name: _LINKS.get(name, partial(_peer_link, name))(machine, budget_s) for name in names}
+    """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device, as weights cross it.
+
+    Beside the host's ordinary memory, which accelerate's hooks copy, stands what pinned memory would reach.
+    """
+    found = {name: _LINKS.get(name, partial(_peer_link, name))(machine, budget_s) for name in names}
+    return {**found, PINNED: _pinned_link(machine, budget_s)} if "host" in found and machine.is_cuda else found
 
 
 def _host_link(machine: Machine, budget_s: float) -> Roof:
-    """Bytes a second from the host's pinned memory to the device."""
-    nbytes = 256 << 20
-    source = torch.rand(nbytes // 4, pin_memory=machine.is_cuda)
-    target = torch.empty(nbytes // 4, device=machine.device)
+    """Bytes a second from the host's ordinary memory to the device, the way accelerate fetches offloaded weights.
+
+    accelerate 1.15: `AlignDevicesHook.pre_forward` -> `set_module_tensor_to_device` -> `value.to(device)`, where
+    `value` was never pinned: the driver copies it through a buffer of its own while the host waits.
+    """
+    source = random_bytes(_LINK_BYTES, torch.device("cpu"))
+    seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
+    return roof_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
+
+
+def _pinned_link(machine: Machine, budget_s: float) -> Roof:
+    """Bytes a second from pinned memory of the host to the device, which the card reads by itself."""
+    source = random_bytes(_LINK_BYTES, torch.device("cpu")).pin_memory()
+    target = torch.empty_like(source, device=machine.device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    return roof_of(nbytes, seconds, "256 MiB, pinned host memory to device")
+    return roof_of(_LINK_BYTES, seconds, "256 MiB, pinned host memory to device")
 
 
 def _peer_link(peer: str, machine: Machine, budget_s: float) -> Roof:
     """Bytes a second from another card (NVLink or PCIe)."""
-    nbytes = 256 << 20
-    source = torch.rand(nbytes // 4, device=peer)
-    target = torch.empty(nbytes // 4, device=machine.device)
+    source = random_bytes(_LINK_BYTES, torch.device(peer))
+    target = torch.empty_like(source, device=machine.device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    return roof_of(nbytes, seconds, f"256 MiB, {peer} to {machine.device}")
+    return roof_of(_LINK_BYTES, seconds, f"256 MiB, {peer} to {machine.device}")
 
 
 def _disk_link(machine: Machine, budget_s: float) -> Roof:
@@ -44,9 +59,8 @@ def _disk_link(machine: Machine, budget_s: float) -> Roof:
     The file leaves the page cache before each read where the system allows it: a model that does not fit in memory
     finds its weights gone from there as well.
     """
-    nbytes = 256 << 20
     with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
-        np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)
+        np.random.default_rng(0).integers(0, 255, _LINK_BYTES, dtype=np.uint8).tofile(file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -56,7 +70,7 @@ def _disk_link(machine: Machine, budget_s: float) -> Roof:
             return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
 
         seconds = sample(read, machine, budget_s)
-    return roof_of(nbytes, seconds, "256 MiB file, not in the page cache, mapped and copied")
+    return roof_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
 
 
 _LINKS = {"host": _host_link, "disk": _disk_link}

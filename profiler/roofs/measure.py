@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from profiler.machine.machine import Machine
-from profiler.roofs.products import measure_gemm, measure_gemv, square_product
-from profiler.roofs.sampling import STAGE_BUDGET_S, clocked, sample
-from profiler.roofs.streams import measure_page_fault_s, measure_streams
-from profiler.roofs.values import GEMV, Ceilings
+from profiler.roofs.products import measure_gemm, measure_gemv, square_product, square_size
+from profiler.roofs.sampling import STAGE_BUDGET_S, clocked, roof_of, sample
+from profiler.roofs.streams import measure_page_fault_s, measure_read, measure_streams
+from profiler.roofs.values import AGREE, GEMV, READ, Ceilings, Roof, RoofsAgain
 
-# A short look at what was kept; faster than this it has been outgrown.
+# A short look at what was kept.
 _CHECK_S = 0.3
-_CHECK_BYTES = 256 << 20
-_OUTGROWN = 1.05
 
 
 def measure(
@@ -53,16 +48,34 @@ def measure(
     return replace(roofs, compute=compute, memory=memory, measured_s=measured_s)
 
 
+def look_again(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsAgain | None:
+    """The roofs that verdicts rest on once more, with the buffers and shapes of the first time; `budget_s` for each.
+
+    None where the run has left no room for them.
+    """
+    machine.release()
+    if machine.available_bytes() < 2 * ceilings.stream_bytes:
+        return None
+    memory = {READ: measure_read(machine, ceilings.stream_bytes, budget_s)}
+    if GEMV in ceilings.memory:
+        memory[GEMV] = measure_gemv(machine, model_dtype, ceilings.stream_bytes, budget_s)
+    first = ceilings.compute.get(model_dtype)
+    compute = {}
+    if first is not None:
+        compute[model_dtype] = clocked(partial(_product_again, machine, model_dtype, first, budget_s), machine)
+    return RoofsAgain(memory, compute, machine.unix_s())
+
+
+def _product_again(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
+    size = square_size(roof)
+    seconds = sample(square_product(machine.device, dtype, size), machine, budget_s)
+    return roof_of(2.0 * size**3, seconds, roof.method)
+
+
 def _outgrown(known: Ceilings, machine: Machine) -> bool:
     """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then."""
-    elements = min(known.stream_bytes, _CHECK_BYTES) // 4
-    data = torch.rand(elements, device=machine.device)
-    read = 4 * elements / statistics.median(sample(data.sum, machine, _CHECK_S))
-    if read > _OUTGROWN * known.memory_bytes_per_s:
+    faster = 1 + AGREE
+    if measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s:
         return True
-    for dtype, roof in known.compute.items():
-        if dtype == "float32":
-            size = int(roof.method.split("x")[0])
-            product = square_product(machine.device, dtype, size)
-            return 2.0 * size**3 / statistics.median(sample(product, machine, _CHECK_S)) > _OUTGROWN * roof.per_s
-    return False
+    roof = known.compute.get("float32")
+    return roof is not None and _product_again(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s

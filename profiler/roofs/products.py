@@ -25,7 +25,8 @@ def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> 
     device, (outs, ins) = machine.device, _GEMV_SHAPE
     kind = getattr(torch, dtype)
     count = max(3, nbytes // (outs * ins * kind.itemsize))
-    weights = [torch.randn(outs, ins, device=device, dtype=kind) for _ in range(count)]
+    first = torch.randn(outs, ins, device=device, dtype=kind)
+    weights = [first, *(first.clone() for _ in range(count - 1))]
     x = torch.randn(1, ins, device=device, dtype=kind)
 
     def one_pass() -> None:
@@ -75,16 +76,18 @@ def measurable_dtypes(device: torch.device) -> list[str]:
     return dtypes
 
 
+def square_size(roof: Roof) -> int:
+    """The side of the squares that a roof of `measure_gemm` was reached with."""
+    return int(roof.method.split("x")[0])
+
+
 def square_product(device: torch.device, dtype: str, size: int) -> Callable[[], object]:
     """A product of two random squares in this dtype, to be called."""
     if dtype == TFLOAT32:
         full = square_product(device, "float32", size)
         return lambda: _with_tf32(full)
     if dtype == "float8_e4m3fn":
-        one = torch.ones((), device=device)
-        left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
-        right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
-        return lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return _float8_product(device, size)
     if dtype == "int8":
         a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
         b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
@@ -93,6 +96,21 @@ def square_product(device: torch.device, dtype: str, size: int) -> Callable[[], 
     x = torch.randn(size, size, device=device, dtype=kind)
     weight = torch.randn(size, size, device=device, dtype=kind)
     return lambda: F.linear(x, weight)
+
+
+def _float8_product(device: torch.device, size: int) -> Callable[[], object]:
+    """A product as torchao's linears run it: a scale a row on both sides, accumulated fast, given in bfloat16.
+
+    torchao 0.18: Float8DynamicActivationFloat8WeightConfig sets `use_fast_accum`, and
+    `addmm_float8_unwrapped_inference` (float8/inference.py) calls this very product. Where the package mslk is
+    installed, torchao runs mslk's kernel instead.
+    """
+    left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
+    right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
+    rows, columns = torch.ones(size, 1, device=device), torch.ones(1, size, device=device)
+    return lambda: torch._scaled_mm(
+        left, right, scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 def _with_tf32(call: Callable[[], object]) -> object:

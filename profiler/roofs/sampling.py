@@ -6,12 +6,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.telemetry import Watch
 from profiler.roofs.values import Roof
 
 STAGE_BUDGET_S = 1.5
+# Drawing random numbers takes far longer than copying them, and what is read is as random in the second copy.
+_TILE_BYTES = 16 << 20
 _LEAST_SAMPLES = 5
 _MOST_SAMPLES = 100
 _STEADY_RATIO = 1.05
@@ -43,6 +47,16 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> lis
         if len(samples) >= _MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline + budget_s):
             break
     return samples
+
+
+def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+    """So many bytes of random float32 (whole elements): a tile of them, again and again. Shape [elements]."""
+    elements = nbytes // 4
+    tile = torch.rand(min(elements, _TILE_BYTES // 4), device=device)
+    data = torch.empty(elements, device=device)
+    for part in data.split(tile.numel()):
+        part.copy_(tile[: part.numel()])
+    return data
 
 
 def roof_of(work: float, seconds: Sequence[float], method: str) -> Roof:

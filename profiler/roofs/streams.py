@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,15 +11,17 @@ import torch
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
-from profiler.roofs.sampling import clocked, roof_of, sample
-from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
+from profiler.roofs.sampling import clocked, random_bytes, roof_of, sample
+from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof, agree
 
-# 4x the last-level cache, as BabelStream and STREAM ask for, so that the cache cannot serve the stream.
+# Four times the last-level caches in all, as BabelStream and STREAM ask for, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
+# From here on two sizes must agree: the largest cache behind one that a device tells of is MI300X's, of 256 MiB.
 _STREAM_LEAST_BYTES = 256 << 20
-_STREAM_MOST_BYTES = 2 << 30
 _STREAM_MEMORY_SHARE = 0.1
 _CURVE_SMALLEST = 1 << 20
+# What one size takes of a stage's time; those that are tried for a plateau may take another whole stage together.
+_POINT_SHARE = 1 / 12
 # CUDA's launch queue holds about a thousand; past that the device would be timed instead of the host.
 _LAUNCHES = 500
 # Larger than what malloc ever takes from its heap (32 MiB, glibc's DEFAULT_MMAP_THRESHOLD_MAX): fresh at each call.
@@ -41,49 +43,81 @@ def measure_page_fault_s(machine: Machine) -> float:
 
 def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
     """The roofs that no dtype decides."""
-    info = machine.info
-    wanted = max(_STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
-    stream_bytes = min(wanted, _STREAM_MOST_BYTES, int(machine.available_bytes() * _STREAM_MEMORY_SHARE))
-    memory = _streams(machine, stream_bytes, stage_budget_s)
+    curve = _curve(machine, stage_budget_s)
+    stream_bytes = curve[-1].nbytes
     return Ceilings(
         compute={},
-        memory=memory,
+        memory=_streams(machine, stream_bytes, stage_budget_s),
         stream_bytes=stream_bytes,
-        beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * info.last_level_cache_bytes,
-        curve=_curve(machine, stream_bytes, stage_budget_s),
+        beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes,
+        curve=curve,
         launch=_launch(machine),
         measured_at_unix_s=machine.unix_s(),
     )
 
 
+def measure_read(machine: Machine, nbytes: int, budget_s: float) -> Roof:
+    """Bytes a second of reading so many again and again."""
+    return _read(machine, random_bytes(nbytes, machine.device), budget_s)
+
+
+def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Roof:
+    return roof_of(data.nbytes, sample(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
+
+
 def _streams(machine: Machine, nbytes: int, budget_s: float) -> dict[str, Roof]:
-    """Read-dominant stream, copy and triad. Bytes by STREAM's convention (a write is counted once)."""
-    elements = nbytes // 4
-    a = torch.rand(elements, device=machine.device)
+    """Read-dominant stream, copy and triad, each over all of `nbytes`. Bytes by STREAM's convention (a write is counted
+    once)."""
+    data = random_bytes(nbytes, machine.device)
+    source, target = data.chunk(2)
+    x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
-    def probe(nbytes: int, call: Callable[[], object], budget_s: float, method: str) -> Roof:
-        return clocked(lambda: roof_of(nbytes, sample(call, machine, budget_s), method), machine)
+    def probe(moved: int, call: Callable[[], object], method: str) -> Roof:
+        return clocked(lambda: roof_of(moved, sample(call, machine, budget_s / 2), method), machine)
 
-    # Copy and triad share the budget of memory with `a`: three buffers of a third each.
-    third = elements // 3
-    x, y, z = a[:third], a[third : 2 * third], a[2 * third : 3 * third]
     return {
-        READ: probe(nbytes, a.sum, budget_s, f"sum of {nbytes >> 20} MiB"),
-        "copy": probe(8 * third, lambda: z.copy_(x), budget_s / 2, "1 read, 1 write"),
-        "triad": probe(12 * third, lambda: torch.add(x, y, alpha=3.0, out=z), budget_s / 2, "2 reads, 1 write"),
+        READ: clocked(lambda: _read(machine, data, budget_s), machine),
+        "copy": probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
+        "triad": probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
     }
 
 
-def _curve(machine: Machine, largest: int, budget_s: float) -> tuple[CurvePoint, ...]:
-    """Read bandwidth of buffers from 1 MiB on, each twice the last."""
-    sizes = [_CURVE_SMALLEST << power for power in range(64) if _CURVE_SMALLEST << power <= largest]
-    data = torch.rand(largest // 4, device=machine.device)
-    points = []
-    for size in sizes:
-        part = data[: size // 4]
-        roof = roof_of(size, sample(part.sum, machine, budget_s / max(1, len(sizes))), "read")
-        points.append(CurvePoint(size, roof.per_s))
+def _curve(machine: Machine, budget_s: float) -> tuple[CurvePoint, ...]:
+    """Read bandwidth of buffers from 1 MiB on, each twice the last, until two of them agree past every cache.
+
+    A device may tell of one cache and have another behind it, or share one with neighbours: past four times what it
+    tells, sizes go on growing until reading them takes as long a byte, as far as a tenth of the memory and the time go.
+    """
+    room = machine.available_bytes() * _STREAM_MEMORY_SHARE
+    past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
+    data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
+    points: list[CurvePoint] = []
+    nbytes = _CURVE_SMALLEST
+    while nbytes <= data.nbytes:
+        points.append(_point(machine, data[: nbytes // 4], budget_s))
+        nbytes *= 2
+    del data
+    deadline_s = machine.now_s() + budget_s
+    while nbytes <= room and not _is_past(points, past_bytes):
+        start_s = machine.now_s()
+        points.append(_point(machine, random_bytes(nbytes, machine.device), budget_s))
+        nbytes *= 2
+        now_s = machine.now_s()
+        if now_s + 2 * (now_s - start_s) > deadline_s:
+            break
     return tuple(points)
+
+
+def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
+    return CurvePoint(data.nbytes, _read(machine, data, _POINT_SHARE * budget_s).per_s)
+
+
+def _is_past(points: Sequence[CurvePoint], past_bytes: int) -> bool:
+    """Whether the two largest sizes both lie past every cache that is known of, and agree."""
+    if len(points) < 2:
+        return False
+    smaller, larger = points[-2:]
+    return smaller.nbytes >= past_bytes and agree(smaller.bytes_per_s, larger.bytes_per_s)
 
 
 def _launch(machine: Machine) -> dict[str, float]:

@@ -12,8 +12,12 @@ from profiler.machine.clock import NOTCH
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
 READ = "read"
+PINNED = "host, pinned"
+"""The link from pinned memory; weights cross the one from ordinary memory, `host`."""
 RESIDENT_GAIN = 1.25
 """A size that is read this much faster again and again than memory can be is served by a cache."""
+AGREE = 0.05
+"""Two measurements of one roof that lie no further apart, as a share, agree; on a quiet machine they lie within 3 %."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,11 @@ class Roof:
         """How far the median may be off, as a share of it (the notch of a box plot, see `clock.timing_of`)."""
         return NOTCH * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
 
+    def times(self, share: float) -> Roof:
+        """The same roof at a share of its height; its single samples are not kept."""
+        per_s, low, high = (share * value for value in (self.per_s, self.low_per_s, self.high_per_s))
+        return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=())
+
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -56,6 +65,26 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Witness:
+    """The model's own weights, read where they lie: what its steps find instead of a stream's buffer."""
+
+    nbytes: int
+    """Of the tensors that were read."""
+    roof: Roof
+
+
+@dataclass(frozen=True)
+class RoofsAgain:
+    """The roofs that a verdict rests on, looked at once more as a run ended."""
+
+    memory: Mapping[str, Roof]
+    """Bytes/s of reading a stream, and of the matrix-vector product."""
+    compute: Mapping[str, Roof]
+    """FLOP/s of the product in the model's dtype."""
+    at_unix_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Ceilings:
     """What this device does at best, as measured in this run."""
 
@@ -66,9 +95,9 @@ class Ceilings:
     stream_bytes: int
     """Size of the buffers that were streamed."""
     beyond_cache: bool
-    """Whether the buffers were at least four times the last-level cache."""
+    """Whether the buffers were at least four times the last-level caches that the device tells of."""
     curve: tuple[CurvePoint, ...] = ()
-    """Read bandwidth over buffer sizes: caches show as steps."""
+    """Read bandwidth over buffer sizes up to those that were streamed: caches show as steps."""
     launch: Mapping[str, float] = field(default_factory=dict)
     """Seconds that the host needs to submit one tiny kernel, and that the device needs to run it (by graph replay)."""
     page_fault_s: float = 0.0
@@ -78,6 +107,14 @@ class Ceilings:
     measured_s: float = 0.0
     """Seconds that measuring took."""
     measured_at_unix_s: float = 0.0
+    weights: Witness | None = None
+    """The weights of this run's model; None where they are too small to tell, or were not read."""
+
+    @property
+    def plateau(self) -> bool:
+        """Whether the two largest sizes are read equally fast; where they are not, a cache still serves a part."""
+        last = [point.bytes_per_s for point in self.curve[-2:]]
+        return len(last) == 2 and agree(*last)
 
     @property
     def memory_bytes_per_s(self) -> float:
@@ -91,9 +128,7 @@ class Ceilings:
 
     @property
     def _memory_roof(self) -> Roof:
-        """What a decode step does is read; copies and triads write as well, and stand beside it for comparison."""
-        reads = [roof for name, roof in self.memory.items() if name == READ or name.startswith(GEMV)]
-        return max(reads or self.memory.values(), key=lambda roof: roof.per_s)
+        return memory_roof(self.memory)
 
     def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
         """The roof of a working set: what its size reaches when it is read again and again, or the memory roof.
@@ -117,6 +152,15 @@ class Ceilings:
             memory={**streams, **({GEMV: product} if product else {})},
         )
 
+    def times(self, memory: float, compute: float) -> Ceilings:
+        """The same device with its memory (caches too) and its arithmetic at these shares of their roofs."""
+        return replace(
+            self,
+            memory={name: roof.times(memory) for name, roof in self.memory.items()},
+            curve=tuple(replace(point, bytes_per_s=memory * point.bytes_per_s) for point in self.curve),
+            compute={name: roof.times(compute) for name, roof in self.compute.items()},
+        )
+
     def compute_flops_per_s(self, dtype: str) -> float:
         """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
         return self._compute_roof(dtype).per_s
@@ -131,6 +175,20 @@ class Ceilings:
 
     def _compute_roof(self, dtype: str) -> Roof:
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
+
+
+def memory_roof(memory: Mapping[str, Roof]) -> Roof:
+    """The roof of a decode step among those of memory: reading a stream, or a matrix-vector product if faster.
+
+    A step reads; copies and triads write as well, and stand beside it for comparison.
+    """
+    reads = [roof for name, roof in memory.items() if name == READ or name.startswith(GEMV)]
+    return max(reads or memory.values(), key=lambda roof: roof.per_s)
+
+
+def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> bool:
+    """Whether two measurements of one rate lie within AGREE, or within what both may be off (shares, added up)."""
+    return abs(one_per_s / other_per_s - 1) <= max(AGREE, half_widths)
 
 
 def drift(looks: Sequence[Look]) -> float:

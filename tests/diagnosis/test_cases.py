@@ -23,6 +23,8 @@ def verdict(case: dict[str, str]) -> Verdict:
     ms = {name: float(text) * MS for name, text in case.items() if name.endswith("_ms") and text}
     times = {name: ms[f"{name}_ms"] for name in ("weights", "kv", "compute")}
     whole_s = sum(times.values())
+    clock_share = float(case["clock_share"])
+    flops_per_s = P * clock_share  # the roof of a card that runs at a part of its clock
     covered, lost_s, converted_s = float(case["replayed"]), ms["kernel_ms"], ms["dequantise_ms"]
     work = {
         "weights": (0.0, times["weights"] * W, 0.0),
@@ -36,7 +38,7 @@ def verdict(case: dict[str, str]) -> Verdict:
             alone_s = part * times[name] + share * (lost_s + converted_s) if replayed and covered else None
             converting_s = share * converted_s if replayed else 0.0
             sizes = (part * flops, part * weight_bytes, part * kv_bytes)
-            demands.append(Demand(name, "mlp", *sizes, P, alone_s, dequantise_s=converting_s))
+            demands.append(Demand(name, "mlp", *sizes, flops_per_s, alone_s, dequantise_s=converting_s))
     overlaps = case["overlaps"] == "1"
     roofs = Roofs(W, Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
     latency_s, width = ms["latency_ms"], float(case["half_width"])
@@ -45,13 +47,13 @@ def verdict(case: dict[str, str]) -> Verdict:
             split=split(latency_s, demands, ms["avoidable_ms"] * W, roofs),
             model_flops=times["compute"] * P,
             model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
-            compute_flops_per_s=P,
+            compute_flops_per_s=flops_per_s,
             roofs=roofs,
             latency_low_s=latency_s * (1 - width),
             latency_high_s=latency_s * (1 + width),
             noise=case["noise"],
             graph_step_s=ms.get("graph_ms"),
-            clock_share=float(case["clock_share"]),
+            clock_share=clock_share,
             offloaded=ms["link_ms"] > 0,
         )
     )

@@ -10,7 +10,7 @@ from made_runs import key, old_run, result, roof, with_document
 
 from profiler.record.run import Run
 from profiler.report.roofs import MOST_POINTS, RoofLine, cell_points, roof_lines
-from profiler.roofs.values import CurvePoint
+from profiler.roofs.values import CurvePoint, Witness
 
 
 @pytest.fixture
@@ -53,6 +53,16 @@ def test_another_dtype_is_a_plateau_alone(run: Run) -> None:
     other = only(run, "other")
     assert other.corners(0.1, 1000.0) == [(20.0, 2e12), (1000.0, 2e12)]
     assert other.label == "measured: 2.00 TFLOP/s float32"
+
+
+def test_a_witness_is_drawn_where_it_disagrees(run: Run) -> None:
+    def drawn(bytes_per_s: float) -> list[str]:
+        witness = Witness(256 << 20, roof(bytes_per_s))
+        seen = with_document(run, ceilings=replace(run.document.ceilings, weights=witness))
+        return [line.label for line in roof_lines(seen) if "weights" in line.label]
+
+    assert drawn(0.97e11) == []
+    assert drawn(0.6e11) == ["the model's own weights: 60.0 GB/s"]
 
 
 def test_a_cache_and_a_link_are_slopes_alone(run: Run) -> None:

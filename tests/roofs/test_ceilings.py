@@ -10,14 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 from clocks import FakeClock
-from machines import HOST, small
+from machines import CPU, HOST, SmallMachine, small
+from memories import SimulatedMachine, SimulatedMemory
 
+from profiler.diagnosis.extremes import moved
 from profiler.machine.memory import page_faults
 from profiler.machine.readings import Reading
 from profiler.machine.telemetry import NoSource
 from profiler.roofs import products
-from profiler.roofs.measure import measure
-from profiler.roofs.values import Ceilings
+from profiler.roofs.links import measure_links
+from profiler.roofs.measure import look_again, measure
+from profiler.roofs.values import PINNED, Ceilings
 
 
 def test_rates_are_work_over_the_clocks_time() -> None:
@@ -26,7 +29,7 @@ def test_rates_are_work_over_the_clocks_time() -> None:
     size = int(roofs.compute["float32"].method.split("x")[0])
     assert roofs.compute["float32"].per_s == 2 * size**3
     assert roofs.memory["read"].per_s == roofs.stream_bytes
-    assert roofs.memory["copy"].per_s == pytest.approx(2 / 3 * roofs.stream_bytes, rel=1e-6)
+    assert roofs.memory["copy"].per_s == roofs.stream_bytes
     assert roofs.memory["triad"].per_s == pytest.approx(roofs.stream_bytes, rel=1e-6)
     assert roofs.beyond_cache
 
@@ -128,3 +131,77 @@ def test_real_roofs_hold_a_minute_later() -> None:
     measured = roofs.compute_flops_per_s("float32"), roofs.memory["read"].per_s
     for roof, first, last in zip(measured, before, after, strict=True):
         assert 0.5 * min(first, last) < roof < 2 * max(first, last)
+
+
+def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments of `_scaled_mm` from torchao's own linear with scales a row, the one that `--quant fp8` makes."""
+    pytest.importorskip("torchao")
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
+    from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
+        Float8Tensor,
+        QuantizeTensorToFloat8Kwargs,
+    )
+
+    seen: list[dict[str, object]] = []
+
+    def recorded(left: torch.Tensor, right: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        shown = {"left": left, "right": right, **{name: value for name, value in kwargs.items() if value is not None}}
+        seen.append({name: _shown(value) for name, value in shown.items()})
+        return torch.zeros(left.shape[0], right.shape[1], dtype=torch.bfloat16)
+
+    monkeypatch.setattr(torch, "_scaled_mm", recorded)
+    config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    weight = Float8Tensor.from_hp(
+        torch.randn(64, 64, dtype=torch.bfloat16),
+        granularity=PerRow(),
+        mm_config=config.mm_config,
+        act_quant_kwargs=QuantizeTensorToFloat8Kwargs(torch.float8_e4m3fn, PerRow()),
+    )
+    torch.nn.functional.linear(torch.randn(64, 64, dtype=torch.bfloat16), weight)
+    products.square_product(CPU, "float8_e4m3fn", 64)()
+    theirs, ours = seen
+    assert ours == theirs
+
+
+def _shown(value: object) -> object:
+    """What a kernel is chosen by: a tensor's shape, dtype and order in memory (whether its rows lie one by one)."""
+    return (value.shape, value.dtype, value.is_contiguous()) if isinstance(value, torch.Tensor) else value
+
+
+def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> None:
+    """40 GB/s at the beginning and 28 at the end, with the same buffers and shapes."""
+    slower: list[float] = []
+    memory = SimulatedMemory(lambda _nbytes: 40e9 * (slower or [1.0])[-1])
+    machine = SimulatedMachine(memory)
+    with memory:
+        roofs = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.3).only(["float32"], "float32")
+        steady = look_again(machine, roofs, "float32", 0.1)
+        slower.append(0.7)
+        slowed = look_again(machine, roofs, "float32", 0.1)
+    assert steady is not None
+    assert slowed is not None
+    assert set(slowed.memory) == {"read", "gemv"}
+    assert list(moved(roofs, steady)) == []
+    shares = {what: now.per_s / first.per_s for what, _, first, now in moved(roofs, slowed)}
+    assert shares == {"memory": pytest.approx(0.7), "float32 products": pytest.approx(0.7)}
+
+
+def test_roofs_are_not_looked_at_again_without_room() -> None:
+    """A card that is full keeps its run instead of running out of memory at its end."""
+    machine = small(clock=FakeClock())
+    roofs = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.05)
+    full = replace(roofs, stream_bytes=machine.available_bytes())
+    assert look_again(machine, full, "float32", 0.05) is None
+
+
+def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside it, on a card, stands what pinned memory would reach."""
+
+    class Card(SmallMachine):
+        is_cuda = True  # type: ignore[assignment]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    found = measure_links(["host"], Card(CPU), budget_s=0.05)
+    assert ["pageable" in roof.method for roof in found.values()] == [True, False]
+    assert list(found) == ["host", PINNED]
+    assert list(measure_links(["host"], small(), budget_s=0.05)) == ["host"]

@@ -1,0 +1,48 @@
+"""How far the roofs of a run may be trusted: what the model's own weights and a second look say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from profiler.diagnosis.facts import Facts
+from profiler.roofs.values import Ceilings, Roof, RoofsAgain, agree, memory_roof
+
+
+def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
+    """Shares of the memory and of the compute roofs at which they were `lowest` and `highest` in a run.
+
+    Each where it is another than 1 and 1, the roofs that were measured first. Memory may be slower for the model's own
+    weights than for a stream; and both kinds may have moved until the end.
+    """
+    ceilings = facts.ceilings
+    memory, compute = [1.0, witness_share(ceilings)], [1.0]
+    for look in facts.roofs_again:
+        memory.append(_share(memory_roof(look.memory), memory_roof(ceilings.memory)))
+        compute += [_share(roof, ceilings.compute[dtype]) for dtype, roof in look.compute.items()]
+    sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
+    return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
+
+
+def witness_share(ceilings: Ceilings) -> float:
+    """What the model's own weights are read at, as a share of the roof of so many bytes; 1 where the two agree."""
+    if (witness := ceilings.weights) is None:
+        return 1.0
+    stream = ceilings.memory_bytes_per_s_for(witness.nbytes)
+    half_widths = witness.roof.half_width + ceilings.memory_half_width
+    return 1.0 if agree(witness.roof.per_s, stream, half_widths) else witness.roof.per_s / stream
+
+
+def moved(ceilings: Ceilings, look: RoofsAgain) -> Iterator[tuple[str, str, Roof, Roof]]:
+    """(what, its unit, first, again) of each roof that a second look found elsewhere."""
+    pairs = [("memory", "B/s", memory_roof(ceilings.memory), memory_roof(look.memory))]
+    pairs += [(f"{dtype} products", "FLOP/s", ceilings.compute[dtype], roof) for dtype, roof in look.compute.items()]
+    for what, unit, first, again in pairs:
+        if _share(again, first) != 1.0:
+            yield what, unit, first, again
+
+
+def _share(again: Roof, first: Roof) -> float:
+    """One roof over another of the same kind, at the same clock where both are known; 1 where they agree."""
+    clocks = again.clock_hz / first.clock_hz if again.clock_hz and first.clock_hz else 1.0
+    same = agree(again.per_s / clocks, first.per_s, again.half_width + first.half_width)
+    return 1.0 if same else again.per_s / clocks / first.per_s

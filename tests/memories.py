@@ -1,0 +1,63 @@
+"""A memory for tests: torch's operations take the time that a device of known caches would need, and do nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from machines import CPU, SmallMachine
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_SIMULATED = {"sum", "copy_", "add", "mm", "addmm", "linear"}
+
+
+class SimulatedMemory(TorchDispatchMode):
+    """Within it, an operation over so many bytes takes a call and them / `bytes_per_s(bytes)`, by its own clock.
+
+    Buffers are never filled, so that they take no memory.
+    """
+
+    def __init__(self, bytes_per_s: Callable[[int], float], call_s: float = 0.0) -> None:
+        super().__init__()
+        self.bytes_per_s = bytes_per_s
+        self.call_s = call_s
+        self.now_s = 0.0
+        self.footprints: dict[str, set[int]] = {}
+        """Distinct bytes that calls of an operation touched, by its name."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in _SIMULATED:
+            return func(*args, **(kwargs or {}))
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        touched = sum({leaf.data_ptr(): leaf.nbytes for leaf in leaves}.values())
+        self.footprints.setdefault(name, set()).add(touched)
+        self.now_s += self.call_s + touched / self.bytes_per_s(touched)
+        return args[0]
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(marks)]
+
+
+class SimulatedMachine(SmallMachine):
+    """A machine with such a memory, which says of its caches what SmallMachine says: a MiB."""
+
+    def __init__(self, memory: SimulatedMemory, available_bytes: int = 64 << 30) -> None:
+        super().__init__(CPU, clock=memory)
+        self._memory = memory
+        self._available_bytes = available_bytes
+
+    def now_s(self) -> float:
+        return self._memory.now_s
+
+    def available_bytes(self) -> int:
+        return self._available_bytes

@@ -1,0 +1,87 @@
+"""Streams over memories whose caches are known: what is called the memory roof is the memory's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from memories import SimulatedMachine, SimulatedMemory
+
+from profiler.job.warnings import roof_warnings
+from profiler.roofs.streams import measure_streams
+from profiler.roofs.values import Ceilings
+
+MIB = 1 << 20
+
+
+def cached(cache_bytes: int, cache_bytes_per_s: float, memory_bytes_per_s: float) -> Callable[[int], float]:
+    """A cache that serves a buffer whole or, where it does not fit, not at all (least recently used goes first)."""
+    return lambda nbytes: cache_bytes_per_s if nbytes <= cache_bytes else memory_bytes_per_s
+
+
+def falling(nbytes: int) -> float:
+    """A cache shared with neighbours: 133, 111 and 91 GB/s at 64, 128 and 256 MiB, and flat from 1 GiB on."""
+    steps = {64: 133e9, 128: 111e9, 256: 91e9, 512: 75e9}
+    return next((per_s for size, per_s in steps.items() if nbytes <= size * MIB), 62e9)
+
+
+def streamed(bytes_per_s: Callable[[int], float], available_bytes: int = 64 << 30, budget_s: float = 1.5) -> Ceilings:
+    memory = SimulatedMemory(bytes_per_s)
+    with memory:
+        return measure_streams(SimulatedMachine(memory, available_bytes), budget_s)
+
+
+def test_a_flat_memory_is_done_with_two_sizes() -> None:
+    found = streamed(cached(MIB, 200e9, 40e9))
+    assert found.memory["read"].per_s == pytest.approx(40e9)
+    assert (found.stream_bytes, found.plateau, found.beyond_cache) == (512 * MIB, True, True)
+    assert roof_warnings(found) == []
+
+
+def test_a_curve_that_still_falls_is_followed_to_its_plateau() -> None:
+    found = streamed(falling)
+    assert found.memory["read"].per_s == pytest.approx(62e9)
+    assert (found.stream_bytes, found.plateau) == (2048 * MIB, True)
+    assert [point.nbytes for point in found.curve] == [MIB << power for power in range(12)]
+
+
+def test_a_cache_that_the_device_does_not_tell_of_is_left_behind() -> None:
+    """An MI300X tells of 4 MiB and has 256 MiB behind them, about three times as fast as its memory. (Here everything
+    is a hundred times slower, which costs the test fewer calls.)"""
+    found = streamed(cached(256 * MIB, 120e9, 42e9))
+    assert found.memory["read"].per_s == pytest.approx(42e9)
+    assert found.plateau
+
+
+def test_no_plateau_within_memory_is_told() -> None:
+    found = streamed(falling, available_bytes=6 << 30)
+    assert (found.stream_bytes, found.plateau) == (512 * MIB, False)
+    [warning] = roof_warnings(found)
+    assert "512 MiB" in warning
+    assert "91.0 GB/s and 75.0 GB/s" in warning
+
+
+def test_no_plateau_within_the_time_is_told() -> None:
+    """A hundred times slower: the sizes beyond the first would take seconds each."""
+    slow = SimulatedMemory(lambda nbytes: falling(nbytes) / 100)
+    with slow:
+        found = measure_streams(SimulatedMachine(slow), 1.5)
+    assert not found.plateau
+    assert found.stream_bytes < 2048 * MIB
+
+
+def test_too_little_memory_for_the_caches_is_told() -> None:
+    found = streamed(falling, available_bytes=20 * MIB)
+    assert (found.stream_bytes, found.beyond_cache) == (2 * MIB, False)
+    assert "no room" in roof_warnings(found)[0]
+
+
+def test_every_stream_touches_the_whole_footprint() -> None:
+    """STREAM's rule is about all that a kernel touches: two buffers of a copy, three of a triad."""
+    memory = SimulatedMemory(cached(MIB, 200e9, 40e9))
+    with memory:
+        found = measure_streams(SimulatedMachine(memory), 0.05)
+    for operation in ("sum", "copy_", "add"):
+        assert max(memory.footprints[operation]) == pytest.approx(found.stream_bytes, rel=1e-6)
+    assert found.memory["copy"].per_s == pytest.approx(40e9)
+    assert found.memory["triad"].per_s == pytest.approx(40e9)

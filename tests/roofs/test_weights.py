@@ -1,0 +1,54 @@
+"""The model's own weights as a witness: what they are read at, whatever the calls cost; each storage once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from memories import SimulatedMachine, SimulatedMemory
+from torch import nn
+
+from profiler.loading.request import LoadedModel
+from profiler.machine.memory import storage_bytes
+from profiler.roofs.values import Witness
+from profiler.roofs.weights import measure_weights
+
+MIB = 1 << 20
+
+
+def read(tensors: list[torch.Tensor | None], call_s: float = 20e-6) -> Witness | None:
+    """By a memory of 60 GB/s, with what fits into a cache of a MiB at no cost."""
+    memory = SimulatedMemory(lambda nbytes: 60e9 if nbytes > MIB else 1e15, call_s)
+    with memory:
+        return measure_weights(tensors, SimulatedMachine(memory), 0.01)
+
+
+@pytest.mark.parametrize("call_s", [0.0, 20e-6])
+def test_calls_are_taken_off(call_s: float) -> None:
+    found = read([torch.empty(1024, 2048) for _ in range(20)], call_s)
+    assert found is not None
+    assert found.nbytes == 20 * 8 * MIB
+    assert found.roof.per_s == pytest.approx(60e9, rel=1e-3)
+
+
+def test_weights_too_small_to_tell_are_no_witness() -> None:
+    """A MiB takes less than its call; a model that lies elsewhere takes nothing."""
+    assert read([torch.empty(512, 512) for _ in range(20)]) is None
+    assert read([torch.empty(1024, 2048, device="meta")]) is None
+    assert read([]) is None
+
+
+def test_tied_and_packed_weights_count_as_they_are_stored() -> None:
+    table = nn.Parameter(torch.empty(4096, 512))
+    packed = torch.empty(2 * MIB, dtype=torch.uint8)
+    half, eight = torch.empty(1024, 2048, dtype=torch.bfloat16), torch.empty(2048, 2048).to(torch.float8_e4m3fn)
+    tensors: list[torch.Tensor | None] = [table, table.t(), packed, half, eight, None]
+    found = read(tensors)
+    assert found is not None
+    assert found.nbytes == storage_bytes(tensors) == (8 + 2 + 4 + 4) * MIB
+
+
+def test_a_real_model_is_read_whole(smollm2: LoadedModel) -> None:
+    found = read(list(smollm2.module.parameters()), call_s=0.0)
+    assert found is not None
+    # SmolLM2-135M: 134,515,008 parameters of four bytes, the tied embedding once.
+    assert found.nbytes == 4 * 134_515_008
