@@ -52,6 +52,10 @@ class OperatorWork:
         return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
 
 
+REST = "all other kernels"
+"""What stands among the operators that were run alone for all the small kernels between them."""
+
+
 @dataclass(frozen=True)
 class Replay:
     """Seconds that one instance of an operator took alone, at one cell's shape."""
@@ -98,7 +102,7 @@ class DispatchSamples:
     with_bare_s: tuple[float, ...] = ()
     """The same, with the twin's own linears called between them."""
     cores: tuple[Calls, ...] = ()
-    """The twin's attention cores alone."""
+    """The twin's attention cores and experts alone."""
     conversions: tuple[Calls, ...] = ()
     """The twin's conversions between formats alone."""
 
@@ -213,6 +217,12 @@ class ModelFacts:
         return bool(self.offloaded_bytes)
 
     @property
+    def synchronises(self) -> bool:
+        """Whether a linear waits for its device, so that no host runs ahead: LLM.int8() asks whether a column holds an
+        outlier (`outliers.any()`, bitsandbytes 0.50, backends/cuda/ops.py)."""
+        return self.quant == "int8"
+
+    @property
     def precision(self) -> str:
         """`bfloat16`, or `bfloat16, nf4`."""
         return self.dtype if self.quant == "none" else f"{self.dtype}, {self.quant}"
@@ -265,6 +275,11 @@ class Facts:
     replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
+
+    @property
+    def overlaps_dispatch(self) -> bool:
+        """Whether the host runs ahead of the device with this model."""
+        return self.device.overlaps_dispatch and not self.model.synchronises
 
     @property
     def measured(self) -> list[CellKey]:

@@ -232,7 +232,7 @@ def _measurement(
     flops, nbytes = model_work(facts.operators[key])
     visits = facts.visits[key.cell]
     activity = active(facts.readings, _spans(visits))
-    runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch
+    runs_ahead = key.phase == "decode" and facts.overlaps_dispatch
     return Measurement(
         split=parts,
         model_flops=flops,
