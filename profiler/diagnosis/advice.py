@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.cell import EngineDifference, JudgedCell
+from profiler.diagnosis.cell import EngineDifference, JudgedCell, Lever
 from profiler.diagnosis.levers import Setting, levers
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.step_time import Split
@@ -149,6 +149,11 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
+def _what_it_saves(lever: Lever) -> str:
+    """A tried change saves; a computed one would, under what it assumes."""
+    return f"{lever.change} {'saves' if lever.tried else 'would save'} {duration(lever.saves_s)}"
+
+
 def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     first = decodes[0]
     parts = []
@@ -165,10 +170,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     ranked = levers(first, replace(setting, cards=()))
     if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
         best = ranked[0]
-        parts.append(
-            f"{best.change} can save at most {duration(best.saves_s)} of the {duration(first.split.latency_s)}"
-            f" step ({best.because})"
-        )
+        parts.append(f"{_what_it_saves(best)} of the {duration(first.split.latency_s)} step ({best.because})")
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
     if not parts:

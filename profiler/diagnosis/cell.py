@@ -10,6 +10,7 @@ from typing import TypedDict
 from profiler.diagnosis.facts import OperatorWork
 from profiler.diagnosis.regimes import Confidence, Evidence, Flag, Regime, Verdict
 from profiler.diagnosis.step_time import Split
+from profiler.diagnosis.trials import Tried
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Status
 from profiler.timing.sampling import Noise
@@ -177,11 +178,21 @@ _LEAST_VISITS = 2
 
 @dataclass(frozen=True)
 class Lever:
-    """A change and the most it can save on one cell."""
+    """A change and what it saves on one cell."""
 
     change: str
     saves_s: float
+    """Less than nothing where it costs."""
     because: str
+    tried: bool = False
+    """Whether it was tried on this device at this very shape; else it is computed from the cell's own split."""
+    half_width_s: float = 0.0
+    """How far a tried one may be off."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether its sign is beyond doubt."""
+        return abs(self.saves_s) > self.half_width_s
 
 
 @dataclass(frozen=True)
@@ -220,6 +231,8 @@ class JudgedCell:
     memory_bytes: float = 0.0
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
+    tried: tuple[Tried, ...] = ()
+    """Changes that were tried at this shape."""
     """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     host_pace_s: float = 0.0
     """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""

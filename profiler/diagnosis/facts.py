@@ -167,6 +167,30 @@ class Readings:
 
 
 @dataclass(frozen=True)
+class Stepped:
+    """Steps of a model of so many layers: seconds of prefills, and of decode steps behind one."""
+
+    layers: int
+    prefill_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A cell's steps tried in another form: the same architecture with fewer layers, as it is and in that form.
+
+    Both were stepped in turn, with more layers and with fewer (or with all, once).
+    """
+
+    cell: Cell
+    form: str
+    of_layers: int
+    """Layers of the whole model."""
+    before: tuple[Stepped, ...]
+    after: tuple[Stepped, ...]
+
+
+@dataclass(frozen=True)
 class Quality:
     """The next-token distributions of two models over the same text, held against each other."""
 
@@ -275,6 +299,7 @@ class Facts:
     replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
+    trials: Mapping[Cell, Sequence[Trial]] = field(default_factory=dict)
 
     @property
     def overlaps_dispatch(self) -> bool:

@@ -19,6 +19,7 @@ from profiler.diagnosis.regimes import Measurement, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
 from profiler.diagnosis.step_time import TERMS, Split
+from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
 from profiler.machine.readings import active, throttled
@@ -190,6 +191,7 @@ def _judged(
         avoidable_s=avoidable_s,
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         clock_share=_clock_share(facts, visits),
+        tried=tuple(tried(facts.trials, key)),
     )
     whole = replace(
         _with_visits(row, key, visits),

@@ -18,6 +18,7 @@ from profiler.diagnosis.facts import (
     Quality,
     Readings,
     Replays,
+    Trial,
 )
 from profiler.errors import RunError
 from profiler.grid import Cell
@@ -28,7 +29,18 @@ SAMPLES_FILE = "samples.jsonl"
 
 
 Fact = (
-    Visit | Gap | Look | Ceilings | DispatchSamples | Replays | Hooked | Activity | Readings | PredictedPeaks | Quality
+    Visit
+    | Gap
+    | Look
+    | Ceilings
+    | DispatchSamples
+    | Replays
+    | Hooked
+    | Activity
+    | Readings
+    | PredictedPeaks
+    | Trial
+    | Quality
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -42,6 +54,7 @@ _KINDS: dict[str, type[Fact]] = {
     "activity": Activity,
     "readings": Readings,
     "predicted_peaks": PredictedPeaks,
+    "trial": Trial,
     "quality": Quality,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
