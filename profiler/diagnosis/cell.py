@@ -176,6 +176,9 @@ class EngineDifference(Keyed):
 _LEAST_VISITS = 2
 
 
+Basis = Literal["tried", "measured", "computed"]
+
+
 @dataclass(frozen=True)
 class Lever:
     """A change and what it saves on one cell."""
@@ -184,8 +187,8 @@ class Lever:
     saves_s: float
     """Less than nothing where it costs."""
     because: str
-    tried: bool = False
-    """Whether it was tried on this device at this very shape; else it is computed from the cell's own split."""
+    basis: Basis = "computed"
+    """Tried on this device at this very shape, measured in this run, or computed from the cell's own split."""
     half_width_s: float = 0.0
     """How far a tried one may be off."""
 

@@ -168,26 +168,26 @@ class Readings:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Steps of a model of so many layers: seconds of prefills, and of decode steps behind one."""
+    """Steps of a short model, each cut at the entry and the exit of its repeating layers."""
 
-    layers: int
-    prefill_s: tuple[float, ...]
-    decode_s: tuple[float, ...]
+    layers_s: tuple[float, ...]
+    """Seconds within those layers."""
+    beside_s: tuple[float, ...]
+    """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A cell's steps tried in another form: the same architecture with fewer layers, as it is and in that form.
+    """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
 
-    Both were stepped in turn, with more layers and with fewer (or with all, once).
-    """
-
-    cell: Cell
+    key: CellKey
     form: str
+    layers: int
+    """Repeating layers of the short model."""
     of_layers: int
-    """Layers of the whole model."""
-    before: tuple[Stepped, ...]
-    after: tuple[Stepped, ...]
+    """Repeating layers of the whole one."""
+    before: Stepped
+    after: Stepped
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,11 @@ class ModelFacts:
     """Bytes an element of the KV cache."""
     four_bit_dense_from_rows: int | None = None
     """Rows from which a 4-bit kernel would first write a dense 16-bit copy on this device; None: it never would."""
+
+    linears: Mapping[str, int] = field(default_factory=dict)
+    """Linears by class, format and what their kernel does first; empty in runs that did not tell."""
+    experts: str | None = None
+    """transformers' implementation of the experts, where there are some."""
 
     @property
     def offloaded(self) -> bool:
@@ -299,7 +304,7 @@ class Facts:
     replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
-    trials: Mapping[Cell, Sequence[Trial]] = field(default_factory=dict)
+    trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
 
     @property
     def overlaps_dispatch(self) -> bool:

@@ -95,8 +95,8 @@ def _tried(cell: JudgedCell) -> list[Lever]:
         Lever(
             item.form,
             latency_s * (1 - item.ratio),
-            f"tried{_on_layers(item)}: the step takes {duration(latency_s * item.ratio)} then",
-            tried=True,
+            f"{_on_layers(item)}the step takes {duration(latency_s * item.ratio)} then",
+            basis="tried",
             half_width_s=latency_s * item.half_width,
         )
         for item in cell.tried
@@ -104,7 +104,7 @@ def _tried(cell: JudgedCell) -> list[Lever]:
 
 
 def _on_layers(item: Tried) -> str:
-    return "" if item.layers == item.of_layers else f" on {item.layers} of {item.of_layers} layers"
+    return "" if item.layers == item.of_layers else f"on {item.layers} of {item.of_layers} layers; "
 
 
 def _beside_the_host(cell: JudgedCell, lever: Lever) -> Lever:
@@ -129,8 +129,8 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
         Lever(
             f"batch {best.key.cell.batch_size}",
             cell.split.latency_s - share_s,
-            f"measured: as many tokens then cost {duration(share_s)}, though a step takes"
-            f" {duration(best.split.latency_s)}{knee}",
+            f"as many tokens then cost {duration(share_s)}, though a step takes {duration(best.split.latency_s)}{knee}",
+            basis="measured",
         )
     ]
 

@@ -191,7 +191,7 @@ def _judged(
         avoidable_s=avoidable_s,
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         clock_share=_clock_share(facts, visits),
-        tried=tuple(tried(facts.trials, key)),
+        tried=tuple(tried(facts.trials.get(key, ()))),
     )
     whole = replace(
         _with_visits(row, key, visits),

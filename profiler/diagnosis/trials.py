@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from profiler.diagnosis.facts import Stepped, Trial
-from profiler.grid import Cell, CellKey, Phase
 from profiler.machine.clock import Timing, timing_of
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A cell's step in another form, by a trial."""
+    """A step in another form, by a trial."""
 
     form: str
     ratio: float
@@ -25,30 +24,16 @@ class Tried:
     of_layers: int
 
 
-def tried(trials: Mapping[Cell, Sequence[Trial]], key: CellKey) -> Iterator[Tried]:
-    """Every form that was tried at a cell's shape."""
-    for trial in trials.get(key.cell, ()):
-        before = whole_step(trial.before, key.phase, trial.of_layers)
-        after = whole_step(trial.after, key.phase, trial.of_layers)
+def tried(trials: Sequence[Trial]) -> Iterator[Tried]:
+    """Every form that was tried at a step's shape."""
+    for trial in trials:
+        before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         ratio = after.median_s / before.median_s
         off = math.hypot(after.half_width_s / after.median_s, before.half_width_s / before.median_s)
-        yield Tried(trial.form, ratio, ratio * off, trial.after[0].layers, trial.of_layers)
+        yield Tried(trial.form, ratio, ratio * off, trial.layers, trial.of_layers)
 
 
-def whole_step(stepped: Sequence[Stepped], phase: Phase, of_layers: int) -> Timing:
-    """Seconds of a step of all layers, from steps with more and with fewer of them.
-
-    Layers cost alike: what the more take beyond the fewer, a layer, is added for those that were left out.
-    """
-    more = timing_of(_seconds(stepped[0], phase))
-    if len(stepped) == 1 or stepped[0].layers == of_layers:
-        return more
-    fewer = timing_of(_seconds(stepped[1], phase))
-    times = (of_layers - stepped[0].layers) / (stepped[0].layers - stepped[1].layers)
-    seconds = more.median_s + times * (more.median_s - fewer.median_s)
-    off_s = math.hypot((1 + times) * more.half_width_s, times * fewer.half_width_s)
-    return Timing(max(seconds, more.median_s), off_s)
-
-
-def _seconds(stepped: Stepped, phase: Phase) -> tuple[float, ...]:
-    return stepped.prefill_s if phase == "prefill" else stepped.decode_s
+def whole_step(stepped: Stepped, times: float) -> Timing:
+    """Seconds of a step of the whole model, which has `times` as many repeating layers: layers of a kind cost alike."""
+    steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
+    return timing_of([beside_s + times * layers_s for layers_s, beside_s in steps])

@@ -234,9 +234,8 @@ def _try_levers(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _S
     stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
     results = judge_run(ledger.facts).cells
     latencies_s = {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
-    tried = {trial.form for trials in ledger.gathered.trials.values() for trial in trials}
-    for trial in try_forms(subject, prepared.config, latencies_s, budget_s):
-        if trial.form not in tried:
+    if not ledger.gathered.trials:
+        for trial in try_forms(subject, prepared.config, latencies_s, budget_s):
             ledger.add(trial)
 
 

@@ -1,7 +1,7 @@
 """Changes that were tried: the same architecture with fewer layers, held and stepped in another form.
 
-A trial steps a short model as it is and in the other form in turn, at a cell's own shape, once with more layers and
-once with fewer, so that what a layer takes and what lies beside the layers are known for both.
+A trial steps a short model as it is and in the other form in turn, at a cell's own shape. Each step is cut at the entry
+and the exit of the layers that repeat, so that what a layer takes and what lies beside the layers are known for both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from profiler.diagnosis.facts import Stepped, Trial
 from profiler.engines.registry import ENGINES
 from profiler.errors import ModelError, RequestError
-from profiler.grid import Cell, CellKey
+from profiler.grid import CellKey
 from profiler.loading.load import load
 from profiler.loading.quantise import TORCHAO, Quant
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, resolve_dtype
@@ -31,11 +31,15 @@ from profiler.timing.visit import seeded_prompts
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.walk import collapse_numbers
 
-_DECODE_STEPS = 7
-_PREFILLS = 2
+_DECODE_STEPS = 5
+_PREFILLS = 1
+_TURNS = 2
+"""How often the model as it is and the other form are stepped in turn."""
 _WARM = 1
-# Both models are stepped with more and with fewer layers.
-_SIDES = 2
+# Loading a form takes as long as so many forms' steps.
+_LOADING = 4
+# More than this share of the layers tells nothing more.
+_MOST_SHARE = 0.5
 # A short model may take this share of the memory that is free.
 _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
@@ -67,7 +71,6 @@ def forms_of(subject: Subject) -> list[Form]:
     engine = next(iter(subject.engines))
     if engine == "eager":
         found.append(Form("a static cache", engine="static"))
-        found += [Form("CUDA graphs", engine="graph")] if machine.captures else []
     threads = torch.get_num_threads()
     if not machine.is_cuda and threads > 1:
         found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
@@ -161,9 +164,10 @@ def try_forms(subject: Subject, config: Any, latencies_s: Mapping[CellKey, float
     if pattern is None or not subject.engines[engine].has_twin or subject.loaded.offloaded or not forms:
         return
     deadline_s = subject.machine.now_s() + budget_s
-    cells, layers = _afforded(_corners(latencies_s, engine), latencies_s, pattern, budget_s / len(forms))
+    corners = _corners(latencies_s, engine)
+    keys, layers = _afforded(corners, latencies_s, pattern, budget_s / (_LOADING + len(forms)))
     layers = min(layers, _fitting(subject, pattern))
-    if not cells:
+    if not keys:
         return
     short = shortened(config, layers)
     plain = _Bench(Form("as it is", engine=engine), load(replace(subject.request, weights="random"), short), subject)
@@ -172,43 +176,45 @@ def try_forms(subject: Subject, config: Any, latencies_s: Mapping[CellKey, float
             return
         try:
             other = _Bench(replace(form, engine=form.engine or engine), _loaded(form, subject.request, short), subject)
-            for cell in cells:
+            for key in keys:
                 if subject.machine.now_s() > deadline_s:
                     break
-                yield from _trials(form, cell, plain, other, pattern, layers)
+                before, after = _in_turn(plain, other, key, pattern.first)
+                inside, of_inside = layers - pattern.first, pattern.layers - pattern.first
+                yield Trial(key, form.name, inside, of_inside, before, after)
         except (RequestError, ModelError, RuntimeError, TypeError, ValueError, ImportError):
             subject.machine.release()
 
 
-def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[Cell]:
-    """The smallest and the largest batch at the shortest and the longest prompt, the cheapest first."""
-    cells = {key.cell for key in latencies_s if key.cell.engine == engine and key.cell.prompt_len}
-    if not cells:
+def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:
+    """Steps at the smallest and the largest batch, the shortest and the longest prompt; the cheapest first."""
+    keys = [key for key in latencies_s if key.cell.engine == engine]
+    if not keys:
         return []
-    batches, prompts = {cell.batch_size for cell in cells}, {cell.prompt_len for cell in cells}
-    corners = {(batch, prompt) for batch in (min(batches), max(batches)) for prompt in (min(prompts), max(prompts))}
-    found = [cell for cell in cells if (cell.batch_size, cell.prompt_len) in corners]
-    return sorted(found, key=lambda cell: cell.batch_size * cell.prompt_len)
+    batches, depths = {key.cell.batch_size for key in keys}, {key.cell.depth for key in keys}
+    corners = {(batch, depth) for batch in (min(batches), max(batches)) for depth in (min(depths), max(depths))}
+    found = [key for key in keys if (key.cell.batch_size, key.cell.depth) in corners]
+    return sorted(found, key=lambda key: _cost_s(key, latencies_s))
+
+
+def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
+    """Seconds of a trial of all layers."""
+    steps = _PREFILLS if key.phase == "prefill" else _DECODE_STEPS
+    return 2 * _TURNS * (steps + _WARM) * latencies_s[key]
 
 
 def _afforded(
-    corners: Sequence[Cell], latencies_s: Mapping[CellKey, float], pattern: Pattern, budget_s: float
-) -> tuple[list[Cell], int]:
+    corners: Sequence[CellKey], latencies_s: Mapping[CellKey, float], pattern: Pattern, budget_s: float
+) -> tuple[list[CellKey], int]:
     """The corners that a form's share of the budget is enough for, and how many layers it is enough for then."""
-
-    def cost_s(cell: Cell) -> float:
-        """Seconds of a trial of all layers."""
-        steps = {"prefill": _PREFILLS + _WARM, "decode": _DECODE_STEPS + _WARM}
-        return _SIDES * sum(steps[key.phase] * latencies_s.get(key, 0.0) for key in cell.keys)
-
-    least = (pattern.short + pattern.long(0)) / pattern.layers
-    cells: list[Cell] = []
+    keys: list[CellKey] = []
     total_s = 0.0
-    for cell in corners:
-        if (total_s + cost_s(cell)) * least <= budget_s:
-            cells.append(cell)
-            total_s += cost_s(cell)
-    return cells, pattern.long(budget_s / total_s * pattern.layers - pattern.short) if cells else 0
+    for key in corners:
+        more_s = total_s + _cost_s(key, latencies_s)
+        if more_s * pattern.long(0) / pattern.layers <= budget_s:
+            keys.append(key)
+            total_s = more_s
+    return keys, pattern.long(min(_MOST_SHARE, budget_s / total_s) * pattern.layers) if keys else 0
 
 
 def _fitting(subject: Subject, pattern: Pattern) -> int:
@@ -243,46 +249,42 @@ class _Bench:
         self._form = form
         self._machine = subject.machine
         self._vocab_size = subject.vocab_size
-        self._module = loaded.module
-        self._layers = stack_of(loaded.module, loaded.config.get_text_config())
+        layers = stack_of(loaded.module, loaded.config.get_text_config())
+        assert layers is not None, "the whole model has them"
+        self._layers = layers
         self._engine = ENGINES[form.engine or "eager"](loaded.module, subject.machine)
 
-    def stepped(self, cell: Cell, layers: int) -> Stepped:
-        """Seconds of prefills of this cell and of decode steps behind one, with so many layers."""
-        machine, clock, engine = self._machine, self._machine.clock, self._engine
-        slots = cell.prompt_len + _DECODE_STEPS + _WARM + 1
-        ids = seeded_prompts(cell, self._vocab_size).to(machine.device)
-        prefills = []
-        with torch.inference_mode(), no_gc(), self._cut_to(layers), _threads(self._form.threads):
-            engine.prepare(cell.batch_size, slots)
-            for _ in range(_WARM + _PREFILLS):
-                clock.synchronize()
-                marks = [clock.mark()]
-                state = engine.prefill(ids, slots)
-                marks.append(clock.mark())
-                clock.synchronize()
-                prefills += clock.seconds(marks)
-            marks = [clock.mark()]
-            for _ in range(_WARM + _DECODE_STEPS):
-                state = engine.decode(state)
-                marks.append(clock.mark())
-            clock.synchronize()
-        return Stepped(layers, tuple(prefills[_WARM:]), tuple(clock.seconds(marks)[_WARM:]))
+    def stepped(self, key: CellKey, first: int) -> Stepped:
+        """Steps of a cell, each cut where the layer `first` begins and the last one ends."""
+        clock, cell, engine = self._machine.clock, key.cell, self._engine
+        decode = key.phase == "decode"
+        marks: list[Any] = []
 
-    @contextmanager
-    def _cut_to(self, layers: int) -> Iterator[None]:
-        """Within, the model has its first `layers` layers alone."""
-        assert self._layers is not None
-        whole = dict(self._layers._modules)
-        kept = dict(list(whole.items())[:layers])
-        self._layers._modules = kept
-        config = self._module.config.get_text_config()
-        count, config.num_hidden_layers = config.num_hidden_layers, layers
-        try:
-            yield
-        finally:
-            self._layers._modules = whole
-            config.num_hidden_layers = count
+        def mark(*_: object) -> None:
+            marks.append(clock.mark())
+
+        with torch.inference_mode(), no_gc(), _threads(self._form.threads), ExitStack() as hooks:
+            if decode:
+                state = engine.fill(cell.batch_size, key.context_len, key.context_len + _WARM + _DECODE_STEPS + 1)
+            else:
+                ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
+            hooks.callback(self._layers[first].register_forward_pre_hook(mark).remove)
+            hooks.callback(self._layers[-1].register_forward_hook(mark).remove)
+            for _ in range(_WARM + (_DECODE_STEPS if decode else _PREFILLS)):
+                clock.synchronize()
+                mark()
+                if decode:
+                    state = engine.decode(state)
+                else:
+                    engine.prefill(ids, cell.prompt_len)
+                mark()
+            clock.synchronize()
+        pieces = clock.seconds(marks)
+        steps = range(4 * _WARM, len(marks), 4)
+        return Stepped(
+            layers_s=tuple(pieces[start + 1] for start in steps),
+            beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps),
+        )
 
 
 @contextmanager
@@ -295,14 +297,14 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
 
 
-def _trials(form: Form, cell: Cell, plain: _Bench, other: _Bench, pattern: Pattern, layers: int) -> Iterator[Trial]:
-    """Both models stepped in turn, with more layers and with fewer."""
-    counts = [layers] if layers == pattern.layers else [layers, pattern.short]
-    pairs = [(plain.stepped(cell, count), other.stepped(cell, count)) for count in counts]
-    yield Trial(
-        cell=cell,
-        form=form.name,
-        of_layers=pattern.layers,
-        before=tuple(before for before, _ in pairs),
-        after=tuple(after for _, after in pairs),
+def _in_turn(plain: _Bench, other: _Bench, key: CellKey, first: int) -> tuple[Stepped, Stepped]:
+    """Both models stepped in turn, so that a machine that changes changes for both."""
+    turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
+    return _together([before for before, _ in turns]), _together([after for _, after in turns])
+
+
+def _together(turns: Sequence[Stepped]) -> Stepped:
+    return Stepped(
+        layers_s=tuple(seconds for turn in turns for seconds in turn.layers_s),
+        beside_s=tuple(seconds for turn in turns for seconds in turn.beside_s),
     )

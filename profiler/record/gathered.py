@@ -40,7 +40,7 @@ class Gathered:
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
-    trials: dict[Cell, list[Trial]] = field(default_factory=dict)
+    trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -68,7 +68,7 @@ class Gathered:
             case Activity():
                 self.activity[fact.key] = fact
             case Trial():
-                self.trials.setdefault(fact.cell, []).append(fact)
+                self.trials.setdefault(fact.key, []).append(fact)
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
             case Quality():

@@ -76,7 +76,7 @@ def lever_rows(run: Run) -> list[Row]:
             lever.change,
             duration(lever.saves_s),
             percent(lever.saves_s / result.latency_s),
-            lever.because if lever.tried else f"computed: {lever.because}",
+            f"{lever.basis}: {lever.because}",
         ]
         for result in shown_cells(run)
         if result.key in evidence
