@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from profiler.diagnosis.facts import OperatorWork
 from profiler.diagnosis.regimes import Confidence, Evidence, Flag, Regime, Verdict
