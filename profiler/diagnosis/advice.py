@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.cell import EngineDifference, JudgedCell
+from profiler.diagnosis.cell import EngineDifference, JudgedCell, Lever
 from profiler.diagnosis.levers import Setting, levers
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.step_time import Split
 from profiler.units import duration, percent, scaled, significant
+
+# A saving of less than this share of a prefill is left to the table.
+_WORTH_A_SENTENCE = 0.1
 
 
 def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[EngineDifference] = ()) -> list[str]:
@@ -32,6 +35,7 @@ def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[
         sentences.append(_prefill_sentence(prefills, setting))
     if decodes:
         sentences.append(_change_sentence(decodes, setting))
+        sentences += _prefill_change(prefills, setting)
     elif prefills:
         sentences.append(_change_sentence(prefills, setting))
     if decodes:
@@ -41,6 +45,18 @@ def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[
 
 def _batch_then_depth(cell: JudgedCell) -> tuple[int, int]:
     return cell.key.cell.batch_size, cell.key.cell.depth
+
+
+def _prefill_change(prefills: Sequence[JudgedCell], setting: Setting) -> list[str]:
+    """The best change of the largest prefill, where it is worth a sentence beside the decode's."""
+    ranked = levers(prefills[-1], replace(setting, cards=())) if prefills else []
+    if not ranked or ranked[0].saves_s < _WORTH_A_SENTENCE * prefills[-1].split.latency_s:
+        return []
+    best, cell = ranked[0], prefills[-1]
+    return [
+        f"In a prefill of {cell.key.cell.name} {_what_it_saves(best)} of {duration(cell.split.latency_s)}"
+        f" ({best.basis}: {best.because})."
+    ]
 
 
 def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
@@ -149,6 +165,11 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
+def _what_it_saves(lever: Lever) -> str:
+    """A tried change saves; a computed one would, under what it assumes."""
+    return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {duration(lever.saves_s)}"
+
+
 def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     first = decodes[0]
     parts = []
@@ -166,8 +187,7 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
         best = ranked[0]
         parts.append(
-            f"{best.change} can save at most {duration(best.saves_s)} of the {duration(first.split.latency_s)}"
-            f" step ({best.because})"
+            f"{_what_it_saves(best)} of the {duration(first.split.latency_s)} step ({best.basis}: {best.because})"
         )
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from profiler.diagnosis.facts import OperatorWork
 from profiler.diagnosis.regimes import Confidence, Evidence, Flag, Regime, Verdict
 from profiler.diagnosis.step_time import Split
+from profiler.diagnosis.trials import Tried
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Status
 from profiler.timing.sampling import Noise
@@ -175,13 +176,26 @@ class EngineDifference(Keyed):
 _LEAST_VISITS = 2
 
 
+Basis = Literal["tried", "measured", "computed"]
+
+
 @dataclass(frozen=True)
 class Lever:
-    """A change and the most it can save on one cell."""
+    """A change and what it saves on one cell."""
 
     change: str
     saves_s: float
+    """Less than nothing where it costs."""
     because: str
+    basis: Basis = "computed"
+    """Tried on this device at this very shape, measured in this run, or computed from the cell's own split."""
+    half_width_s: float = 0.0
+    """How far a tried one may be off."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether its sign is beyond doubt."""
+        return abs(self.saves_s) > self.half_width_s
 
 
 @dataclass(frozen=True)
@@ -220,6 +234,8 @@ class JudgedCell:
     memory_bytes: float = 0.0
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
+    tried: tuple[Tried, ...] = ()
+    """Changes that were tried at this shape."""
     """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     host_pace_s: float = 0.0
     """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""

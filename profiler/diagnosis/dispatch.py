@@ -13,8 +13,10 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     """Dispatch of a step of one engine, phase and batch size."""
     alone = _twin_alone(samples)
     if not samples.among_s:
-        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
-        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s)
+        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls
+        # that wait for the device and cannot be captured.
+        calls_s = min(alone.median_s, sum(call.total_s for call in samples.cores))
+        return Dispatch(alone.median_s, calls_s, half_width_s=alone.half_width_s)
     step, apart = timing_of(samples.among_s), timing_of(samples.linears_s)
     calls_s = max(0.0, timing_of(samples.with_bare_s).median_s - apart.median_s)
     half_width_s = math.hypot(step.half_width_s, apart.half_width_s)

@@ -52,6 +52,10 @@ class OperatorWork:
         return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
 
 
+REST = "all other kernels"
+"""What stands among the operators that were run alone for all the small kernels between them."""
+
+
 @dataclass(frozen=True)
 class Replay:
     """Seconds that one instance of an operator took alone, at one cell's shape."""
@@ -98,7 +102,7 @@ class DispatchSamples:
     with_bare_s: tuple[float, ...] = ()
     """The same, with the twin's own linears called between them."""
     cores: tuple[Calls, ...] = ()
-    """The twin's attention cores alone."""
+    """The twin's attention cores and experts alone."""
     conversions: tuple[Calls, ...] = ()
     """The twin's conversions between formats alone."""
 
@@ -163,6 +167,30 @@ class Readings:
 
 
 @dataclass(frozen=True)
+class Stepped:
+    """Steps of a short model, each cut at the entry and the exit of its repeating layers."""
+
+    layers_s: tuple[float, ...]
+    """Seconds within those layers."""
+    beside_s: tuple[float, ...]
+    """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
+
+    key: CellKey
+    form: str
+    layers: int
+    """Repeating layers of the short model."""
+    of_layers: int
+    """Repeating layers of the whole one."""
+    before: Stepped
+    after: Stepped
+
+
+@dataclass(frozen=True)
 class Quality:
     """The next-token distributions of two models over the same text, held against each other."""
 
@@ -208,9 +236,20 @@ class ModelFacts:
     four_bit_dense_from_rows: int | None = None
     """Rows from which a 4-bit kernel would first write a dense 16-bit copy on this device; None: it never would."""
 
+    linears: Mapping[str, int] = field(default_factory=dict)
+    """Linears by class, format and what their kernel does first; empty in runs that did not tell."""
+    experts: str | None = None
+    """transformers' implementation of the experts, where there are some."""
+
     @property
     def offloaded(self) -> bool:
         return bool(self.offloaded_bytes)
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether a linear waits for its device, so that no host runs ahead: LLM.int8() asks whether a column holds an
+        outlier (`outliers.any()`, bitsandbytes 0.50, backends/cuda/ops.py)."""
+        return self.quant == "int8"
 
     @property
     def precision(self) -> str:
@@ -267,6 +306,12 @@ class Facts:
     replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
+    trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
+
+    @property
+    def overlaps_dispatch(self) -> bool:
+        """Whether the host runs ahead of the device with this model."""
+        return self.device.overlaps_dispatch and not self.model.synchronises
 
     @property
     def measured(self) -> list[CellKey]:

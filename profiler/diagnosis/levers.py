@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.diagnosis.cards import floor_on
 from profiler.diagnosis.cell import JudgedCell, Lever
 from profiler.diagnosis.regimes import Flag
+from profiler.diagnosis.trials import Tried
 from profiler.machine.datasheet import Datasheet
 from profiler.units import duration, scaled
 from profiler.work.causes import Cause
 
+_SIXTEEN_BIT_WEIGHTS = "16-bit weights"
+_FOUR_BIT_WEIGHTS = "4-bit weights"
+_SIXTEEN_BIT_DTYPE = "a 16-bit dtype"
+_STATIC_CACHE = "a static cache"
+_PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights"
+_OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
+_GRAPHS = "CUDA graphs"
 _FOUR_BITS = 4.5
 """bitsandbytes' 4-bit weights with a float32 scale a block of 64."""
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
+_IN_16_BITS = frozenset({_SIXTEEN_BIT_WEIGHTS, _SIXTEEN_BIT_DTYPE, _OTHER_KERNELS})
+_STANDS_FOR: Mapping[str, frozenset[str]] = {
+    "bfloat16": _IN_16_BITS,
+    "float16": _IN_16_BITS,
+    "nf4": frozenset({_FOUR_BIT_WEIGHTS, _OTHER_KERNELS}),
+    "int4wo": frozenset({_FOUR_BIT_WEIGHTS, _PACKED_KERNEL, _OTHER_KERNELS}),
+    "int8wo": frozenset({_PACKED_KERNEL, _OTHER_KERNELS}),
+    "int8": frozenset({_OTHER_KERNELS}),
+    _STATIC_CACHE: frozenset({_STATIC_CACHE}),
+    _GRAPHS: frozenset({_GRAPHS}),
+}
+"""Which computed changes a form that was tried takes the place of."""
 # What saves less of a step than a measurement can tell is no change to name.
 _LEAST_SHARE = 1e-3
 
@@ -45,10 +65,10 @@ class Setting:
 
 
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
-    """Changes ranked by the seconds that they can save at most on this cell; none without a figure worth naming.
+    """Changes ranked by the seconds that they save on this cell, those that cost last; none too small to tell.
 
-    `others` are the run's cells, among which a larger batch is looked for. Empty for a step that is faster than its own
-    terms allow: one of them is wrong then.
+    What was tried stands in the place of what would be computed for it. `others` are the run's cells, among which a
+    larger batch is looked for. Empty for a step that is faster than its own terms allow: one of them is wrong then.
     """
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
@@ -60,9 +80,31 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_arithmetic(cell, setting),
         *_card(cell, setting),
     ]
-    found = [*_batch(cell, others), *_host(cell, setting), *(_beside_the_host(cell, lever) for lever in device)]
+    computed = [*_batch(cell, others), *_host(cell, setting), *(_beside_the_host(cell, lever) for lever in device)]
+    known = {change for tried in cell.tried for change in _STANDS_FOR.get(tried.form, ())}
     least_s = _LEAST_SHARE * cell.split.latency_s
-    return sorted((lever for lever in found if lever.saves_s > least_s), key=lambda lever: -lever.saves_s)
+    found = [lever for lever in computed if lever.saves_s > least_s and lever.change not in known]
+    found += [lever for lever in _tried(cell) if lever.is_claim and abs(lever.saves_s) > least_s]
+    return sorted(found, key=lambda lever: -lever.saves_s)
+
+
+def _tried(cell: JudgedCell) -> list[Lever]:
+    """What was tried at this shape, with what it would make of this step."""
+    latency_s = cell.split.latency_s
+    return [
+        Lever(
+            item.form,
+            latency_s * (1 - item.ratio),
+            f"{_on_layers(item)}the step takes {duration(latency_s * item.ratio)} then",
+            basis="tried",
+            half_width_s=latency_s * item.half_width,
+        )
+        for item in cell.tried
+    ]
+
+
+def _on_layers(item: Tried) -> str:
+    return "" if item.layers == item.of_layers else f"on {item.layers} of {item.of_layers} layers; "
 
 
 def _beside_the_host(cell: JudgedCell, lever: Lever) -> Lever:
@@ -87,8 +129,8 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
         Lever(
             f"batch {best.key.cell.batch_size}",
             cell.split.latency_s - share_s,
-            f"measured: as many tokens then cost {duration(share_s)}, though a step takes"
-            f" {duration(best.split.latency_s)}{knee}",
+            f"as many tokens then cost {duration(share_s)}, though a step takes {duration(best.split.latency_s)}{knee}",
+            basis="measured",
         )
     ]
 
@@ -98,7 +140,9 @@ def _weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     found = []
     if bits > _SIXTEEN_BITS:
         found.append(
-            Lever("16-bit weights", s.weights_s * (1 - _SIXTEEN_BITS / bits), "fewer bytes at the measured bandwidth")
+            Lever(
+                _SIXTEEN_BIT_WEIGHTS, s.weights_s * (1 - _SIXTEEN_BITS / bits), "fewer bytes at the measured bandwidth"
+            )
         )
     if bits >= _SIXTEEN_BITS:
         dense_from = setting.four_bit_dense_from_rows
@@ -107,7 +151,7 @@ def _weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
         if dense_from is not None and cell.key.tokens >= dense_from:
             dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
             because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-        found.append(Lever("4-bit weights", s.weights_s * (1 - _FOUR_BITS / bits) - dense_s, because))
+        found.append(Lever(_FOUR_BIT_WEIGHTS, s.weights_s * (1 - _FOUR_BITS / bits) - dense_s, because))
     return found
 
 
@@ -115,13 +159,13 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
     copies_s = cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
-        Lever("a static cache", copies_s, "which is not copied at every step"),
+        Lever(_STATIC_CACHE, copies_s, "which is not copied at every step"),
         Lever("an 8-bit KV cache", cell.split.kv_s * share, "if attention reads it as stored"),
     ]
 
 
 def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    how = "CUDA graphs" if setting.can_graph else "torch.compile (many small operators become few)"
+    how = _GRAPHS if setting.can_graph else "torch.compile (many small operators become few)"
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     return [
         Lever(how, cell.split.dispatch_s, "the host's share of this step"),
@@ -158,12 +202,12 @@ def _kernels(cell: JudgedCell) -> list[Lever]:
     """What the kernels themselves lose: measured by running them alone, so that better ones could recover it."""
     return [
         Lever(
-            "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights",
+            _PACKED_KERNEL,
             cell.split.dequantise_s,
             "nothing would be converted first",
         ),
         Lever(
-            "other kernels for these shapes (another dtype, format or library)",
+            _OTHER_KERNELS,
             cell.split.kernel_s,
             "what these lose against their roofs when run alone",
         ),
@@ -176,7 +220,7 @@ def _arithmetic(cell: JudgedCell, setting: Setting) -> list[Lever]:
         return []
     return [
         Lever(
-            "a 16-bit dtype",
+            _SIXTEEN_BIT_DTYPE,
             cell.split.compute_s * (1 - setting.compute_flops_per_s / faster),
             f"its products reach {scaled(faster, 'FLOP/s')} here",
         )
@@ -184,7 +228,12 @@ def _arithmetic(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """The card that would save the most, if it reached its datasheet and the host stayed as it is."""
+    """The card that would save the most, if it reached its datasheet and the host stayed as it is.
+
+    None for a CPU whose kernels bind: no datasheet tells what other kernels would do.
+    """
+    if not setting.can_graph and Flag.INEFFICIENT_KERNELS in cell.verdict.flags:
+        return []
     floors = {card: floor_s for card, floor_s in floors_on(cell, setting).items() if floor_s is not None}
     if not floors:
         return []

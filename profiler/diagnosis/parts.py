@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.facts import Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import Demand, Roofs, Split, split
+from profiler.diagnosis.facts import REST, Facts, OperatorWork, Replay
+from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, split
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
-from profiler.work.causes import CONVERSIONS, Cause
+from profiler.work.causes import OUTSIDE, Cause
 
 
 def model_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
@@ -21,23 +21,68 @@ def model_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
 def split_of(
     facts: Facts, key: CellKey, latency_s: float, half_width_s: float = 0.0, faults: float = 0.0
 ) -> tuple[Split, dict[Cause, float]]:
-    """The split of a cell's time with so many page faults in it, and the seconds of its avoidable work by cause."""
-    replays = facts.replays.get(key, {})
-    demands = []
-    avoidable_bytes: dict[Cause, float] = {}
+    """The split of a cell's time with so many page faults in it, and the seconds of its avoidable work by cause.
+
+    An operator that was run alone has paid for what lies inside its call: nothing of that is counted again among the
+    avoidable. Its causes are told all the same, as parts of what its kernel loses.
+    """
+    replays, roofs = facts.replays.get(key, {}), roofs_of(facts, key)
+    demands: list[Demand] = []
+    outside_s: dict[Cause, float] = {}
+    inside_s: dict[Cause, float] = {}
     for item in facts.operators[key]:
-        alone = replays.get(item.operator)
-        demands.append(_demand(facts, item, alone))
-        # A replayed kernel has paid for its own operands; what is avoidable around it has not been paid for.
-        operands = {} if alone is not None else {Cause.OPERANDS: item.activation_bytes}
-        for cause, nbytes in {**operands, **item.avoidable_bytes}.items():
-            if cause not in CONVERSIONS:  # which happen inside the replayed module
-                avoidable_bytes[cause] = avoidable_bytes.get(cause, 0.0) + float(nbytes)
-    roofs = roofs_of(facts, key)
-    faults_s = faults * facts.ceilings.page_fault_s
-    parts = split(latency_s, demands, sum(avoidable_bytes.values()), roofs, half_width_s, faults_s)
-    avoidable_s = {cause: nbytes / roofs.memory_bytes_per_s for cause, nbytes in avoidable_bytes.items()}
-    return parts, {**avoidable_s, Cause.PAGE_FAULTS: faults_s}
+        demand = _demand(facts, item, replays.get(item.operator))
+        demands.append(demand)
+        seconds = _avoidable_s(item, demand, roofs)
+        if demand.replayed_s is None:
+            _add(outside_s, seconds)
+        else:
+            _add(outside_s, {cause: value for cause, value in seconds.items() if cause in OUTSIDE})
+            inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
+            lost_s = max(0.0, demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s))
+            share = min(1.0, lost_s / (sum(inside.values()) or 1.0))
+            _add(inside_s, {cause: share * value for cause, value in inside.items()})
+    if REST in replays:
+        demands.append(_small_kernels(replays[REST], demands, outside_s, roofs))
+    outside_s[Cause.PAGE_FAULTS] = faults * facts.ceilings.page_fault_s
+    parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s)
+    by_cause = dict(outside_s)
+    _add(by_cause, inside_s)
+    return parts, by_cause
+
+
+def _small_kernels(rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs) -> Demand:
+    """All kernels between the replayed ones, run alone: what they take beyond their traffic is lost to their number.
+
+    Where they take less than was counted (a cache kept what one handed to the next), `outside_s` is cut to that.
+    """
+    own_s = sum(each.roof_s(roofs.memory_bytes_per_s) for each in others if each.replayed_s is None)
+    beyond_s = rest.whole.median_s - own_s
+    counted_s = sum(outside_s.values())
+    if counted_s > beyond_s:
+        for cause in outside_s:
+            outside_s[cause] *= max(0.0, beyond_s) / counted_s
+    lost_s = max(0.0, beyond_s - counted_s)
+    return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
+
+
+def _avoidable_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> dict[Cause, float]:
+    """Seconds of each cause of an operator's avoidable work, by the side of the roofline that binds it."""
+    moved = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
+    return {
+        cause: floor_s(
+            float(item.avoidable_flops.get(cause, 0)),
+            float(moved.get(cause, 0)),
+            demand.compute_flops_per_s,
+            roofs.memory_bytes_per_s,
+        )
+        for cause in {**moved, **item.avoidable_flops}
+    }
+
+
+def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
+    for cause, seconds in more_s.items():
+        total_s[cause] = total_s.get(cause, 0.0) + seconds
 
 
 def roofs_of(facts: Facts, key: CellKey) -> Roofs:
@@ -47,7 +92,7 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
     return Roofs(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size)),
-        overlaps=facts.device.overlaps_dispatch,
+        overlaps=facts.overlaps_dispatch,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
         fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items()),

@@ -20,6 +20,7 @@ from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
 from profiler.diagnosis.step_time import TERMS, Split
+from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
 from profiler.machine.readings import active, throttled
@@ -209,6 +210,7 @@ def _judged(
         avoidable_s=avoidable_s,
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         clock_share=clock_share,
+        tried=tuple(tried(facts.trials.get(key, ()))),
     )
     whole = replace(
         _with_visits(row, key, visits),
@@ -252,7 +254,7 @@ def _measurement(
     flops, nbytes = model_work(facts.operators[key])
     visits = facts.visits[key.cell]
     activity = active(facts.readings, _spans(visits))
-    runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch
+    runs_ahead = key.phase == "decode" and facts.overlaps_dispatch
     return Measurement(
         split=parts,
         model_flops=flops,

@@ -165,18 +165,16 @@ def at(parts: Split, latency_s: float) -> Split:
 def split(
     latency_s: float,
     demands: Sequence[Demand],
-    avoidable_bytes: float,
+    avoidable_s: float,
     roofs: Roofs,
     latency_half_width_s: float = 0.0,
-    page_faults_s: float = 0.0,
 ) -> Split:
     """Split a measured step.
 
     measured = weights + KV + compute + dequantisation + kernel + avoidable + link + dispatch + unexplained. The first
     three are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
-    alone; `avoidable` moves `avoidable_bytes` at the measured bandwidth and takes fresh pages (`page_faults_s`);
-    `dispatch` is what the host adds: all of it where nothing overlaps (CPU), else only what does not hide behind the
-    device.
+    alone; `avoidable_s` is work beside those calls that the algorithm does not need; `dispatch` is what the host adds:
+    all of it where nothing overlaps (CPU), else only what does not hide behind the device.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
     for demand in demands:
@@ -196,7 +194,6 @@ def split(
         kernel_s -= roofs.dispatch.in_kernels_s - converting_s
     device_s = weights_s + kv_s + compute_s
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
-    avoidable_s = avoidable_bytes / roofs.memory_bytes_per_s + page_faults_s
     host_s = roofs.dispatch_s or 0.0
     # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
     busy_s = device_s + dequantise_s + kernel_s + avoidable_s + roofs.fetch_s

@@ -44,7 +44,8 @@ class EagerEngine:
         return self._prefill(ids_BS, None)
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
-        ids = torch.zeros(batch, 1, dtype=torch.long, device=self._model.device)
+        # Sequences that differ: a router would send equal ones to the same experts.
+        ids = torch.arange(batch, device=self._model.device)[:, None] % self._model.config.get_text_config().vocab_size
         state = self.prefill(ids, slots)
         deepen(state.cache, context)
         return state

@@ -46,6 +46,7 @@ class Options:
     out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
     budget_s: float = _option(70.0, "Seconds for the sweep; its first round always ends.", flag="budget")
     fresh: bool = _option(False, "Measure the roofs again, though kept for a day.")
+    no_levers: bool = _option(False, "Try no other dtype, format, cache or attention for what they would save.")
     breakdown: bool = _option(False, "Add a pass that tells where inside a step the time goes.")
     trace: bool = _option(False, "The same, and keep a Chrome trace of one decode step.")
     check_quality: bool = _option(False, "Hold a quantised checkpoint's answers against the original's.")

@@ -29,6 +29,7 @@ from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
 from profiler.probes.subject import Subject, execution_paths
 from profiler.probes.trace import trace_cell
+from profiler.probes.trials import try_forms
 from profiler.record.document import HealthRecord, RunDocument
 from profiler.record.gathered import Gathered
 from profiler.record.run import Run, read_document, read_gathered, refuse_another
@@ -57,6 +58,11 @@ _AGAIN_SHARE = 0.02
 _AGAIN_MOST_S = 0.5
 # Looking for what carries large residuals gets this share of it.
 _CARRIERS_SHARE = 0.15
+
+# Trying other forms gets this share of it, within limits: a few seconds would tell nothing.
+_LEVERS_SHARE = 0.25
+_LEVERS_MOST_S = 15.0
+_LEVERS_LEAST_S = 4.0
 
 
 class Listener(Protocol):
@@ -222,6 +228,7 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     measured = [cell for cell in grid.cells if cell in ledger.gathered.visits]
     for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
         ledger.add(replays)
+    _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s
     for key in judge_run(ledger.facts).unexplained:
         if machine.now_s() > deadline_s:
@@ -231,6 +238,19 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             for hooked in hook_cell(subject, key.cell):
                 if hooked.key == key:
                     ledger.add(hooked)
+
+
+def _try_levers(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages) -> None:
+    """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
+    budget_s = min(_LEVERS_MOST_S, _LEVERS_SHARE * prepared.options.budget_s)
+    if prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
+        return
+    stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
+    results = judge_run(ledger.facts).cells
+    latencies_s = {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
+    if not ledger.gathered.trials:
+        for trial in try_forms(subject, prepared.config, latencies_s, budget_s):
+            ledger.add(trial)
 
 
 def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, store: RunStore) -> None:

@@ -19,9 +19,10 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
 from profiler.machine.clock import no_gc
 from profiler.machine.machine import Machine
+from profiler.probes.calls import callable_modules, caught_calls
 from profiler.probes.hollow import hollow_config
-from profiler.probes.kernels import conversions, core_alone, replayable_cores, replayable_linears
-from profiler.probes.replay import replay_calls
+from profiler.probes.kernels import conversions, replayable_linears
+from profiler.probes.replay import replay_calls, replay_linears
 from profiler.work.formats import is_linear, stored
 from profiler.work.step import Step
 from profiler.work.walk import linear_modules, walk
@@ -61,8 +62,11 @@ def measure_dispatch(
             if among_weights:
                 found += _among_weights_of(bench, alone, batch_sizes)
             else:
+                waiting = _linears_alone(bench) if request.quant == "int8" else ()
                 found += [
-                    DispatchSamples(name, phase, batch, alone[phase]) for phase in PHASES for batch in batch_sizes
+                    DispatchSamples(name, phase, batch, alone[phase], cores=waiting)
+                    for phase in PHASES
+                    for batch in batch_sizes
                 ]
     except Exception:
         return []
@@ -117,7 +121,7 @@ def _among_weights_of(
             among_s=steps,
             linears_s=linears,
             with_bare_s=with_bare,
-            cores=_cores_alone(bench, Step(batch, query, context)),
+            cores=_called_alone(bench, Step(batch, query, context)),
             conversions=_conversions_alone(bench, rows=batch * query),
         )
 
@@ -203,6 +207,15 @@ def _real_linears(
             del hollow.forward
 
 
+def _linears_alone(bench: _Bench) -> tuple[Calls, ...]:
+    """The twin's own linears, whose calls wait for the device: nothing but those calls."""
+    linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
+    rows = dict.fromkeys(linears.operators, 1)
+    dtype = bench.twin.request.dtype
+    times = replay_linears(linears.modules, rows, bench.machine, dtype=dtype, budget_s=_TWIN_REPLAY_S)
+    return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
+
+
 def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
     """The twin's own conversions between formats, which have next to nothing to convert."""
     linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
@@ -211,10 +224,18 @@ def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
     return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
 
 
-def _cores_alone(bench: _Bench, step: Step) -> tuple[Calls, ...]:
-    """The twin's own attention cores, replayed as the model's are: next to nothing but calls."""
-    request = bench.twin.request
-    return tuple(
-        Calls(core.count, core_alone(core, step, request, bench.machine, _TWIN_REPLAY_S))
-        for core in replayable_cores(walk(bench.twin.module))
-    )
+def _called_alone(bench: _Bench, step: Step) -> tuple[Calls, ...]:
+    """The twin's own attention cores and experts, replayed as the model's are: next to nothing but calls."""
+    engine, twin = bench.engine, bench.twin.module
+    ids = torch.zeros(int(step.batch), _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
+
+    def run() -> object:
+        return engine.prefill(ids, _TWIN_SLOTS)
+
+    if step.query == 1:
+        with torch.inference_mode():
+            state = engine.prefill(ids, _TWIN_SLOTS)
+        run = partial(engine.decode, state)
+    modules = callable_modules(twin, walk(twin), bench.machine.available_bytes(), step)
+    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=_TWIN_REPLAY_S)
+    return tuple(Calls(operator.count, seconds) for operator, seconds in times.items())

@@ -1,28 +1,30 @@
-"""Each cell's kernels run alone: linears, attention cores, and what only converts between formats."""
+"""Each cell's kernels run alone: linears, attention cores, experts, and what only converts between formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from profiler.diagnosis.facts import Replay, Replays
+from profiler.diagnosis.facts import REST, Replay, Replays
+from profiler.errors import RequestError
 from profiler.grid import Cell, CellKey
 from profiler.loading.request import ModelRequest
-from profiler.machine.machine import Machine
-from profiler.probes.replay import replay_attention, replay_calls, replay_linears
+from profiler.probes.calls import answered, callable_modules, caught_calls, step_of
+from profiler.probes.replay import replay_calls, replay_linears
 from profiler.probes.subject import Subject
-from profiler.work.attention import AttentionCore
 from profiler.work.conversions import conversion_call
+from profiler.work.footprint import model_storage_bytes
 from profiler.work.operators import Linear
-from profiler.work.step import Step
+from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules
 
-_CORES_SHARE = 0.25
+# Attention and experts get this share of the time, all linears the rest.
+_CALLS_SHARE = 0.3
 # Kernels that only convert are few, and are run inside the linears as well.
 _CONVERSIONS_SHARE = 0.3
-_REPLAYED_LAYERS = 8
 
 
 @dataclass(frozen=True)
@@ -39,80 +41,83 @@ def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]
     return Linears(operators, {key: modules[key] for key in operators})
 
 
-def replayable_cores(work: ModelWork) -> list[AttentionCore]:
-    """Attention cores that run as one plain call; a window or a latent cache runs another one."""
-    return [
-        op for op in work.operators if isinstance(op, AttentionCore) and op.window is None and op.latent_dim is None
-    ]
-
-
-def core_alone(
-    core: AttentionCore, step: Step, request: ModelRequest, machine: Machine, budget_s: float
-) -> tuple[float, ...]:
-    """Seconds of single calls of one layer's attention core at this step's shape."""
-    return replay_attention(
-        machine,
-        batch=int(step.batch),
-        query=int(step.query),
-        context=int(step.context),
-        query_heads=core.query_heads,
-        kv_heads=core.kv_heads,
-        qk_dim=core.qk_dim,
-        v_dim=core.v_dim,
-        layers=min(core.count, _REPLAYED_LAYERS),
-        dtype=request.dtype,
-        budget_s=budget_s,
-    )
-
-
 def replay_kernels(subject: Subject, cells: Sequence[Cell], budget_s: float) -> Iterator[Replays]:
-    """Each linear and attention core of each cell run alone, shape by shape.
+    """Each linear, attention core and bank of experts of each cell run alone, shape by shape.
 
-    Of a linear that converts between formats, those kernels are run on their own as well. Cells of the same shape share
-    one replay. `budget_s` is for all of them; each is visited once in any case.
+    Of a linear that converts between formats, those kernels are run on their own as well. Cells whose linears see the
+    same rows share their replay. `budget_s` is for all of them; each is visited once in any case.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
-    shapes: dict[tuple[int, int], list[CellKey]] = {}
+    shapes: dict[tuple[int, ...], list[CellKey]] = {}
     for key in (key for cell in cells for key in cell.keys):
-        shapes.setdefault((key.tokens, key.cell.batch_size), []).append(key)
-    for (tokens, last), users in shapes.items():
-        share_s = budget_s * (1 - _CORES_SHARE) / len(shapes)
-        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, tokens, last, share_s)))
-    cores = replayable_cores(subject.work)
-    plain = [key for users in shapes.values() for key in users if _is_plain_call(subject, key)]
-    each_s = budget_s * _CORES_SHARE / max(1, len(plain) * len(cores))
-    for key in plain:
-        step = Step.of(key)
-        found = (
-            Replay(subject.names[core], core_alone(core, step, subject.request, subject.machine, each_s))
-            for core in cores
-        )
-        yield Replays((key,), tuple(found))
+        rows = rows_of(linears, Step.of(key), subject.path_of(key))
+        shapes.setdefault((*rows.values(), key.cell.batch_size), []).append(key)
+    for users in shapes.values():
+        share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
+        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], share_s)))
+    keys = [key for users in shapes.values() for key in users]
+    for key in keys:
+        yield Replays((key,), tuple(_calls_alone(subject, key, budget_s * _CALLS_SHARE / len(keys))))
 
 
-def _is_plain_call(subject: Subject, key: CellKey) -> bool:
-    """Whether a cell's attention is one call over the tokens that its cache holds."""
-    path = subject.path_of(key)
-    return path.attention == "sdpa" and path.cache == "dynamic"
+def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey, int]:
+    """Rows that each linear is really given in a step of plain numbers."""
+    return {key: int(op.executed(step, path)) for key, op in linears.operators.items()}
 
 
-def _linears_alone(subject: Subject, linears: Linears, tokens: int, last: int, budget_s: float) -> Iterator[Replay]:
-    """Every linear over so many rows; those on the last positions alone see `last` of them."""
+def _calls_alone(subject: Subject, key: CellKey, budget_s: float) -> Iterator[Replay]:
+    """Attention and experts of a cell's step, called again as that step calls them.
+
+    What a step cannot be had for (a cache that only a prefill fills, memory for its operands) is not replayed.
+    """
+    machine, step, cold_bytes = subject.machine, Step.of(key), _cold_bytes(subject)
+    try:
+        modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
+        calls = caught_calls(modules, step_of(subject, key)) if modules else {}
+        times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes)
+        for operator, seconds in times.items():
+            yield Replay(subject.names[operator], seconds)
+        # Between captured calls the device alone is at work; on a CPU these kernels are a part of dispatch.
+        if machine.captures and subject.engines[key.cell.engine].has_twin:
+            small = step_of(subject, key)
+            with answered(subject.loaded.module, modules):
+                rest = replay_calls({REST: [small]}, machine, budget_s=budget_s, cold_bytes=cold_bytes)
+            yield Replay(REST, rest[REST])
+    except (RequestError, torch.OutOfMemoryError):
+        return
+
+
+def _cold_bytes(subject: Subject) -> int:
+    """Bytes that push out of the last-level cache what a step would not find there; 0 where it holds the model."""
+    cache_bytes = subject.machine.info.last_level_cache_bytes
+    return 2 * cache_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
+
+
+def _linears_alone(subject: Subject, linears: Linears, key: CellKey, budget_s: float) -> Iterator[Replay]:
+    """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
-    rows = {key: last if op.rows == "last" else tokens for key, op in linears.operators.items()}
-    sliced = [key for key, op in linears.operators.items() if op.rows == "last" and tokens != last]
+    rows = rows_of(linears, Step.of(key), subject.path_of(key))
+    last = key.cell.batch_size
+    sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
+    cold_bytes = _cold_bytes(subject)
     times = replay_linears(
-        linears.modules, rows, machine, dtype=request.dtype, budget_s=budget_s - conversions_s, sliced=sliced
+        linears.modules,
+        rows,
+        machine,
+        dtype=request.dtype,
+        budget_s=budget_s - conversions_s,
+        sliced=sliced,
+        cold_bytes=cold_bytes,
     )
-    converted = replay_calls(converting, machine, budget_s=conversions_s)
-    for key, op in linears.operators.items():
-        yield Replay(subject.names[op], times[key], converted.get(key, ()))
+    converted = replay_calls(converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes)
+    for name, op in linears.operators.items():
+        yield Replay(subject.names[op], times[name], converted.get(name, ()))
 
 
 def conversions(
-    linears: Linears, rows: dict[LinearKey, int], request: ModelRequest
+    linears: Linears, rows: Mapping[LinearKey, int], request: ModelRequest
 ) -> dict[LinearKey, list[Callable[[], object]]]:
     """What each linear runs to convert between formats, one call a layer; those that convert nothing are left out."""
     found: dict[LinearKey, list[Callable[[], object]]] = {}

@@ -10,13 +10,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from profiler.errors import RequestError
 from profiler.machine.clock import timing_of
 from profiler.machine.machine import Machine
-from profiler.roofs.sampling import sample
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -29,6 +27,7 @@ def replay_linears(
     dtype: torch.dtype,
     budget_s: float,
     sliced: Collection[Key] = (),
+    cold_bytes: int = 0,
 ) -> dict[Key, tuple[float, ...]]:
     """Seconds of single calls of each operator on its own.
 
@@ -44,22 +43,23 @@ def replay_linears(
 
     inputs = {name: input_of(name, _in_features(modules[0])) for name, modules in linears.items()}
     calls = {name: [partial(module, inputs[name]) for module in modules] for name, modules in linears.items()}
-    return replay_calls(calls, machine, budget_s=budget_s)
+    return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes)
 
 
 def replay_calls(
-    calls: Mapping[Key, Sequence[Callable[[], object]]], machine: Machine, *, budget_s: float
+    calls: Mapping[Key, Sequence[Callable[[], object]]], machine: Machine, *, budget_s: float, cold_bytes: int = 0
 ) -> dict[Key, tuple[float, ...]]:
     """Seconds of single calls under each key on their own, where a key has one call a layer.
 
     Calls are made layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a
     cache that holds them all, until each key is known to within 1 % or the budget is spent. On CUDA the calls of a key
-    are captured as a graph and replayed: events around single calls of small kernels would time the host.
+    are captured as a graph and replayed: events around single calls of small kernels would time the host; there
+    `cold_bytes` are written before each replay (see `_replayed_graph`).
     """
     clock = machine.clock
     if machine.captures:
         each_s = budget_s / max(1, len(calls))
-        return {name: _replayed_graph(layers, machine, each_s) for name, layers in calls.items()}
+        return {name: _replayed_graph(layers, machine, each_s, cold_bytes) for name, layers in calls.items()}
     order = sorted(
         ((index / len(layers), name, call) for name, layers in calls.items() for index, call in enumerate(layers)),
         key=lambda item: item[0],
@@ -85,6 +85,7 @@ def replay_calls(
     return {name: tuple(samples) for name, samples in times.items()}
 
 
+_LEAST_REPLAYS = 5
 _ENOUGH_SAMPLES = 32
 _KNOWN_HALF_WIDTH = 0.01
 
@@ -97,65 +98,22 @@ def _known(samples: Sequence[float]) -> bool:
     return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
 
 
-def replay_attention(
-    machine: Machine,
-    *,
-    batch: int,
-    query: int,
-    context: int,
-    query_heads: int,
-    kv_heads: int,
-    qk_dim: int,
-    v_dim: int,
-    layers: int,
-    dtype: torch.dtype,
-    budget_s: float,
+def _replayed_graph(
+    calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int
 ) -> tuple[float, ...]:
-    """Seconds of single calls of `scaled_dot_product_attention` at this shape, called as transformers calls it.
-
-    Keys and values rotate over `layers` different ones, as the layers of a model do.
-    """
-    clock, device = machine.clock, machine.device
-    keys = query + context
-    q = torch.randn(batch, query_heads, query, qk_dim, device=device, dtype=dtype)
-    k = [torch.randn(batch, kv_heads, keys, qk_dim, device=device, dtype=dtype) for _ in range(layers)]
-    v = [torch.randn(batch, kv_heads, keys, v_dim, device=device, dtype=dtype) for _ in range(layers)]
-    samples: list[float] = []
-    if machine.captures:
-        grouped, causal = query_heads != kv_heads, query > 1 and context == 0
-        attend = partial(F.scaled_dot_product_attention, q, is_causal=causal, enable_gqa=grouped)
-        calls = [partial(attend, key=k[layer], value=v[layer]) for layer in range(layers)]
-        return _replayed_graph(calls, machine, budget_s)
-    with torch.inference_mode():
-        deadline_s = machine.now_s() + budget_s
-        while len(samples) < 2 * layers or (machine.now_s() < deadline_s and not _known(samples)):
-            marks = [clock.mark()]
-            for layer in range(layers):
-                F.scaled_dot_product_attention(
-                    q,
-                    k[layer],
-                    v[layer],
-                    is_causal=query > 1 and context == 0,
-                    enable_gqa=query_heads != kv_heads,
-                )
-                marks.append(clock.mark())
-            clock.synchronize()
-            samples += clock.seconds(marks)
-            if machine.now_s() > deadline_s + budget_s:
-                break
-    return tuple(samples)
-
-
-def _replayed_graph(calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float) -> tuple[float, ...]:
     """Seconds of one of `calls` on the device alone: all of them captured as one graph and replayed.
 
-    A call that cannot be captured (one that waits for the device) is timed with events instead.
+    Before each replay a buffer of `cold_bytes` is written, so that nothing lies in a cache that a step would not find
+    there; the replay is submitted meanwhile, so that its launch is not timed either. A call that cannot be captured
+    (one that waits for the device) is timed with events instead.
     """
 
     def every() -> None:
         for call in calls:
             call()
 
+    flushed = torch.empty(cold_bytes, dtype=torch.uint8, device=machine.device) if cold_bytes else None
+    clock = machine.clock
     with torch.inference_mode():
         with machine.beside():
             every()
@@ -164,7 +122,18 @@ def _replayed_graph(calls: Sequence[Callable[[], object]], machine: Machine, bud
             again = machine.capture(every)
         except RequestError:
             again = every
-        return tuple(round(seconds / len(calls), 12) for seconds in sample(again, machine, budget_s))
+        again()
+        samples: list[float] = []
+        deadline_s = machine.now_s() + budget_s
+        while len(samples) < _LEAST_REPLAYS or (machine.now_s() < deadline_s and not _known(samples)):
+            if flushed is not None:
+                flushed.fill_(len(samples) % 2)
+            marks = [clock.mark()]
+            again()
+            marks.append(clock.mark())
+            clock.synchronize()
+            samples += clock.seconds(marks)
+    return tuple(round(seconds / len(calls), 12) for seconds in samples)
 
 
 def _in_features(module: Any) -> int:

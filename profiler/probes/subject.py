@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from profiler.diagnosis.facts import Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
@@ -17,11 +18,11 @@ from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu
+from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu, stored
 from profiler.work.kernels import attention_path, outlier_columns
-from profiler.work.operators import Linear, Operator
+from profiler.work.operators import Experts, Linear, Operator
 from profiler.work.step import Count, ExecutionPath, Step
-from profiler.work.walk import ModelWork
+from profiler.work.walk import ModelWork, linear_modules
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,26 @@ class Subject:
             linear_bytes=sum(op.count * op.weight.weight_bytes for op in linears),
             cache_itemsize=cores[0].itemsize if cores else 2,
             four_bit_dense_from_rows=None if fuses else min(dense_from, default=None),
+            linears=_kinds_of_linears(loaded.module),
+            experts=getattr(loaded.config.get_text_config(), "_experts_implementation", None)
+            if any(isinstance(op, Experts) for op in self.work.operators)
+            else None,
         )
+
+
+def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
+    """How many linears of each class and format there are, with what their kernel does first."""
+    found: dict[str, int] = {}
+    for module in (module for modules in linear_modules(model).values() for module in modules):
+        weight = stored(module)
+        words = [type(module).__name__, weight.format]
+        if weight.dense_from_rows == 1:
+            words.append(f"a dense {dtype_name(weight.compute_dtype)} copy is written first (a fallback)")
+        elif weight.dense_from_rows is not None:
+            words.append(f"a dense copy is written first from {weight.dense_from_rows} rows on")
+        name = ", ".join(words)
+        found[name] = found.get(name, 0) + 1
+    return found
 
 
 # A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.

@@ -17,6 +17,7 @@ from profiler.diagnosis.facts import (
     Readings,
     Replay,
     Replays,
+    Trial,
 )
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, CellKey, Phase
@@ -40,6 +41,7 @@ class Gathered:
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
+    trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -68,6 +70,8 @@ class Gathered:
                 self.hooked[fact.key] = fact
             case Activity():
                 self.activity[fact.key] = fact
+            case Trial():
+                self.trials.setdefault(fact.key, []).append(fact)
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
             case Quality():
@@ -91,4 +95,5 @@ class Gathered:
             readings=self.readings,
             replays=self.replays,
             hooked=self.hooked,
+            trials=self.trials,
         )

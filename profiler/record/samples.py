@@ -18,6 +18,7 @@ from profiler.diagnosis.facts import (
     Quality,
     Readings,
     Replays,
+    Trial,
 )
 from profiler.errors import RunError
 from profiler.grid import Cell
@@ -39,6 +40,7 @@ Fact = (
     | Activity
     | Readings
     | PredictedPeaks
+    | Trial
     | Quality
 )
 
@@ -54,6 +56,7 @@ _KINDS: dict[str, type[Fact]] = {
     "activity": Activity,
     "readings": Readings,
     "predicted_peaks": PredictedPeaks,
+    "trial": Trial,
     "quality": Quality,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}

@@ -184,7 +184,9 @@ TERMS: dict[str, Term] = {
         "converting between formats inside a product (dense copies of packed weights, scaled int32), timed by itself.",
         _share("dequantise_s"),
     ),
-    "lever": Term("a change with the most that it can save on one cell, computed from that cell's own split."),
+    "lever": Term(
+        "a change with what it saves on one cell: tried on this device, or computed from the cell's own split."
+    ),
     "unexplained": Term(
         "the measured time less all terms of the split; a negative one says that a roof or a count is too low.",
         _share("unexplained_s"),

@@ -29,6 +29,7 @@ from profiler.report.lines import (
     stage_line,
     unexplained_lines,
 )
+from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.roofs import cell_points, roof_lines
 from profiler.report.rows import (
     breakdown_rows,
@@ -79,6 +80,9 @@ def html_report(run: Run) -> str:
             terms=[(css_name(term), name) for term, name in TERM_NAMES.items()],
             bars=_bars(run),
             uncertain=split_rows(run),
+            ran_columns=RAN_COLUMNS,
+            ran=ran_rows(run),
+            tried_in=tried_in(run),
             levers=lever_rows(run),
             cards=card_rows(run),
             maps=_maps(run),

@@ -18,6 +18,7 @@ from profiler.report.lines import (
     stage_line,
     unexplained_lines,
 )
+from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import lever_rows
 from profiler.units import count, scaled
 
@@ -31,6 +32,7 @@ def markdown_report(run: Run) -> str:
     lines = [f"# {run.model.id} on {document.device.name}", ""]
     lines += [*document.answer, ""] if document.answer else []
     lines += [*(f"- {line}" for line in _facts(run)), ""]
+    lines += _ran(run)
     lines += _section("Engines", engine_lines(run))
     lines += [f"**Quality**: {quality}.", ""] if quality else []
     lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
@@ -41,7 +43,9 @@ def markdown_report(run: Run) -> str:
     levers = (
         f"{cell}: {change} {saves} ({share}), {because}" for cell, change, saves, share, because in lever_rows(run)
     )
-    lines += _section("What would change it", levers, " (the most that each change can save)")
+    lines += _section(
+        "What would change it", levers, " (tried here, or computed from the cell's split; less than nothing costs)"
+    )
     lines += [markdown_table(tokens_table(run)), *_section("Words", footnotes(run))]
     return "\n".join(lines)
 
@@ -49,6 +53,15 @@ def markdown_report(run: Run) -> str:
 def _section(title: str, items: Iterable[str], remark: str = "") -> list[str]:
     bullets = [f"- {item}" for item in items]
     return [f"**{title}**{remark}", "", *bullets, ""] if bullets else []
+
+
+def _ran(run: Run) -> list[str]:
+    """A table of what really ran."""
+    heading = "**What really ran**" + (
+        f", and what was tried in its place at {cell}" if (cell := tried_in(run)) else ""
+    )
+    rows = [RAN_COLUMNS, ("---",) * len(RAN_COLUMNS), *ran_rows(run)]
+    return [heading, "", *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def _facts(run: Run) -> Iterator[str]:

@@ -68,7 +68,7 @@ def _term(term: str, result: CellResult, evidence: CellEvidence | None) -> str:
 
 
 def lever_rows(run: Run) -> list[Row]:
-    """Cell, change, what it saves at most and why, for the cells that `shown_cells` picks; the largest first."""
+    """Cell, change, what it saves (or costs) and why, for the cells that `shown_cells` picks; the largest first."""
     evidence = evidence_of(run)
     return [
         [
@@ -76,12 +76,12 @@ def lever_rows(run: Run) -> list[Row]:
             lever.change,
             duration(lever.saves_s),
             percent(lever.saves_s / result.latency_s),
-            lever.because,
+            f"{lever.basis}: {lever.because}",
         ]
         for result in shown_cells(run)
         if result.key in evidence
         for lever in evidence[result.key].levers
-        if lever.saves_s >= WORTH_SHOWING * result.latency_s
+        if abs(lever.saves_s) >= WORTH_SHOWING * result.latency_s
     ]
 
 

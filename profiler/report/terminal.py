@@ -27,6 +27,7 @@ from profiler.report.lines import (
     stage_line,
     unexplained_lines,
 )
+from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import breakdown_rows
 from profiler.report.shown import evidence_of, half_width, of_first_engine
 from profiler.report.splits import SplitBar, split_bars
@@ -64,6 +65,7 @@ def print_run(run: Run, console: Console) -> None:
     if common := common_noise_line(run):
         console.print(Text(common, style="dim"))
     _print_bars(run, console)
+    console.print(_ran_table(run))
     if run.document.breakdown:
         console.print(breakdown_table(run))
     for line in (*activity_lines(run), *unexplained_lines(run), *engine_lines(run)):
@@ -76,6 +78,17 @@ def print_run(run: Run, console: Console) -> None:
     for warning in run.document.warnings:
         console.print(Text(f"! {warning}", style="yellow"))
     console.print(Text(f"run: {run.folder}", style="dim"))
+
+
+def _ran_table(run: Run) -> Table:
+    """What really ran, and what was tried in its place."""
+    cell = tried_in(run)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else ""):
+        table.add_column(name, overflow="fold")
+    for row in ran_rows(run):
+        table.add_row(*row)
+    return table
 
 
 @dataclass(frozen=True)

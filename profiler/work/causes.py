@@ -27,5 +27,5 @@ class Cause(StrEnum):
     OUTLIERS = "int8 outlier columns"
 
 
-CONVERSIONS = frozenset({Cause.DEQUANTISATION, Cause.INT8_INPUTS, Cause.INT32_PRODUCTS, Cause.OUTLIERS})
-"""Those that lie inside a linear's own call."""
+OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
+"""Traffic before or behind an operator's own call, which running the call alone does not include."""

@@ -69,10 +69,7 @@ class Linear(Operator):
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         w = self.weight
-        rows = _rows(self.rows, step)
-        executed = rows if self.executed_rows is None else _rows(self.executed_rows, step)
-        if self.rows == "last" and path.all_logits:
-            executed = step.tokens
+        rows, executed = _rows(self.rows, step), self.executed(step, path)
         flops_per_row = 2 * w.in_features * w.out_features
         cause = Cause.UNASKED_LOGITS if self.rows == "last" else Cause.LATENT_EXPANDED
         itemsize = self.activation_dtype.itemsize
@@ -95,6 +92,12 @@ class Linear(Operator):
             avoidable_flops=avoidable_flops,
             avoidable_bytes=avoidable_bytes,
         )
+
+    def executed(self, step: Step, path: ExecutionPath) -> Any:
+        """Rows that the library really multiplies."""
+        if self.rows == "last" and path.all_logits:
+            return step.tokens
+        return _rows(self.executed_rows or self.rows, step)
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         w = self.weight

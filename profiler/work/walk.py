@@ -136,6 +136,18 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
     return groups
 
 
+def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module]]:
+    """The modules behind each attention core and each bank of experts that the walk counted, one a layer."""
+    counted = {replace(op, count=1): op for op in work.operators if isinstance(op, AttentionCore | Experts)}
+    visitor = _Visitor(model, model.config.get_text_config())
+    found: dict[Operator, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        operator = visitor.called(collapse_numbers(name), module)
+        if operator in counted:
+            found.setdefault(counted[operator], []).append(module)
+    return found
+
+
 class _Visitor:
     """Holds what the rules need to know of the whole model while its modules are visited one by one."""
 
@@ -169,6 +181,10 @@ class _Visitor:
                 self._count(module, recurse=True)
                 continue
             yield from self._own(short, name, module)
+
+    def called(self, short: str, module: Any) -> Operator | None:
+        """The operator that a module is called for as a whole: its attention core, or its bank of experts."""
+        return self._experts(short, module) if is_experts(module) else self._attention(short, module)
 
     def _own(self, short: str, name: str, module: Any) -> Iterator[Operator]:
         """The operators of a module itself, its children apart."""

@@ -44,7 +44,7 @@ def verdict(case: dict[str, str]) -> Verdict:
     latency_s, width = ms["latency_ms"], float(case["half_width"])
     return judge(
         Measurement(
-            split=split(latency_s, demands, ms["avoidable_ms"] * W, roofs),
+            split=split(latency_s, demands, ms["avoidable_ms"], roofs),
             model_flops=times["compute"] * P,
             model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
             compute_flops_per_s=flops_per_s,

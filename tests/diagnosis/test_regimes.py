@@ -33,7 +33,7 @@ def verdict(
     roofs = Roofs(bytes_per_s / scale, dispatch, overlaps)
     return judge(
         Measurement(
-            split=split(latency_s * scale, [operator], avoidable_bytes, roofs),
+            split=split(latency_s * scale, [operator], avoidable_bytes / roofs.memory_bytes_per_s, roofs),
             model_flops=flops,
             model_bytes=weight_bytes + kv_bytes,
             compute_flops_per_s=flops_per_s / scale,

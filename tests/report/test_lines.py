@@ -102,9 +102,11 @@ def test_a_card_that_cannot_hold_a_cell_says_so(run: Run) -> None:
 
 
 def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
-    levers = (Lever("batch 8", 0.4, "measured"), Lever("a lucky charm", 0.009, "hope"))
+    levers = (Lever("batch 8", 0.4, "hope"), Lever("a lucky charm", 0.009, "hope"))
     told = (evidence(KEYS[1], levers=levers),)
-    assert lever_rows(with_document(run, evidence=told)) == [["decode 1 x 64", "batch 8", "400 ms", "40 %", "measured"]]
+    assert lever_rows(with_document(run, evidence=told)) == [
+        ["decode 1 x 64", "batch 8", "400 ms", "40 %", "computed: hope"]
+    ]
 
 
 def test_terms_stand_with_how_far_they_may_be_off(run: Run) -> None:

@@ -1,0 +1,182 @@
+"""A step's own calls, caught as the model makes them, so that each can be made again alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.engines.transformers import EagerEngine, StaticEngine
+from profiler.grid import CellKey
+from profiler.probes.subject import Subject
+from profiler.timing.visit import seeded_prompts
+from profiler.work.attention import AttentionCore
+from profiler.work.formats import is_linear
+from profiler.work.operators import Experts, Operator
+from profiler.work.step import Step
+from profiler.work.walk import ModelWork, called_modules
+
+Call = Callable[[], object]
+
+# As many layers as keep operands from staying in a cache from one call to the next, if there is room for so many.
+_MOST_LAYERS = 8
+_LEAST_LAYERS = 2
+_ROOM_SHARE = 0.05
+
+
+class _CaughtError(Exception):
+    """All that was wanted has been seen: the rest of the step is not needed."""
+
+
+def caught_calls(
+    modules: Mapping[Operator, Sequence[nn.Module]], step: Callable[[], object]
+) -> dict[Operator, list[Call]]:
+    """The calls that a step makes of each operator's modules, one a module, in the order in which it makes them.
+
+    Of an attention module it is the call of its attention function (transformers' `AttentionInterface`) with the very
+    queries, keys, values and mask: windows, sinks, repeated heads and the slots of a static cache come as the model
+    hands them over. Of a bank of experts it is the module's own call with what the router chose. The step ends as soon
+    as all were seen. An operator whose modules call no such function is left out.
+    """
+    owners = {module: operator for operator, several in modules.items() for module in several}
+    found: dict[Operator, list[Call]] = {}
+    waiting = set(owners)
+
+    def keep(module: nn.Module, call: Call) -> None:
+        if module in waiting:
+            waiting.remove(module)
+            found.setdefault(owners[module], []).append(call)
+            if not waiting:
+                raise _CaughtError
+
+    banks = [module for module, operator in owners.items() if isinstance(operator, Experts)]
+    with torch.inference_mode(), _heard_attention(keep), _heard_modules(banks, keep), suppress(_CaughtError):
+        step()
+    return found
+
+
+@contextmanager
+def _heard_attention(keep: Callable[[nn.Module, Call], None]) -> Iterator[None]:
+    """Within, each call of an attention function is told before it is made."""
+    from transformers import AttentionInterface
+
+    plain = AttentionInterface.get_interface
+
+    def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = plain(self, name, default)
+
+        def heard(module: nn.Module, *args: Any, **options: Any) -> Any:
+            keep(module, partial(function, module, *args, **options))
+            return function(module, *args, **options)
+
+        return heard
+
+    AttentionInterface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        AttentionInterface.get_interface = plain
+
+
+@contextmanager
+def _heard_modules(modules: Sequence[nn.Module], keep: Callable[[nn.Module, Call], None]) -> Iterator[None]:
+    """Within, each call of these modules is told before it is made."""
+
+    def hear(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        keep(module, partial(module, *args, **options))
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(hear, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) -> Iterator[None]:
+    """Within, a step runs its small kernels alone: linears, attention functions and experts give zeros at once.
+
+    The first time that a shape is asked for it is computed, to learn the form of the answer.
+    """
+    from transformers import AttentionInterface
+
+    answers: dict[object, Any] = {}
+
+    def once(key: object, call: Callable[[], Any]) -> Any:
+        if key not in answers:
+            answers[key] = _emptied(call())
+        return answers[key]
+
+    plain = AttentionInterface.get_interface
+
+    def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = plain(self, name, default)
+        return lambda module, q, *args, **options: once(
+            (module, q.shape), partial(function, module, q, *args, **options)
+        )
+
+    banks = [module for operator, several in modules.items() if isinstance(operator, Experts) for module in several]
+    quick = [*banks, *(module for module in model.modules() if is_linear(module))]
+
+    def forward(
+        module: nn.Module, plain_forward: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any
+    ) -> Any:
+        return once((module, x.shape), partial(plain_forward, x, *args, **options))
+
+    AttentionInterface.get_interface = get_interface
+    for module in quick:
+        module.forward = partial(forward, module, module.forward)
+    try:
+        yield
+    finally:
+        AttentionInterface.get_interface = plain
+        for module in quick:
+            del module.forward
+
+
+def _emptied(answer: Any) -> Any:
+    """The same form with zeros for its tensors."""
+    if isinstance(answer, torch.Tensor):
+        return torch.zeros_like(answer)
+    return tuple(_emptied(part) for part in answer) if isinstance(answer, tuple) else answer
+
+
+def callable_modules(model: Any, work: ModelWork, room_bytes: float, step: Step) -> dict[Operator, list[nn.Module]]:
+    """The modules behind each attention core and bank of experts whose calls are worth catching.
+
+    Operands of a core are kept until they are replayed: as many layers as fit into a share of the room. Experts differ
+    in their weights, and all of them are called.
+    """
+    found = called_modules(model, work)
+    return {
+        operator: modules[: _layers(operator, room_bytes, step)] if isinstance(operator, AttentionCore) else modules
+        for operator, modules in found.items()
+    }
+
+
+def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
+    operands = step.batch * (
+        step.query * core.query_heads * core.qk_dim
+        + (step.query + step.context) * core.kv_heads * (core.qk_dim + core.v_dim)
+    )
+    fitting = int(_ROOM_SHARE * room_bytes / max(1, float(operands) * core.itemsize))
+    return min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
+
+
+def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
+    """One step of a cell, ready to be run: the modules' own Python, on the kind of cache that the cell's engine has.
+
+    Raises RequestError where a cache of that depth cannot be had without a prefill.
+    """
+    cell, machine = key.cell, subject.machine
+    engine_type = StaticEngine if subject.path_of(key).cache == "static" else EagerEngine
+    engine = engine_type(subject.loaded.module, machine)
+    if key.phase == "prefill":
+        ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
+        return lambda: engine.prefill(ids, cell.slots)
+    with torch.inference_mode():
+        state = engine.fill(cell.batch_size, key.context_len, cell.slots)
+    return lambda: engine.decode(state)

@@ -1,0 +1,310 @@
+"""Changes that were tried: the same architecture with fewer layers, held and stepped in another form.
+
+A trial steps a short model as it is and in the other form in turn, at a cell's own shape. Each step is cut at the entry
+and the exit of the layers that repeat, so that what a layer takes and what lies beside the layers are known for both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib import util
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.diagnosis.facts import Stepped, Trial
+from profiler.engines.registry import ENGINES
+from profiler.errors import ModelError, RequestError
+from profiler.grid import CellKey
+from profiler.loading.load import load
+from profiler.loading.quantise import TORCHAO, Quant
+from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, resolve_dtype
+from profiler.machine.clock import no_gc
+from profiler.machine.device import compute_capability
+from profiler.machine.machine import Machine
+from profiler.probes.subject import Subject
+from profiler.timing.visit import seeded_prompts
+from profiler.work.footprint import model_storage_bytes
+from profiler.work.walk import collapse_numbers
+
+_DECODE_STEPS = 5
+_PREFILLS = 1
+_TURNS = 2
+"""How often the model as it is and the other form are stepped in turn."""
+_WARM = 1
+# Loading a form takes as long as so many forms' steps.
+_LOADING = 4
+# More than this share of the layers tells nothing more.
+_MOST_SHARE = 0.5
+# A short model may take this share of the memory that is free.
+_MEMORY_SHARE = 0.3
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to hold and step a model; what is None stays as the run has it."""
+
+    name: str
+    """What a reader would change, as a sentence names it."""
+    dtype: torch.dtype | None = None
+    quant: Quant | None = None
+    attn: str | None = None
+    experts: str | None = None
+    engine: str | None = None
+    threads: int | None = None
+
+
+def forms_of(subject: Subject) -> list[Form]:
+    """Every other form that this machine has, the most promising first."""
+    request, machine = subject.request, subject.machine
+    plain = [Form(name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, machine)]
+    quants: list[Quant] = ["int8wo", "nf4", "int4wo", "int8"]
+    packed = [Form(quant, _dtype_of(quant, request), quant) for quant in quants if _has(quant)]
+    found = [*packed, *sorted(plain, key=lambda form: form.name != "bfloat16")]
+    found = [form for form in found if (form.dtype, form.quant) != (request.dtype, request.quant)]
+    config = subject.loaded.config.get_text_config()
+    engine = next(iter(subject.engines))
+    if engine == "eager":
+        found.append(Form("a static cache", engine="static"))
+    threads = torch.get_num_threads()
+    if not machine.is_cuda and threads > 1:
+        found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
+    if getattr(config, "_attn_implementation", None) == "sdpa":
+        found.append(Form("eager attention", attn="eager"))
+    current = getattr(config, "_experts_implementation", None)
+    others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != current]
+    found += [Form(f"{name} experts", experts=name) for name in others if current]
+    return found
+
+
+def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
+    """Whether a dtype is worth a trial on a device: every one on a CPU, 16 bits that it has units for on CUDA."""
+    if not machine.is_cuda:
+        return True
+    return dtype is torch.float16 or (dtype is torch.bfloat16 and compute_capability(machine.device) >= (8, 0))
+
+
+def _has(quant: Quant) -> bool:
+    return util.find_spec("torchao" if quant in TORCHAO else "bitsandbytes") is not None
+
+
+def _dtype_of(quant: Quant, request: ModelRequest) -> torch.dtype:
+    return resolve_dtype("auto", quant, request.device, None) if request.dtype is torch.float32 else request.dtype
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How a model's layers repeat: `first` of their own kind, then the same `period` again and again."""
+
+    layers: int
+    first: int
+    period: int
+
+    @property
+    def short(self) -> int:
+        """The least number of layers that holds each kind."""
+        return min(self.layers, self.first + self.period)
+
+    def long(self, layers: float) -> int:
+        """The nearest whole number of periods below so many layers, one more than `short` at least."""
+        periods = max(2, int((layers - self.first) / self.period))
+        return min(self.layers, self.first + periods * self.period)
+
+
+def pattern_of(model: nn.Module, config: Any) -> Pattern | None:
+    """The pattern of a model's layers by the shapes of their weights and their type; None where none is found."""
+    layers = stack_of(model, config)
+    if layers is None:
+        return None
+    types = getattr(config, "layer_types", None) or [""] * len(layers)
+    kinds = [
+        (kind, *((collapse_numbers(name), tuple(part.shape)) for name, part in layer.named_parameters()))
+        for layer, kind in zip(layers, types, strict=True)
+    ]
+    count = len(kinds)
+    for total in range(1, count):
+        for period in range(1, total + 1):
+            first = total - period
+            if all(kinds[i] == kinds[i + period] for i in range(first, count - period)):
+                return Pattern(count, first, period)
+    return None
+
+
+def stack_of(model: nn.Module, config: Any) -> nn.ModuleList | None:
+    """The list of decoder layers: the first of as many modules as the config has layers."""
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return next((several for several in lists if len(several) == config.num_hidden_layers), None)
+
+
+def shortened(config: Any, layers: int) -> Any:
+    """A copy of a config with its first `layers` layers."""
+    short = copy.deepcopy(config)
+    part = short.get_text_config()
+    count = part.num_hidden_layers
+    for name, value in list(vars(part).items()):
+        if isinstance(value, list) and len(value) == count:
+            setattr(part, name, value[:layers])
+    part.num_hidden_layers = layers
+    return short
+
+
+def try_forms(subject: Subject, config: Any, latencies_s: Mapping[CellKey, float], budget_s: float) -> Iterator[Trial]:
+    """Steps in every form that this machine has, at the corners of the grid, as far as the budget goes.
+
+    `latencies_s` are the times of the cells that were measured: they tell how many layers can be afforded. A form that
+    does not load or run here is left out.
+    """
+    forms, engine = forms_of(subject), next(iter(subject.engines))
+    pattern = pattern_of(subject.loaded.module, config.get_text_config())
+    if pattern is None or not subject.engines[engine].has_twin or subject.loaded.offloaded or not forms:
+        return
+    deadline_s = subject.machine.now_s() + budget_s
+    corners = _corners(latencies_s, engine)
+    keys, layers = _afforded(corners, latencies_s, pattern, budget_s / (_LOADING + len(forms)))
+    layers = min(layers, _fitting(subject, pattern))
+    if not keys:
+        return
+    short = shortened(config, layers)
+    plain = _Bench(Form("as it is", engine=engine), load(replace(subject.request, weights="random"), short), subject)
+    for form in forms:
+        if subject.machine.now_s() > deadline_s:
+            return
+        try:
+            other = _Bench(replace(form, engine=form.engine or engine), _loaded(form, subject.request, short), subject)
+            for key in keys:
+                if subject.machine.now_s() > deadline_s:
+                    break
+                before, after = _in_turn(plain, other, key, pattern.first)
+                inside, of_inside = layers - pattern.first, pattern.layers - pattern.first
+                yield Trial(key, form.name, inside, of_inside, before, after)
+        except (RequestError, ModelError, RuntimeError, TypeError, ValueError, ImportError):
+            subject.machine.release()
+
+
+def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:
+    """Steps at the smallest and the largest batch, the shortest and the longest prompt; the cheapest first."""
+    keys = [key for key in latencies_s if key.cell.engine == engine]
+    if not keys:
+        return []
+    batches, depths = {key.cell.batch_size for key in keys}, {key.cell.depth for key in keys}
+    corners = {(batch, depth) for batch in (min(batches), max(batches)) for depth in (min(depths), max(depths))}
+    found = [key for key in keys if (key.cell.batch_size, key.cell.depth) in corners]
+    return sorted(found, key=lambda key: _cost_s(key, latencies_s))
+
+
+def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
+    """Seconds of a trial of all layers."""
+    steps = _PREFILLS if key.phase == "prefill" else _DECODE_STEPS
+    return 2 * _TURNS * (steps + _WARM) * latencies_s[key]
+
+
+def _afforded(
+    corners: Sequence[CellKey], latencies_s: Mapping[CellKey, float], pattern: Pattern, budget_s: float
+) -> tuple[list[CellKey], int]:
+    """The corners that a form's share of the budget is enough for, and how many layers it is enough for then."""
+    keys: list[CellKey] = []
+    total_s = 0.0
+    for key in corners:
+        more_s = total_s + _cost_s(key, latencies_s)
+        if more_s * pattern.long(0) / pattern.layers <= budget_s:
+            keys.append(key)
+            total_s = more_s
+    return keys, pattern.long(min(_MOST_SHARE, budget_s / total_s) * pattern.layers) if keys else 0
+
+
+def _fitting(subject: Subject, pattern: Pattern) -> int:
+    """Layers that memory has room for, in the widest form, twice."""
+    stack = stack_of(subject.loaded.module, subject.loaded.config.get_text_config())
+    assert stack is not None
+    layer_bytes = sum(part.numel() for part in stack.parameters()) * _FLOAT32_BYTES / len(stack)
+    beside_bytes = model_storage_bytes(subject.loaded.module) - model_storage_bytes(stack)
+    room = _MEMORY_SHARE * subject.machine.available_bytes() - 2 * beside_bytes
+    return pattern.long(room / (2 * max(layer_bytes, 1.0)))
+
+
+def _loaded(form: Form, request: ModelRequest, config: Any) -> LoadedModel:
+    """The short model in another form, with random weights."""
+    wanted = replace(
+        request,
+        weights="random",
+        dtype=form.dtype or request.dtype,
+        quant=form.quant or request.quant,
+        attn=form.attn or request.attn,
+    )
+    config = copy.deepcopy(config)
+    if form.experts:
+        config.get_text_config()._experts_implementation = form.experts
+    return load(wanted, config)
+
+
+class _Bench:
+    """A short model in one form, and how it is stepped."""
+
+    def __init__(self, form: Form, loaded: LoadedModel, subject: Subject) -> None:
+        self._form = form
+        self._machine = subject.machine
+        self._vocab_size = subject.vocab_size
+        layers = stack_of(loaded.module, loaded.config.get_text_config())
+        assert layers is not None, "the whole model has them"
+        self._layers = layers
+        self._engine = ENGINES[form.engine or "eager"](loaded.module, subject.machine)
+
+    def stepped(self, key: CellKey, first: int) -> Stepped:
+        """Steps of a cell, each cut where the layer `first` begins and the last one ends."""
+        clock, cell, engine = self._machine.clock, key.cell, self._engine
+        decode = key.phase == "decode"
+        marks: list[Any] = []
+
+        def mark(*_: object) -> None:
+            marks.append(clock.mark())
+
+        with torch.inference_mode(), no_gc(), _threads(self._form.threads), ExitStack() as hooks:
+            if decode:
+                state = engine.fill(cell.batch_size, key.context_len, key.context_len + _WARM + _DECODE_STEPS + 1)
+            else:
+                ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
+            hooks.callback(self._layers[first].register_forward_pre_hook(mark).remove)
+            hooks.callback(self._layers[-1].register_forward_hook(mark).remove)
+            for _ in range(_WARM + (_DECODE_STEPS if decode else _PREFILLS)):
+                clock.synchronize()
+                mark()
+                if decode:
+                    state = engine.decode(state)
+                else:
+                    engine.prefill(ids, cell.prompt_len)
+                mark()
+            clock.synchronize()
+        pieces = clock.seconds(marks)
+        steps = range(4 * _WARM, len(marks), 4)
+        return Stepped(
+            layers_s=tuple(pieces[start + 1] for start in steps),
+            beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps),
+        )
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Within, torch runs on so many threads."""
+    with ExitStack() as after:
+        if count is not None:
+            after.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(count)
+        yield
+
+
+def _in_turn(plain: _Bench, other: _Bench, key: CellKey, first: int) -> tuple[Stepped, Stepped]:
+    """Both models stepped in turn, so that a machine that changes changes for both."""
+    turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
+    return _together([before for before, _ in turns]), _together([after for _, after in turns])
+
+
+def _together(turns: Sequence[Stepped]) -> Stepped:
+    return Stepped(
+        layers_s=tuple(seconds for turn in turns for seconds in turn.layers_s),
+        beside_s=tuple(seconds for turn in turns for seconds in turn.beside_s),
+    )

@@ -1,0 +1,71 @@
+"""What a cell's facts say of its time: what lies inside a replayed call, and what beside it."""
+
+from __future__ import annotations
+
+import pytest
+from made_facts import KEY, facts
+
+from profiler.diagnosis.facts import REST, OperatorWork, Replay
+from profiler.diagnosis.parts import split_of
+from profiler.diagnosis.step_time import TERMS, Split
+from profiler.work.causes import Cause
+
+
+def terms(parts: Split) -> float:
+    return sum(float(getattr(parts, name)) for name in TERMS)
+
+
+def test_a_replayed_core_has_paid_for_its_attention_matrix() -> None:
+    """A T4's math attention: 0.2 s of arithmetic whose call takes 1.1 s, and whose matrix alone would take 0.992 s."""
+    core = OperatorWork(
+        "core", "attention", 1, "float16", 20e12 * 0.2, 0, 1e6, 0, {}, {Cause.ATTENTION_MATRIX: 240e9 * 0.992}
+    )
+    of_t4 = {"flops_per_s": 20e12, "bytes_per_s": 240e9}
+    parts, causes = split_of(facts([core], {"core": Replay("core", (1.1,) * 9)}, **of_t4), KEY, 1.15)
+    assert (parts.compute_s, parts.kernel_s) == (pytest.approx(0.2), pytest.approx(0.9))
+    assert parts.avoidable_s == 0
+    assert parts.unexplained_s == pytest.approx(0.05)
+    assert causes[Cause.ATTENTION_MATRIX] == pytest.approx(0.9), "no more than the call loses"
+    unseen, causes = split_of(facts([core], **of_t4), KEY, 1.25)
+    assert unseen.avoidable_s == pytest.approx(0.992) == causes[Cause.ATTENTION_MATRIX]
+
+
+def test_a_copied_cache_lies_beside_the_replayed_core() -> None:
+    core = OperatorWork("core", "attention", 1, "float16", 0, 0, 1e9, 5e9, {}, {Cause.CACHE_COPIES: 2e9})
+    parts, _ = split_of(
+        facts([core], {"core": Replay("core", (1e-3,) * 9)}, flops_per_s=1e14, bytes_per_s=1e12), KEY, 5e-3
+    )
+    assert (parts.kv_s, parts.kernel_s) == (pytest.approx(1e-3), pytest.approx(0, abs=1e-9))
+    assert parts.avoidable_s == pytest.approx(2e-3)
+    assert terms(parts) == pytest.approx(5e-3)
+
+
+def test_arithmetic_that_nobody_needs_takes_time_too() -> None:
+    """DeepSeek-V2-Lite at 32 x 4096 expands its latents again: 27 layers x 2 x 512 x 4096 x 131,072 FLOPs, 21 ms at
+    700 TFLOP/s."""
+    flops = 27 * 2 * 512 * 4096 * 32 * 4096
+    expand = OperatorWork("kv_b_proj", "attention_proj", 27, "float16", 0, 1e6, 0, 0, {Cause.LATENT_EXPANDED: flops})
+    parts, causes = split_of(facts([expand], flops_per_s=700e12, bytes_per_s=3e12), KEY, 76e-3)
+    assert parts.avoidable_s == pytest.approx(21.2e-3, rel=0.01)
+    assert causes[Cause.LATENT_EXPANDED] == parts.avoidable_s
+
+
+def test_small_kernels_are_a_loss_beyond_their_traffic_and_no_more_than_they_take() -> None:
+    """1,100 norms and adds at 2 us each take 2.2 ms, though their traffic needs 0.5; where a cache serves it, less."""
+    norm = OperatorWork("norm", "norm", 64, "float16", 0, 0, 0, 0.5e9)
+    of_card = {"flops_per_s": 1e14, "bytes_per_s": 1e12}
+    many, _ = split_of(facts([norm], {REST: Replay(REST, (2.2e-3,) * 9)}, **of_card), KEY, 2.5e-3)
+    assert (many.avoidable_s, many.kernel_s) == (pytest.approx(0.5e-3), pytest.approx(1.7e-3))
+    cached, causes = split_of(facts([norm], {REST: Replay(REST, (0.2e-3,) * 9)}, **of_card), KEY, 2.5e-3)
+    assert (cached.avoidable_s, cached.kernel_s) == (pytest.approx(0.2e-3), 0)
+    assert causes[Cause.OPERANDS] == pytest.approx(0.2e-3)
+
+
+def test_a_format_that_asks_its_device_hides_no_dispatch() -> None:
+    """LLM.int8() waits in every linear: 5 ms of host and 4 ms of device are 9; of any other format 5."""
+    linear = OperatorWork("up", "mlp", 1, "float16", 0, 4e9, 0, 0)
+    both = {"flops_per_s": 1e14, "bytes_per_s": 1e12, "host_s": 5e-3}
+    waits, _ = split_of(facts([linear], **both, quant="int8"), KEY, 9e-3)
+    ahead, _ = split_of(facts([linear], **both), KEY, 9e-3)
+    assert (waits.dispatch_s, waits.unexplained_s) == (pytest.approx(5e-3), pytest.approx(0))
+    assert (ahead.dispatch_s, ahead.unexplained_s) == (pytest.approx(1e-3), pytest.approx(4e-3))

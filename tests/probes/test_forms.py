@@ -1,0 +1,93 @@
+"""Changes tried on a short model: which layers are enough, and whether a planted cost is found."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import profiler
+from profiler.probes.trials import Pattern, pattern_of, shortened, stack_of
+from profiler.record.run import read_run
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+
+
+def llama(layers: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, num_hidden_layers=layers))
+
+
+def gemma(layers: int) -> Any:
+    """Five local layers and a global one, again and again (Gemma 3 report, arXiv:2503.19786)."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, num_hidden_layers=layers, head_dim=16))
+
+
+def deepseek(layers: int) -> Any:
+    """A dense first layer, then experts (DeepSeek-V2, arXiv:2405.04434)."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    sizes = {**_SIZES, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 16}
+    sizes |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    sizes |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**sizes, num_hidden_layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected", "short", "long"),
+    [
+        (llama(5), Pattern(5, 0, 1), 1, 2),
+        (gemma(18), Pattern(18, 0, 6), 6, 12),
+        (deepseek(4), Pattern(4, 1, 1), 2, 3),
+    ],
+)
+def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, short: int, long: int) -> None:
+    pattern = pattern_of(model, model.config)
+    assert pattern == expected
+    assert (pattern.short, pattern.long(0)) == (short, long)
+    assert pattern.long(1000) == pattern.layers
+    cut = type(model)(shortened(model.config, long))
+    assert len(stack_of(cut, cut.config) or ()) == long
+    assert len(stack_of(model, model.config) or ()) == pattern.layers, "the model itself stays whole"
+    with torch.inference_mode():
+        assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
+
+
+@pytest.mark.timing
+def test_a_planted_cost_is_found_where_it_was_tried(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers whose MLP waits 5 ms in bfloat16, as the model of the run does not: 10 ms a step or more."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaMLP.forward
+
+    def waiting(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        if x.dtype is torch.bfloat16:
+            time.sleep(5e-3)
+        return plain(self, x)
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", waiting)
+    options: dict[str, Any] = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 4, "budget_s": 17}
+    run = profiler.profile(str(tiny_folder), **options, out=tmp_path / "run")
+    for evidence in read_run(run.folder).document.evidence:
+        [found] = [lever for lever in evidence.levers if lever.change == "bfloat16"]
+        assert found.basis == "tried"
+        assert found.saves_s < -8e-3
+        assert "the step takes" in found.because
+    without = profiler.profile(str(tiny_folder), **{**options, "budget_s": 2}, no_levers=True, out=tmp_path / "not")
+    assert not any(
+        lever.basis == "tried" for item in read_run(without.folder).document.evidence for lever in item.levers
+    )
