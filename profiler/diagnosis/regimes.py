@@ -215,11 +215,17 @@ def _shares(m: Measurement) -> _Shares:
 
 
 def _label_over_interval(m: Measurement) -> Regime:
-    """The label; of a step too noisy to use, the one that holds at both ends of its interval."""
+    """The label; of a step too noisy to use, the one that holds at both ends of its interval.
+
+    Where none does, the median's own stands, with low confidence, if its split explains the step.
+    """
     if m.noise != "unusable":
         return _label(m)
     ends = {_label(replace(m, split=at(m.split, latency_s))) for latency_s in (m.latency_low_s, m.latency_high_s)}
-    return ends.pop() if len(ends) == 1 else "inconclusive"
+    if len(ends) == 1:
+        return ends.pop()
+    explained = abs(m.split.unexplained_s) <= KERNEL_UNEXPLAINED * m.split.latency_s
+    return _label(m) if explained else "inconclusive"
 
 
 def _label(m: Measurement) -> Regime:
