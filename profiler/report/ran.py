@@ -19,12 +19,8 @@ _EMULATED_SHARE = 0.9
 
 
 def ran_rows(run: Run) -> list[tuple[str, str, str]]:
-    """Part, what ran, and what its alternatives save or cost in the first cell that they were tried in."""
-    model, cells = (
-        run.model,
-        [item for item in evidence_of(run).values() if any(lever.basis == "tried" for lever in item.levers)],
-    )
-    first = min(cells, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
+    """Part, what ran, and what its alternatives save or cost in the cell that `tried_in` names."""
+    model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     rows += [
         (f"{count} linears", kind, _instead(first, *_FORMATS) if not number else "")
@@ -47,8 +43,14 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
 
 def tried_in(run: Run) -> str:
     """The cell that the last column speaks of; empty where nothing was tried."""
-    names = [key.name for key, item in evidence_of(run).items() if any(lever.basis == "tried" for lever in item.levers)]
-    return names[0] if names else ""
+    first = _first_tried(run)
+    return first.key.name if first else ""
+
+
+def _first_tried(run: Run) -> CellEvidence | None:
+    """The smallest decode step that something was tried in, or the smallest prefill."""
+    found = [item for item in evidence_of(run).values() if any(lever.basis == "tried" for lever in item.levers)]
+    return min(found, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
 
 
 def _arithmetic(run: Run) -> str:
