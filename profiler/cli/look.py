@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_WRONG, Format, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, one_of
 from profiler.job.options import QUANT_HELP
 
 
@@ -140,7 +140,7 @@ def selftest(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     output_format: Format = "table",
 ) -> None:
-    """Check the verdicts on known kernels on this device; a wrong label is exit code 1."""
+    """Check the verdicts on known kernels; a wrong label is exit code 1, one that cannot be told here 3."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict
 
@@ -151,28 +151,40 @@ def selftest(
 
     machine = machine_for(resolve_device(device))
     results = run_selftest(machine, measure(machine, ["float32"], model_dtype="float32"))
-    documents = [
-        {
-            "name": result.name,
-            "expected": result.expected,
-            "regime": result.verdict.regime,
-            "confidence": result.verdict.confidence,
-            "right": result.right,
-            "latency_s": result.latency_s,
-            "signals": [asdict(item) for item in result.verdict.evidence],
-        }
-        for result in results
-    ]
     if output_format == "json":
+        documents = [
+            {
+                "name": result.name,
+                "expected": result.expected.regime,
+                "expected_cause": result.expected.cause,
+                "regime": result.label.regime,
+                "cause": result.label.cause,
+                "confidence": result.verdict.confidence,
+                "right": result.right,
+                "wrong": result.wrong,
+                "rounds": result.rounds,
+                "latency_s": result.split.latency_s,
+                "split": asdict(result.split),
+                "memory_bytes_per_s": result.memory_bytes_per_s,
+                "compute_flops_per_s": result.compute_flops_per_s,
+                "signals": [asdict(item) for item in result.verdict.evidence],
+            }
+            for result in results
+        ]
         print(json.dumps(documents, indent=2))
     else:
         from rich.console import Console
 
-        from profiler.report.device_tables import selftest_table
+        from profiler.report.device_tables import selftest_doubts, selftest_table
 
-        Console(width=100).print(selftest_table(results))
-    if not all(result.right for result in results):
+        console = Console(width=100)
+        console.print(selftest_table(results))
+        for line in selftest_doubts(results):
+            console.print(line, highlight=False)
+    if any(result.wrong for result in results):
         raise typer.Exit(EXIT_WRONG)
+    if not all(result.right for result in results):
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def models(output_format: Format = "table") -> None:
