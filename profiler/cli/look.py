@@ -65,17 +65,21 @@ def ceilings(
     from dataclasses import asdict, replace
 
     from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
+    from profiler.loading.skeleton import quiet_libraries
     from profiler.machine.device import resolve_device
     from profiler.machine.machine import machine_for
+    from profiler.roofs.host import measure_host_pace
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
+    from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
 
     machine = machine_for(resolve_device(device))
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
-    measured = replace(measured, links=measure_links(machine.links, machine))
+    with quiet_libraries():
+        measured = replace(measured, links=measure_links(machine.links, machine), host=measure_host_pace(machine))
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
@@ -85,6 +89,8 @@ def ceilings(
         **asdict(measured),
         "plateau": measured.plateau,
         "memory_bytes_per_s": measured.memory_bytes_per_s,
+        "host_index": measured.host.index if measured.host else None,
+        "reference_host": {"name": REFERENCE_HOST, "step_s": REFERENCE_HOST_STEP_S},
         "datasheet_per_s": sheet_per_s,
         "warnings": warnings,
     }
@@ -93,7 +99,7 @@ def ceilings(
         return
     from rich.console import Console
 
-    from profiler.report.device_tables import ceilings_table
+    from profiler.report.device_tables import ceilings_table, host_words
     from profiler.units import scaled
 
     console = Console(width=100)
@@ -105,6 +111,8 @@ def ceilings(
     console.print(f"read again and again: {curve}", highlight=False)
     for name, link in measured.links.items():
         console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
+    if measured.host:
+        console.print(host_words(measured.host), highlight=False)
 
 
 def gpus(output_format: Format = "table") -> None:

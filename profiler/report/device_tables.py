@@ -11,7 +11,7 @@ from rich.table import Table
 from profiler.diagnosis.regimes import Verdict
 from profiler.diagnosis.step_time import TERM_NAMES, Split
 from profiler.machine.datasheet import Datasheet
-from profiler.roofs.values import Ceilings, Roof
+from profiler.roofs.values import REFERENCE_HOST, Ceilings, HostPace, Roof
 from profiler.units import duration, percent, scaled, significant
 
 
@@ -53,6 +53,19 @@ def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | Non
     for name, seconds in ceilings.launch.items():
         table.add_row(f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel")
     return table
+
+
+def host_words(host: HostPace) -> str:
+    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
+    index = host.index
+    pace = (
+        f"{index:.1f}x slower than"
+        if index >= 1.05
+        else f"{1 / index:.1f}x faster than"
+        if index <= 0.95
+        else "as fast as"
+    )
+    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
 
 
 def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:

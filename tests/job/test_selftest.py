@@ -88,13 +88,18 @@ def test_roofs_and_curve(roofs: Ceilings) -> None:
 
 def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     import profiler.roofs.measure as module
+    from profiler.roofs.host import measure_host_pace
 
+    monkeypatch.setattr(measure_host_pace, "__defaults__", (0.1,))
     monkeypatch.setattr(module, "STAGE_BUDGET_S", 0.05)
     monkeypatch.setattr(module.measure, "__kwdefaults__", {**module.measure.__kwdefaults__, "stage_budget_s": 0.1})
     document = json.loads(roofscope("ceilings", "--format", "json").out)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
     assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
     assert 1e-8 < document["launch"]["submit_s"] < 1e-3
+    # A step of thirty layers calls hundreds of operators: no host takes under 0.1 ms for it, none takes a second.
+    assert 1e-4 < document["host"]["step_s"] < 1
+    assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
 
 
 def test_gpus_command(roofscope) -> None:  # type: ignore[no-untyped-def]
