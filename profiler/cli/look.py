@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_WRONG, Format, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, one_of
 from profiler.job.options import QUANT_HELP
 
 
@@ -65,17 +65,21 @@ def ceilings(
     from dataclasses import asdict, replace
 
     from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
+    from profiler.loading.skeleton import quiet_libraries
     from profiler.machine.device import resolve_device
     from profiler.machine.machine import machine_for
+    from profiler.roofs.host import measure_host_pace
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
+    from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
 
     machine = machine_for(resolve_device(device))
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
-    measured = replace(measured, links=measure_links(machine.links, machine))
+    with quiet_libraries():
+        measured = replace(measured, links=measure_links(machine.links, machine), host=measure_host_pace(machine))
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
@@ -85,6 +89,8 @@ def ceilings(
         **asdict(measured),
         "plateau": measured.plateau,
         "memory_bytes_per_s": measured.memory_bytes_per_s,
+        "host_index": measured.host.index if measured.host else None,
+        "reference_host": {"name": REFERENCE_HOST, "step_s": REFERENCE_HOST_STEP_S},
         "datasheet_per_s": sheet_per_s,
         "warnings": warnings,
     }
@@ -93,7 +99,7 @@ def ceilings(
         return
     from rich.console import Console
 
-    from profiler.report.device_tables import ceilings_table
+    from profiler.report.device_tables import ceilings_table, host_words
     from profiler.units import scaled
 
     console = Console(width=100)
@@ -105,6 +111,8 @@ def ceilings(
     console.print(f"read again and again: {curve}", highlight=False)
     for name, link in measured.links.items():
         console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
+    if measured.host:
+        console.print(host_words(measured.host), highlight=False)
 
 
 def gpus(output_format: Format = "table") -> None:
@@ -140,7 +148,7 @@ def selftest(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     output_format: Format = "table",
 ) -> None:
-    """Check the verdicts on known kernels on this device; a wrong label is exit code 1."""
+    """Check the verdicts on known kernels; a wrong label is exit code 1, one that cannot be told here 3."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict
 
@@ -151,28 +159,40 @@ def selftest(
 
     machine = machine_for(resolve_device(device))
     results = run_selftest(machine, measure(machine, ["float32"], model_dtype="float32"))
-    documents = [
-        {
-            "name": result.name,
-            "expected": result.expected,
-            "regime": result.verdict.regime,
-            "confidence": result.verdict.confidence,
-            "right": result.right,
-            "latency_s": result.latency_s,
-            "signals": [asdict(item) for item in result.verdict.evidence],
-        }
-        for result in results
-    ]
     if output_format == "json":
+        documents = [
+            {
+                "name": result.name,
+                "expected": result.expected.regime,
+                "expected_cause": result.expected.cause,
+                "regime": result.label.regime,
+                "cause": result.label.cause,
+                "confidence": result.verdict.confidence,
+                "right": result.right,
+                "wrong": result.wrong,
+                "rounds": result.rounds,
+                "latency_s": result.split.latency_s,
+                "split": asdict(result.split),
+                "memory_bytes_per_s": result.memory_bytes_per_s,
+                "compute_flops_per_s": result.compute_flops_per_s,
+                "signals": [asdict(item) for item in result.verdict.evidence],
+            }
+            for result in results
+        ]
         print(json.dumps(documents, indent=2))
     else:
         from rich.console import Console
 
-        from profiler.report.device_tables import selftest_table
+        from profiler.report.device_tables import selftest_doubts, selftest_table
 
-        Console(width=100).print(selftest_table(results))
-    if not all(result.right for result in results):
+        console = Console(width=100)
+        console.print(selftest_table(results))
+        for line in selftest_doubts(results):
+            console.print(line, highlight=False)
+    if any(result.wrong for result in results):
         raise typer.Exit(EXIT_WRONG)
+    if not all(result.right for result in results):
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def models(output_format: Format = "table") -> None:

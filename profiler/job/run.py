@@ -38,6 +38,7 @@ from profiler.record.store import RunStore
 from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
 from profiler.roofs.cache import cached
+from profiler.roofs.host import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import look_again, measure
 from profiler.roofs.sentinel import Sentinel
@@ -287,7 +288,8 @@ def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *
     dtypes, model_dtype = _roof_dtypes(work, request), dtype_name(request.dtype)
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
-        return measure(machine, dtypes, model_dtype=model_dtype, known=known)
+        roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
+        return replace(roofs, host=roofs.host or measure_host_pace(machine))
 
     return cached(measure_missing, machine.info, software(), fresh=fresh).only(dtypes, model_dtype)
 

@@ -1,37 +1,92 @@
-"""Known kernels through the same roofs, split and verdict as a model: each must get its own label."""
+"""Known kernels through the same split and verdict as a model: each must get its own label, or none."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from profiler.diagnosis.regimes import Measurement, Regime, Verdict, judge
-from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
+from profiler.diagnosis.step_time import TERM_NAMES, Demand, Dispatch, Roofs, Split, split
+from profiler.errors import RequestError
+from profiler.machine.clock import NOTHING, Timing, no_gc, time_calls, timing_of
 from profiler.machine.machine import Machine
-from profiler.roofs.sampling import sample
+from profiler.roofs.links import disk_fetch
 from profiler.roofs.values import Ceilings
 
+Call = Callable[[], object]
+
+_BUDGET_S = 2.0
+_LEAST_ROUNDS, _MOST_ROUNDS = 6, 15
+# Of the rounds, that must give one and the same label: a single one may be hit by whatever else the machine does.
+_AGREEING = 0.8
+# Quartiles of a roof over the rounds further apart than this are no roof: the thresholds of a verdict bear as much.
+_STEADY = 1.5
+# Work that is done so much faster than its roof allows says that the roof was missed: products of another shape differ
+# by less.
+_ABOVE_ROOF = 1.25
+# A look is repeated until so much time is spent: longer than the slice of a core that a neighbour is given.
+_LOOK_S = 30e-3
+_MOST_CALLS = 5
+
 _CHAIN = 2000
-_GEMM_SIZE = {"cpu": 2048, "cuda": 8192}
-_SAMPLE_S = 1.0
+_PRODUCT_S = 10e-3
+_SHORT_PRODUCT_S = 1e-3
+_SHORT_PRODUCTS = 4
+# How much longer than its products a host-bound loop keeps the host busy: its device time may be three times as long
+# and it is host-bound still.
+_HOST_TIMES = 4
+# In the middle of what is mixed: a label of one side needs 1.5 times as many bytes, or 1.25 times as many FLOPs.
+_STREAM_TIMES = 1.1
+# Weights as large as a large model's: 64 MiB in float32.
+_WIDTH = 4096
+_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a kernel is called."""
+
+    regime: Regime
+    cause: str = ""
+    """Of kernel-bound: the term that takes most, `kernels below the roof` or `dequantisation`."""
+
+    def __str__(self) -> str:
+        return f"{self.regime}, {self.cause}" if self.cause else self.regime
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operator of a known kernel: the work that is asked for, and its calls alone."""
+
+    flops: float
+    nbytes: float
+    call: Call | None = None
+    """None where it is dispatch and next to nothing else."""
+    hollow: Call | None = None
+    """The same calls with nothing to do."""
+    convert: Call | None = None
+    """What of it only converts between formats."""
 
 
 @dataclass(frozen=True)
 class KnownKernel:
-    """A call whose regime is known beforehand, with the work that it does."""
+    """A call whose label is known beforehand."""
 
     name: str
-    expected: Regime
-    call: Callable[[], object]
-    parts: tuple[tuple[float, float], ...]
-    """(FLOPs, bytes) of each operator in it."""
-    hollow: Callable[[], object]
+    label: Label
+    call: Call
+    hollow: Call
     """The same calls with nothing to do: their dispatch."""
+    parts: tuple[Part, ...]
+    fetch: Call | None = None
+    """What of it crosses a link."""
 
 
 @dataclass(frozen=True)
@@ -39,87 +94,404 @@ class SelftestResult:
     """What a known kernel was called."""
 
     name: str
-    expected: Regime
-    latency_s: float
+    expected: Label
+    label: Label
+    """What nearly every round and all of them together call it, under roofs that held; else inconclusive."""
+    rounds: dict[str, int]
+    """How many rounds gave each label."""
     verdict: Verdict
+    """Of all rounds together."""
+    split: Split
+    memory_bytes_per_s: tuple[float, float]
+    compute_flops_per_s: tuple[float, float]
+    """The lowest and the highest roof that were seen, before it and beside it."""
 
     @property
     def right(self) -> bool:
-        return self.verdict.regime == self.expected
+        return self.label == self.expected
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it was called what it is not; `inconclusive` claims nothing."""
+        return not self.right and self.label.regime != "inconclusive"
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The roofs at one moment."""
+
+    memory_bytes_per_s: float
+    compute_flops_per_s: float
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A kernel, its parts and the roofs, timed within the same second."""
+
+    roofs: _Look
+    whole: Timing
+    hollow: Timing
+    bare: Timing
+    """The calls of the parts with nothing to do."""
+    fetch: Timing
+    parts: tuple[Timing, ...]
+    conversions: tuple[Timing, ...]
 
 
 def run_selftest(machine: Machine, ceilings: Ceilings) -> list[SelftestResult]:
-    """Time and judge each known kernel against the measured roofs."""
-    return [_judge(kernel, machine, ceilings) for kernel in _kernels(machine.device, ceilings)]
+    """Time and judge each known kernel.
+
+    Memory and processor of a shared machine change from one minute to the next (42, 78, 92 and 103 GB/s in four runs
+    on one virtual machine). So each kernel is timed in rounds, every one with a look at the roofs of its own, and is
+    judged round by round, and as a whole under `ceilings`, which were measured before. Where these differ, or the roofs
+    move too far meanwhile, it is the machine that is not known, and the answer is inconclusive.
+    """
+    before = _Look(ceilings.memory_bytes_per_s, ceilings.compute_flops_per_s("float32"))
+    with torch.inference_mode(), no_gc(), ExitStack() as stack:
+        bench = _Bench(machine, ceilings, stack)
+        return [_judged(kernel, bench, before) for kernel in _kernels(bench)]
 
 
-def _kernels(device: torch.device, ceilings: Ceilings) -> Sequence[KnownKernel]:
-    size = _GEMM_SIZE[device.type]
-    x, w = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
-    data = torch.rand(ceilings.stream_bytes // 4, device=device)
-    one = torch.zeros(1, device=device)
-    tiny = torch.zeros(8, 8, device=device)
+class _Bench:
+    """Buffers that all kernels share, and the roofs looked at on them."""
 
-    gemm_flops, gemm_bytes = 2.0 * size**3, 3.0 * 4 * size**2
-    gemm_s = gemm_flops / ceilings.compute_flops_per_s("float32")
-    # As many bytes as take as long as the product does.
-    equal_bytes = gemm_s * ceilings.memory_bytes_per_s
-    streams = math.ceil(equal_bytes / (4 * data.numel()))
-    part = data[: int(equal_bytes / streams / 4)]
+    def __init__(self, machine: Machine, ceilings: Ceilings, stack: ExitStack) -> None:
+        self.machine = machine
+        device = machine.device
+        self.data = torch.rand(max(ceilings.stream_bytes // 4, _WIDTH * _WIDTH), device=device)
+        """Larger than every cache."""
+        self.weights = self.data[: self.data.numel() // _WIDTH**2 * _WIDTH**2].view(-1, _WIDTH, _WIDTH)
+        self.rows = torch.randn(_ROWS, _WIDTH, device=device)
+        self.tiny = torch.zeros(8, 8, device=device)
+        self.one = torch.zeros(1, device=device)
+        self.flops_per_s = ceilings.compute_flops_per_s("float32")
+        self.left, self.right = self.squares(_PRODUCT_S)
+        self.fetch = stack.enter_context(disk_fetch(_WIDTH * _WIDTH * 4, machine))
 
-    def product_and_stream() -> None:
-        F.linear(x, w)
-        for _ in range(streams):
-            part.sum()
+    def squares(self, seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two random squares whose product takes about so long here."""
+        side = 1 << max(5, round(math.log2(seconds * self.flops_per_s / 2) / 3))
+        left, right = (torch.randn(side, side, device=self.machine.device) for _ in range(2))
+        return left, right
 
-    def hollow_product_and_stream() -> None:
+    def look(self) -> _Look:
+        """The roofs now: the faster of reading a stream and a product of one row, and a product of squares."""
+        read = 4 * self.data.numel() / self.seconds(self.data.sum)
+        gemv = 4 * self.weights.numel() / self.seconds(self.one_row)
+        return _Look(max(read, gemv), 2.0 * len(self.left) ** 3 / self.seconds(self.product))
+
+    def one_row(self) -> None:
+        for weight in self.weights:
+            F.linear(self.rows[:1], weight)
+
+    def product(self) -> torch.Tensor:
+        return F.linear(self.left, self.right)
+
+    def seconds(self, call: Call) -> float:
+        """The median of a few calls in a row."""
+        taken: list[float] = []
+        while len(taken) < _MOST_CALLS and sum(taken) < _LOOK_S:
+            taken += time_calls(call, self.machine.clock, 1)
+        return statistics.median(taken)
+
+    def times(self, call: Call | None) -> Timing:
+        """What a call takes once; nothing of no call."""
+        return Timing(self.seconds(call), 0.0) if call else NOTHING
+
+
+def _kernels(bench: _Bench) -> Iterator[KnownKernel]:
+    """Each label with its causes; a kernel is made when it is its turn, to the measure of the roofs of that moment."""
+    data, tiny, one, device = bench.data, bench.tiny, bench.one, bench.machine.device
+
+    def tiny_product() -> None:
         F.linear(tiny, tiny)
-        for _ in range(streams):
-            one.sum()
+
+    wide = torch.randn(2 * len(bench.left), len(bench.left), device=device)
+    wide_bytes = 4.0 * (bench.left.numel() + wide.numel() + len(bench.left) * len(wide))
+    yield _single(
+        "a large matrix product",
+        Label("compute-bound"),
+        Part(2.0 * bench.left.numel() * len(wide), wide_bytes, lambda: F.linear(bench.left, wide), tiny_product),
+    )
+    stream = Part(0.0, 4.0 * data.numel(), data.sum, one.sum)
+    yield _single("a stream past every cache", Label("memory-bound"), stream)
+    yield _product_and_stream(bench)
 
     def chain() -> None:
         for _ in range(_CHAIN):
             one.add_(1)
 
-    return (
-        KnownKernel(
-            "a large matrix product",
-            "compute-bound",
-            lambda: F.linear(x, w),
-            ((gemm_flops, gemm_bytes),),
-            lambda: F.linear(tiny, tiny),
-        ),
-        KnownKernel("a stream past every cache", "memory-bound", data.sum, ((0.0, 4.0 * data.numel()),), one.sum),
-        KnownKernel(
-            "a chain of one-element additions", "overhead-bound", chain, ((1.0 * _CHAIN, 8.0 * _CHAIN),), chain
-        ),
-        KnownKernel(
-            "a product and a stream, equally long",
-            "mixed",
-            product_and_stream,
-            ((gemm_flops, gemm_bytes), (0.0, 4.0 * part.numel() * streams)),
-            hollow_product_and_stream,
+    yield KnownKernel(
+        "a chain of one-element additions", Label("overhead-bound"), chain, chain, (Part(1.0 * _CHAIN, 8.0 * _CHAIN),)
+    )
+    yield _host_loop(bench)
+
+    weight_bytes = 4.0 * _WIDTH**2
+
+    def row_by_row() -> None:
+        for row in bench.rows:
+            F.linear(row, bench.weights[0])
+
+    def hollow_row_by_row() -> None:
+        for _ in range(_ROWS):
+            F.linear(tiny[0], tiny)
+
+    # Reads its weights as often as it has rows, where once would do.
+    yield _single(
+        f"a product of {_ROWS} rows, row by row",
+        Label("kernel-bound", TERM_NAMES["kernel_s"]),
+        Part(2.0 * _ROWS * _WIDTH**2, weight_bytes, row_by_row, hollow_row_by_row),
+    )
+    yield _dequantised(bench)
+
+    def fetched() -> None:
+        F.linear(bench.rows[:1], bench.fetch().view(torch.float32).view(_WIDTH, _WIDTH))
+
+    product = Part(2.0 * _WIDTH**2, weight_bytes, lambda: F.linear(bench.rows[:1], bench.weights[0]), tiny_product)
+    yield KnownKernel(
+        "a product of one row, its weights on the disk",
+        Label("link-bound"),
+        fetched,
+        tiny_product,
+        (product,),
+        bench.fetch,
+    )
+
+
+def _single(name: str, label: Label, part: Part) -> KnownKernel:
+    """A kernel that is one operator."""
+    call, hollow = part.call, part.hollow
+    assert call is not None
+    assert hollow is not None
+    return KnownKernel(name, label, call, hollow, (part,))
+
+
+def _product_and_stream(bench: _Bench) -> KnownKernel:
+    """A product, and as many bytes as take nearly as long."""
+    roofs = bench.look()
+    flops = 2.0 * len(bench.left) ** 3
+    wanted = int(_STREAM_TIMES * flops / roofs.compute_flops_per_s * roofs.memory_bytes_per_s / 4)
+    streams = math.ceil(wanted / bench.data.numel())
+    data = bench.data[: wanted // streams]
+
+    def stream() -> None:
+        for _ in range(streams):
+            data.sum()
+
+    def hollow_stream() -> None:
+        for _ in range(streams):
+            bench.one.sum()
+
+    def hollow_product() -> None:
+        F.linear(bench.tiny, bench.tiny)
+
+    def both() -> None:
+        bench.product()
+        stream()
+
+    def hollow() -> None:
+        hollow_product()
+        hollow_stream()
+
+    return KnownKernel(
+        "a product and a stream, nearly equally long",
+        Label("mixed"),
+        both,
+        hollow,
+        (
+            Part(flops, 12.0 * bench.left.numel(), bench.product, hollow_product),
+            Part(0.0, 4.0 * data.numel() * streams, stream, hollow_stream),
         ),
     )
 
 
-def _judge(kernel: KnownKernel, machine: Machine, ceilings: Ceilings) -> SelftestResult:
-    seconds = sample(kernel.call, machine, _SAMPLE_S)
-    hollow_s = min(sample(kernel.hollow, machine, _SAMPLE_S / 4))
-    latency_s = statistics.median(seconds)
-    compute = ceilings.compute_flops_per_s("float32")
-    demands = [Demand(kernel.name, "other", flops, moved, 0.0, compute) for flops, moved in kernel.parts]
-    roofs = Roofs(ceilings.memory_bytes_per_s, Dispatch(hollow_s, 0.0), machine.info.overlaps_dispatch)
-    quartiles = statistics.quantiles(seconds, n=4)
-    verdict = judge(
-        Measurement(
-            split=split(latency_s, demands, 0.0, roofs),
-            model_flops=sum(flops for flops, _ in kernel.parts),
-            model_bytes=sum(moved for _, moved in kernel.parts),
-            compute_flops_per_s=compute,
-            roofs=roofs,
-            latency_low_s=quartiles[0],
-            latency_high_s=quartiles[2],
+def _host_loop(bench: _Bench) -> KnownKernel:
+    """Products whose device time is known, in a loop that keeps the host busy for longer."""
+    left, right = bench.squares(_SHORT_PRODUCT_S)
+    tiny, one = bench.tiny, bench.one
+
+    def products(a: torch.Tensor, b: torch.Tensor) -> None:
+        for _ in range(_SHORT_PRODUCTS):
+            F.linear(a, b)
+
+    def additions(count: int) -> None:
+        for _ in range(count):
+            one.add_(1)
+
+    def loop(a: torch.Tensor, b: torch.Tensor) -> None:
+        for _ in range(_SHORT_PRODUCTS):
+            F.linear(a, b)
+            additions(count)
+
+    products_s = bench.seconds(lambda: products(left, right))
+    addition_s = bench.seconds(lambda: additions(_CHAIN)) / _CHAIN
+    count = math.ceil(_HOST_TIMES * products_s / _SHORT_PRODUCTS / addition_s)
+    return KnownKernel(
+        "short products between a host's own work",
+        Label("overhead-bound"),
+        lambda: loop(left, right),
+        lambda: loop(tiny, tiny),
+        (
+            Part(
+                2.0 * _SHORT_PRODUCTS * len(left) ** 3,
+                12.0 * _SHORT_PRODUCTS * left.numel(),
+                lambda: products(left, right),
+                lambda: products(tiny, tiny),
+            ),
+        ),
+    )
+
+
+def _dequantised(bench: _Bench) -> KnownKernel:
+    """A product of one row whose int8 weights are made float32, scaled row by row, before each call."""
+    packed = torch.randint(-127, 128, (_WIDTH, _WIDTH), device=bench.machine.device, dtype=torch.int8)
+    scales = torch.rand(_WIDTH, 1, device=bench.machine.device)
+    tiny_packed = packed[:8, :8].contiguous()
+
+    def dense() -> torch.Tensor:
+        return packed.float().mul_(scales)
+
+    def product() -> None:
+        F.linear(bench.rows[:1], dense())
+
+    def hollow() -> None:
+        F.linear(bench.tiny, tiny_packed.float().mul_(scales[:8]))
+
+    return _single(
+        "a product of int8 weights, unpacked before it",
+        Label("kernel-bound", TERM_NAMES["dequantise_s"]),
+        Part(2.0 * _WIDTH**2, 1.0 * packed.numel() + 4.0 * _WIDTH, product, hollow, dense),
+    )
+
+
+def _judged(kernel: KnownKernel, bench: _Bench, before: _Look) -> SelftestResult:
+    rounds = _timed(kernel, bench)
+    looks = [item.roofs for item in rounds]
+    memory, compute = [look.memory_bytes_per_s for look in looks], [look.compute_flops_per_s for look in looks]
+    beside = _Look(statistics.median(memory), statistics.median(compute))
+    overlaps = bench.machine.info.overlaps_dispatch
+    whole_s = [item.whole.median_s for item in rounds]
+    interval = statistics.quantiles(whole_s, n=4)[::2]
+
+    def judged(item: _Round, look: _Look, low_s: float, high_s: float) -> tuple[Label, Verdict, Split]:
+        measurement = _measurement(kernel, item, look, overlaps, low_s, high_s)
+        verdict = judge(measurement)
+        return _label(verdict, measurement.split), verdict, measurement.split
+
+    together = _together(rounds)
+    label, verdict, parts = judged(together, beside, *interval)
+    known_before, _, _ = judged(together, before, *interval)
+    each = Counter(judged(item, item.roofs, *2 * (item.whole.median_s,))[0] for item in rounds)
+    steady = all(high <= _STEADY * low for low, _, high in map(statistics.quantiles, (memory, compute)))
+    agreed = steady and label == known_before and each[label] >= _AGREEING * len(rounds)
+    return SelftestResult(
+        name=kernel.name,
+        expected=kernel.label,
+        label=label if agreed else Label("inconclusive"),
+        rounds={str(name): count for name, count in each.most_common()},
+        verdict=verdict,
+        split=parts,
+        memory_bytes_per_s=_range([before.memory_bytes_per_s, *memory]),
+        compute_flops_per_s=_range([before.compute_flops_per_s, *compute]),
+    )
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _timed(kernel: KnownKernel, bench: _Bench) -> list[_Round]:
+    machine = bench.machine
+    alone = [_on_device(part.call, machine) for part in kernel.parts]
+    converting = [_on_device(part.convert, machine) for part in kernel.parts]
+    # A part that was captured is replayed without its calls.
+    bare = [None if machine.captures else part.hollow for part in kernel.parts]
+    for call in (kernel.call, kernel.hollow, *alone, *converting):
+        bench.times(call)
+    rounds: list[_Round] = []
+    deadline_s = machine.now_s() + _BUDGET_S
+    while len(rounds) < _LEAST_ROUNDS or (len(rounds) < _MOST_ROUNDS and machine.now_s() < deadline_s):
+        rounds.append(
+            _Round(
+                roofs=bench.look(),
+                whole=bench.times(kernel.call),
+                hollow=bench.times(kernel.hollow),
+                bare=Timing(sum(bench.times(call).median_s for call in bare), 0.0),
+                fetch=bench.times(kernel.fetch),
+                parts=tuple(bench.times(call) for call in alone),
+                conversions=tuple(bench.times(call) for call in converting),
+            )
         )
+    return rounds
+
+
+def _on_device(call: Call | None, machine: Machine) -> Call | None:
+    """A call without its host where the device captures calls, as a cell's kernels are replayed."""
+    if call is None or not machine.captures:
+        return call
+    with machine.beside():
+        call()
+    try:
+        return machine.capture(call)
+    except RequestError:
+        return call
+
+
+def _together(rounds: Sequence[_Round]) -> _Round:
+    """The medians of all rounds, with how far they may be off."""
+
+    def over(times: Sequence[Timing]) -> Timing:
+        return timing_of([item.median_s for item in times])
+
+    return _Round(
+        roofs=rounds[0].roofs,
+        whole=over([item.whole for item in rounds]),
+        hollow=over([item.hollow for item in rounds]),
+        bare=over([item.bare for item in rounds]),
+        fetch=over([item.fetch for item in rounds]),
+        parts=tuple(over(times) for times in zip(*(item.parts for item in rounds), strict=True)),
+        conversions=tuple(over(times) for times in zip(*(item.conversions for item in rounds), strict=True)),
     )
-    return SelftestResult(kernel.name, kernel.expected, latency_s, verdict)
+
+
+def _measurement(
+    kernel: KnownKernel, item: _Round, look: _Look, overlaps: bool, low_s: float, high_s: float
+) -> Measurement:
+    """A round of a kernel as a cell of a model is judged: its parts are operators, replayed alone."""
+    demands = [
+        Demand(
+            name=kernel.name,
+            group="other",
+            flops=part.flops,
+            weight_bytes=part.nbytes,
+            kv_bytes=0.0,
+            compute_flops_per_s=look.compute_flops_per_s,
+            replayed_s=alone.median_s if part.call else None,
+            replayed_half_width_s=alone.half_width_s,
+            dequantise_s=conversion.median_s,
+            dequantise_half_width_s=conversion.half_width_s,
+        )
+        for part, alone, conversion in zip(kernel.parts, item.parts, item.conversions, strict=True)
+    ]
+    dispatch = Dispatch(
+        item.hollow.median_s, min(item.bare.median_s, item.hollow.median_s), half_width_s=item.hollow.half_width_s
+    )
+    roofs = Roofs(look.memory_bytes_per_s, dispatch, overlaps, fetch_s=item.fetch.median_s)
+    return Measurement(
+        split=split(item.whole.median_s, demands, 0.0, roofs, item.whole.half_width_s),
+        model_flops=sum(part.flops for part in kernel.parts),
+        model_bytes=sum(part.nbytes for part in kernel.parts),
+        compute_flops_per_s=look.compute_flops_per_s,
+        roofs=roofs,
+        latency_low_s=low_s,
+        latency_high_s=high_s,
+    )
+
+
+def _label(verdict: Verdict, parts: Split) -> Label:
+    if parts.attained > _ABOVE_ROOF:
+        return Label("inconclusive")
+    if verdict.regime != "kernel-bound":
+        return Label(verdict.regime)
+    dequantising = parts.dequantise_s > parts.kernel_s
+    return Label(verdict.regime, TERM_NAMES["dequantise_s" if dequantising else "kernel_s"])

@@ -72,6 +72,13 @@ class HostClock:
         return [round((after - before) * NANOSECOND_S, 9) for before, after in itertools.pairwise(marks)]
 
 
+class CoreClock(HostClock):
+    """The time that this thread has had a core for: what a neighbour takes of it does not count."""
+
+    def mark(self) -> int:
+        return time.thread_time_ns()
+
+
 class CudaClock:
     """CUDA events on the current stream (resolution about 0.5 us)."""
 

@@ -14,7 +14,7 @@ from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.grid import Grid, Phase
 from profiler.machine.readings import Health
-from profiler.roofs.values import Ceilings, CurvePoint, Roof, Witness
+from profiler.roofs.values import Ceilings, CurvePoint, HostPace, Roof, Witness
 from profiler.work.step import ExecutionPath
 
 
@@ -44,6 +44,7 @@ class CeilingsRecord:
     launch: Mapping[str, float] = field(default_factory=dict)
     page_fault_s: float = 0.0
     links: Mapping[str, Roof] = field(default_factory=dict)
+    host: HostPace | None = None
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
     weights: Witness | None = None
@@ -162,7 +163,11 @@ class RunDocument:
 _ADAPTER = TypeAdapter(RunDocument)
 _NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
-    "ceilings": {**dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES), "weights": {"roof": {"seconds"}}}
+    "ceilings": {
+        **dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES),
+        "weights": {"roof": {"seconds"}},
+        "host": {"seconds"},
+    }
 }
 
 

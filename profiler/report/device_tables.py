@@ -9,8 +9,9 @@ from rich import box
 from rich.table import Table
 
 from profiler.diagnosis.regimes import Verdict
+from profiler.diagnosis.step_time import TERM_NAMES, Split
 from profiler.machine.datasheet import Datasheet
-from profiler.roofs.values import Ceilings, Roof
+from profiler.roofs.values import REFERENCE_HOST, Ceilings, HostPace, Roof
 from profiler.units import duration, percent, scaled, significant
 
 
@@ -54,6 +55,19 @@ def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | Non
     return table
 
 
+def host_words(host: HostPace) -> str:
+    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
+    index = host.index
+    pace = (
+        f"{index:.1f}x slower than"
+        if index >= 1.05
+        else f"{1 / index:.1f}x faster than"
+        if index <= 0.95
+        else "as fast as"
+    )
+    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
+
+
 def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:
     return [
         name,
@@ -73,37 +87,85 @@ class CheckedKernel(Protocol):
     def name(self) -> str: ...
 
     @property
-    def expected(self) -> str:
+    def expected(self) -> object:
         """The label that it must have."""
 
     @property
-    def latency_s(self) -> float: ...
+    def label(self) -> object:
+        """The label that it was given."""
+
+    @property
+    def rounds(self) -> Mapping[str, int]:
+        """How many rounds gave each label."""
+
+    @property
+    def split(self) -> Split: ...
 
     @property
     def verdict(self) -> Verdict: ...
 
     @property
-    def right(self) -> bool:
-        """Whether it has that label."""
+    def memory_bytes_per_s(self) -> tuple[float, float]: ...
+
+    @property
+    def compute_flops_per_s(self) -> tuple[float, float]:
+        """The lowest and the highest roof that were seen."""
+
+    @property
+    def right(self) -> bool: ...
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it was called what it is not; neither right nor wrong is inconclusive."""
 
 
 def selftest_table(results: Sequence[CheckedKernel]) -> Table:
-    """Each known kernel with its label and its evidence."""
+    """Each known kernel, what it was called, and where its time goes."""
     table = _table("known kernel", "must be", "is", "sure")
-    table.add_column("time", justify="right")
-    table.add_column("evidence")
+    for name in ("rounds", "time"):
+        table.add_column(name, justify="right")
+    table.add_column("where it goes")
     for item in results:
-        verdict = item.verdict
+        called = "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive"
         table.add_row(
             item.name,
-            item.expected,
-            verdict.regime + ("" if item.right else "  WRONG"),
-            verdict.confidence,
-            duration(item.latency_s),
-            ", ".join(f"{signal.value:.2f}" for signal in verdict.evidence),
+            str(item.expected),
+            called,
+            item.verdict.confidence if item.right else "",
+            f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
+            duration(item.split.latency_s),
+            _largest_terms(item.split),
         )
-    table.caption = "evidence: intensity over ridge, then the shares of time that bytes, FLOPs and dispatch explain"
+    table.caption = "rounds: how many say so, each under the roofs of its own second"
     return table
+
+
+def selftest_doubts(results: Sequence[CheckedKernel]) -> list[str]:
+    """Why a kernel has no label, one line each."""
+    return [
+        f"inconclusive: {item.name}: {_rounds(item.rounds)}; memory gave {_range(item.memory_bytes_per_s, 'B/s')} and "
+        f"products {_range(item.compute_flops_per_s, 'FLOP/s')} meanwhile"
+        for item in results
+        if not item.right and not item.wrong
+    ]
+
+
+_SHOWN_TERMS = 2
+_SHOWN_SHARE = 0.05
+
+
+def _largest_terms(parts: Split) -> str:
+    shares = {name: getattr(parts, term) / parts.latency_s for term, name in TERM_NAMES.items()}
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:_SHOWN_TERMS]
+    return ", ".join(f"{name} {percent(share)}" for name, share in largest if share >= _SHOWN_SHARE)
+
+
+def _rounds(rounds: Mapping[str, int]) -> str:
+    return "rounds say " + ", ".join(f"{label} ({count})" for label, count in rounds.items())
+
+
+def _range(values: tuple[float, float], unit: str) -> str:
+    return " to ".join(scaled(value, unit) for value in values)
 
 
 def _table(*columns: str) -> Table:

@@ -22,6 +22,7 @@ from profiler.report.doubling_table import slope_texts
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
+    host_line,
     instrument_line,
     noise_lines,
     quality_line,
@@ -96,6 +97,7 @@ def html_report(run: Run) -> str:
             engines=engine_rows(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),
+            host=host_line(run),
             roof_rows=roof_rows(run),
             health=health_rows(run),
             instrument=instrument_line(run),

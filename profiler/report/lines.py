@@ -6,6 +6,7 @@ from profiler.diagnosis.cell import CellEvidence, EngineDifference
 from profiler.diagnosis.regimes import Flag
 from profiler.grid import CellKey, Phase
 from profiler.record.run import Run
+from profiler.report.device_tables import host_words
 from profiler.report.shown import first_engine, of_phase
 from profiler.units import clock_time, duration, percent, scaled, significant
 
@@ -57,6 +58,19 @@ def roofs_lines(run: Run) -> list[str]:
         "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} a decode step"
     )
     return lines
+
+
+def host_line(run: Run) -> str | None:
+    """How the host's pace compares, and the step that it leaves to an engine which dispatches every operator."""
+    ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
+    if ceilings.host is None:
+        return None
+    decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
+    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=None)
+    if least_s is None:
+        return host_words(ceilings.host)
+    otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
+    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} a step here{otherwise}"
 
 
 def _of_sheet(value: float, peak: float | None) -> str:

@@ -11,6 +11,7 @@ from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
     engine_lines,
+    host_line,
     instrument_line,
     noise_lines,
     quality_line,
@@ -76,6 +77,8 @@ def _facts(run: Run) -> Iterator[str]:
     yield f"device: {device.name}, {device.threads} {'threads' if device.kind == 'cpu' else 'SMs'}"
     measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     yield f"roofs, measured here on {measured_at}: {'; '.join(roofs_lines(run))}"
+    if host := host_line(run):
+        yield host
     yield instrument_line(run)
     if stages := stage_line(run):
         yield stages

@@ -18,6 +18,7 @@ from profiler.report.lines import (
     activity_lines,
     common_noise_line,
     engine_lines,
+    host_line,
     instrument_line,
     own_noise,
     precision_line,
@@ -61,6 +62,8 @@ def print_run(run: Run, console: Console) -> None:
     heading = f"{model.id}: {count(model.params)} parameters, {precision_line(run)}, on {run.document.device.name}"
     console.print(Text(heading))
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
+    if host := host_line(run):
+        console.print(Text(host, style="dim"))
     console.print(terminal_table(run))
     if common := common_noise_line(run):
         console.print(Text(common, style="dim"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -54,13 +55,21 @@ def _peer_link(peer: str, machine: Machine, budget_s: float) -> Roof:
 
 
 def _disk_link(machine: Machine, budget_s: float) -> Roof:
-    """Bytes a second from a file to the device, the way accelerate reads offloaded weights: a copy of a memory map.
+    with disk_fetch(_LINK_BYTES, machine) as fetch:
+        seconds = sample(fetch, machine, budget_s)
+    return roof_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
+
+
+@contextmanager
+def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Tensor]]:
+    """What reads a file of so many random bytes to the device, the way accelerate reads offloaded weights: a copy of a
+    memory map.
 
     The file leaves the page cache before each read where the system allows it: a model that does not fit in memory
     finds its weights gone from there as well.
     """
     with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
-        np.random.default_rng(0).integers(0, 255, _LINK_BYTES, dtype=np.uint8).tofile(file)
+        np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -69,8 +78,7 @@ def _disk_link(machine: Machine, budget_s: float) -> Roof:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
 
-        seconds = sample(read, machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
+        yield read
 
 
 _LINKS = {"host": _host_link, "disk": _disk_link}

@@ -64,6 +64,28 @@ class Look:
     at_unix_s: float = 0.0
 
 
+REFERENCE_HOST = "AMD EPYC (Zen 4, 2.6 GHz)"
+REFERENCE_HOST_STEP_S = 6.9e-3
+"""A step of `roofs.host.measure_host_pace` there: `AMD EPYC`, family 25, model 17, as lscpu names it, a virtual machine
+of two cores at 2.6 GHz; Python 3.11.7, torch 2.13.0, transformers 5.23.0. The machine is shared: best quartile of runs
+over an hour, whose medians lay up to a third higher."""
+
+
+@dataclass(frozen=True)
+class HostPace:
+    """How fast one core of the host dispatches, by the steps of the standard hollow twin."""
+
+    step_s: float
+    """Seconds that a core works for one of them: the fastest quartile of `seconds`."""
+    seconds: tuple[float, ...] = ()
+    """A step of each run of steps; empty where only its figure was kept."""
+
+    @property
+    def index(self) -> float:
+        """How many times as long as the reference host a step takes here."""
+        return self.step_s / REFERENCE_HOST_STEP_S
+
+
 @dataclass(frozen=True)
 class Witness:
     """The model's own weights, read where they lie: what its steps find instead of a stream's buffer."""
@@ -104,6 +126,8 @@ class Ceilings:
     """Seconds to touch a page that the system has just given (CPU); 0 where it was not measured."""
     links: Mapping[str, Roof] = field(default_factory=dict)
     """Bytes/s from the `host` or the `disk` to the device; measured only for where weights of this model wait."""
+    host: HostPace | None = None
+    """How fast the host dispatches; None where it was not measured."""
     measured_s: float = 0.0
     """Seconds that measuring took."""
     measured_at_unix_s: float = 0.0

@@ -1,15 +1,19 @@
-"""The verdicts on known kernels, on this machine; and that a wrong roof is found out."""
+"""The verdicts on known kernels, on this machine; that a wrong roof is found out, and what slow kernels lose."""
 
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 from machines import HOST
 
+from profiler.diagnosis.step_time import TERMS
 from profiler.job.selftest import run_selftest
+from profiler.machine.clock import time_calls
 from profiler.roofs.measure import measure
 from profiler.roofs.values import Ceilings
 
@@ -21,14 +25,28 @@ def roofs() -> Ceilings:
     return measure(HOST, ["float32"], model_dtype="float32")
 
 
+LABELS = {
+    ("compute-bound", ""),
+    ("memory-bound", ""),
+    ("overhead-bound", ""),
+    ("mixed", ""),
+    ("kernel-bound", "kernels below the roof"),
+    ("kernel-bound", "dequantisation"),
+    ("link-bound", ""),
+}
+
+
 @pytest.mark.slow
-def test_every_known_kernel_gets_its_label(roofscope) -> None:  # type: ignore[no-untyped-def]
-    start = time.perf_counter()
+def test_every_known_kernel_gets_its_label_or_none(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """On a machine that others use, too, an answer may be missing; it is never another one."""
     done = roofscope("selftest", "--format", "json")
-    assert time.perf_counter() - start < 30
-    labels = {item["expected"]: item["regime"] for item in json.loads(done.out)}
-    assert labels == {name: name for name in ("compute-bound", "memory-bound", "overhead-bound", "mixed")}
-    assert done.code == 0
+    kernels = json.loads(done.out)
+    assert {(item["expected"], item["expected_cause"]) for item in kernels} == LABELS
+    for item in kernels:
+        assert item["regime"] in (item["expected"], "inconclusive"), item
+        assert item["cause"] in (item["expected_cause"], ""), item
+        assert sum(item["split"][term] for term in TERMS) == pytest.approx(item["latency_s"], rel=1e-9)
+    assert done.code == (0 if all(item["right"] for item in kernels) else 3)
 
 
 def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
@@ -38,9 +56,23 @@ def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
         memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
         compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
     )
-    labels = {result.name: result.verdict.regime for result in run_selftest(HOST, faster)}
-    assert labels["a stream past every cache"] != "memory-bound"
-    assert labels["a large matrix product"] != "compute-bound"
+    labels = {result.name: result.label.regime for result in run_selftest(HOST, faster)}
+    assert labels["a stream past every cache"] == "inconclusive"
+    assert labels["a large matrix product"] == "inconclusive"
+
+
+def test_other_kernels_recover_what_the_slow_ones_lose() -> None:
+    """What kernel-bound predicts: the same products take at most half as long in one call, and unpacked beforehand."""
+    rows, weight = torch.randn(16, 4096), torch.randn(4096, 4096)
+    packed = torch.randint(-127, 128, (4096, 4096), dtype=torch.int8)
+
+    def fastest_s(call: Callable[[], object]) -> float:
+        return min(time_calls(call, HOST.clock, 9))
+
+    # The product of the transposes has the same 16 x 4096 x 4096 multiplications.
+    one_call_s = min(fastest_s(lambda: F.linear(rows, weight)), fastest_s(lambda: weight @ rows.t()))
+    assert fastest_s(lambda: [F.linear(row, weight) for row in rows]) > 2 * one_call_s
+    assert fastest_s(lambda: F.linear(rows[0], packed.float() * 0.5)) > 2 * fastest_s(lambda: F.linear(rows[0], weight))
 
 
 def test_roofs_and_curve(roofs: Ceilings) -> None:
@@ -56,13 +88,18 @@ def test_roofs_and_curve(roofs: Ceilings) -> None:
 
 def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     import profiler.roofs.measure as module
+    from profiler.roofs.host import measure_host_pace
 
+    monkeypatch.setattr(measure_host_pace, "__defaults__", (0.1,))
     monkeypatch.setattr(module, "STAGE_BUDGET_S", 0.05)
     monkeypatch.setattr(module.measure, "__kwdefaults__", {**module.measure.__kwdefaults__, "stage_budget_s": 0.1})
     document = json.loads(roofscope("ceilings", "--format", "json").out)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
     assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
     assert 1e-8 < document["launch"]["submit_s"] < 1e-3
+    # A step of thirty layers calls hundreds of operators: no host takes under 0.1 ms for it, none takes a second.
+    assert 1e-4 < document["host"]["step_s"] < 1
+    assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
 
 
 def test_gpus_command(roofscope) -> None:  # type: ignore[no-untyped-def]

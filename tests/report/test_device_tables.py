@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
+from known_kernels import checked
 from made_runs import roof
 
-from profiler.diagnosis.regimes import Evidence, Regime, Verdict
 from profiler.report.console import screen
-from profiler.report.device_tables import ceilings_table, selftest_table
+from profiler.report.device_tables import ceilings_table, selftest_doubts, selftest_table
 from profiler.roofs.values import Ceilings
 
 
@@ -33,21 +31,17 @@ def test_a_roof_stands_beside_its_datasheet(capsys: pytest.CaptureFixture[str]) 
     assert "read 150 GB/s 135 G- 165 G - - 8 by hand" in printed(capsys, ceilings_table(ceilings, {}))
 
 
-@dataclass(frozen=True)
-class Checked:
-    name: str
-    expected: Regime
-    latency_s: float
-    verdict: Verdict
-
-    @property
-    def right(self) -> bool:
-        return self.expected == self.verdict.regime
-
-
 def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = Verdict("memory-bound", "high", (Evidence("memory share", 0.9, ">= 0.6", "memory-bound", 1.0),), ())
-    results = [Checked("copy", "memory-bound", 1e-3, verdict), Checked("product", "compute-bound", 2e-3, verdict)]
+    results = [
+        checked("copy", "memory-bound", "memory-bound"),
+        checked("product", "compute-bound", "memory-bound"),
+        checked("sum", "memory-bound", "inconclusive"),
+    ]
     lines = printed(capsys, selftest_table(results))
-    assert "copy memory-bound memory-bound high 1.00 ms 0.90" in lines
-    assert "product compute-bound memory-bound WRONG high 2.00 ms 0.90" in lines
+    assert "copy memory-bound right high 7 of 8 1.00 ms weights 90 %, unexplained" in lines
+    assert any(line.startswith("product compute-bound memory-bound WRONG 0 of 8") for line in lines)
+    assert any(line.startswith("sum memory-bound inconclusive") for line in lines)
+    assert selftest_doubts(results) == [
+        "inconclusive: sum: rounds say inconclusive (7), mixed (1); memory gave 9.00 GB/s to 11.0 GB/s and products "
+        "1.00 TFLOP/s to 1.20 TFLOP/s meanwhile"
+    ]

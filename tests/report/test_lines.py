@@ -10,8 +10,17 @@ from made_runs import evidence, key, old_run, result, with_document
 from profiler.diagnosis.cell import EngineDifference, Lever, columns_of
 from profiler.diagnosis.regimes import Flag
 from profiler.record.run import Run
-from profiler.report.lines import common_noise_line, engine_lines, noise_lines, own_noise, regimes, stage_line
+from profiler.report.lines import (
+    common_noise_line,
+    engine_lines,
+    host_line,
+    noise_lines,
+    own_noise,
+    regimes,
+    stage_line,
+)
 from profiler.report.rows import card_rows, engine_rows, health_rows, lever_rows, split_rows
+from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
 
 DRIFT = "the machine itself drifted by 23 %"
 KEYS = [key("prefill", 1), key("decode", 1), key("decode", 2)]
@@ -48,6 +57,27 @@ def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
     stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
     assert stage_line(with_document(run, stage_s=stages)) == "wall time 2:05: timing 70 s, replays 50 s, loading 4 s"
     assert stage_line(run) is None
+
+
+@pytest.mark.parametrize(("kind", "end"), [("cuda", ", a graph can"), ("cpu", "")])
+@pytest.mark.parametrize(
+    ("index", "pace"), [(1.9, "1.9x slower than"), (0.5, "2.0x faster than"), (1.02, "as fast as")]
+)
+def test_the_host_stands_against_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
+    """What a recorded step leaves of dispatch is no floor of an eager one; only a card records."""
+    steps = {"eager": {"decode": {1: 31e-3, 8: 33e-3}}, "graph": {"decode": {1: 1e-3}}}
+    document = run.document
+    told = with_document(
+        run,
+        ceilings=replace(document.ceilings, host=HostPace(index * REFERENCE_HOST_STEP_S), dispatch_s=steps),
+        engine=replace(document.engine, replay_as_graph=("graph",)),
+        device=replace(document.device, kind=kind),
+    )
+    assert host_line(told) == (
+        f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms a step"
+        f" here{end}"
+    )
+    assert host_line(run) is None
 
 
 def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:

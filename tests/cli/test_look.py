@@ -1,0 +1,26 @@
+"""The commands that look without running a model: what they print and the code they end with."""
+
+from __future__ import annotations
+
+import pytest
+from known_kernels import checked
+
+from profiler.diagnosis.regimes import Regime
+
+
+@pytest.mark.parametrize(("labels", "code"), [
+    (["compute-bound", "memory-bound"], 0),
+    (["compute-bound", "inconclusive"], 3),
+    (["inconclusive", "compute-bound"], 1),
+])  # fmt: skip
+def test_a_wrong_label_and_none_have_codes_of_their_own(
+    roofscope, monkeypatch: pytest.MonkeyPatch, labels: list[Regime], code: int
+) -> None:  # type: ignore[no-untyped-def]
+    expected: list[Regime] = ["compute-bound", "memory-bound"]
+    results = [checked("a kernel", *pair) for pair in zip(expected, labels, strict=True)]
+    monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: None)
+    monkeypatch.setattr("profiler.job.selftest.run_selftest", lambda *_: results)
+    done = roofscope("selftest")
+    assert done.code == code
+    assert ("WRONG" in done.out) == (code == 1)
+    assert ("inconclusive: a kernel: rounds say" in done.out) == ("inconclusive" in labels)

@@ -1,0 +1,22 @@
+"""Results of a self-test, made by hand."""
+
+from __future__ import annotations
+
+from profiler.diagnosis.regimes import Evidence, Regime, Verdict
+from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
+from profiler.job.selftest import Label, SelftestResult
+
+
+def checked(name: str, expected: Regime, regime: Regime) -> SelftestResult:
+    """A kernel of 1 ms, 90 % of it bytes at 10 GB/s, that must be `expected` and was called `regime`."""
+    demand = Demand(name, "other", 1.0, 9e6, 0.0, 1e12)
+    return SelftestResult(
+        name=name,
+        expected=Label(expected),
+        label=Label(regime),
+        rounds={regime: 7, "mixed": 1},
+        verdict=Verdict(regime, "high", (Evidence("memory share", 0.9, ">= 0.6", "memory-bound", 1.0),), ()),
+        split=split(1e-3, [demand], 0.0, Roofs(1e10, Dispatch(2e-5, 0.0), overlaps=False)),
+        memory_bytes_per_s=(9e9, 1.1e10),
+        compute_flops_per_s=(1e12, 1.2e12),
+    )

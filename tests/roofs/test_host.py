@@ -1,0 +1,90 @@
+"""The host's pace: one core, the same steps on every machine, kept with the roofs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from machines import HOST
+from pydantic import TypeAdapter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.record.samples import fact_of, line_of
+from profiler.roofs.host import measure_host_pace
+from profiler.roofs.values import REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+
+CEILINGS = Ceilings(
+    compute={"float32": Roof(1e12, 1e12, 1e12, 5, "by hand")},
+    memory={"read": Roof(1e10, 1e10, 1e10, 5, "by hand")},
+    stream_bytes=1 << 28,
+    beyond_cache=True,
+)
+
+
+class Seen(TorchDispatchMode):
+    """What reaches torch's dispatcher, and in how many threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.threads: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        self.threads.add(torch.get_num_threads())
+        return func(*args, **(kwargs or {}))
+
+
+def test_it_steps_thirty_layers_in_one_thread() -> None:
+    """A Llama layer has seven linears and one attention, each of them called in a prefill and in 32 steps."""
+    before = torch.get_num_threads()
+    with Seen() as seen:
+        pace = measure_host_pace(HOST, 0.0)
+    assert torch.get_num_threads() == before
+    assert len(pace.seconds) == 1
+    attention = [name for name in seen.names if "scaled_dot_product" in name or "softmax" in name]
+    assert len(attention) == 30 * 33
+    linears = [name for name in seen.names if name in ("aten.mm.default", "aten.addmm.default", "aten.linear.default")]
+    assert len(linears) == (30 * 7 + 1) * 33
+
+
+@pytest.mark.timing
+def test_it_is_what_a_plain_loop_takes() -> None:
+    """The loop of a user's own script: as fast as the fastest quartile, but for what disturbs either."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 48)
+    config = LlamaConfig(
+        **sizes, num_hidden_layers=30, num_attention_heads=6, num_key_value_heads=2, head_dim=8, vocab_size=256
+    )
+    model = LlamaForCausalLM(config).eval()
+    token, cache, taken, threads = torch.zeros(1, 8, dtype=torch.long), None, [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        for _ in range(100):
+            before = time.thread_time()
+            output = model(input_ids=token, past_key_values=cache, use_cache=True)
+            token, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+            taken.append(time.thread_time() - before)
+    torch.set_num_threads(threads)
+    assert 0.5 < measure_host_pace(HOST, 1.0).step_s / sorted(taken)[25] < 2
+
+
+def test_the_index_is_a_ratio_to_the_reference() -> None:
+    assert HostPace(1.9 * REFERENCE_HOST_STEP_S).index == pytest.approx(1.9)
+
+
+def test_roofs_that_were_kept_without_it_still_read() -> None:
+    adapter = TypeAdapter(Ceilings)
+    older = adapter.dump_python(CEILINGS, mode="json")
+    del older["host"]
+    assert adapter.validate_python(older).host is None
+
+
+def test_it_lies_among_the_facts_with_its_samples() -> None:
+    import json
+
+    with_pace = replace(CEILINGS, host=HostPace(5e-3, (5e-3, 6e-3)))
+    assert fact_of(json.loads(line_of(with_pace))) == with_pace
