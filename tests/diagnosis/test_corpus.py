@@ -35,7 +35,7 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
 
 
 def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
-    """Every cell that has a time with the label that today's rules give it, from facts or, in old runs, from its terms."""
+    """Every cell that has a time with the label of today's rules: from facts or, in old runs, from its terms."""
     run = read_run(folder)
     try:
         document = read_document(folder)
