@@ -17,7 +17,7 @@ from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta
-from profiler.machine.datasheet import Datasheet, gpus
+from profiler.machine.datasheet import Datasheet, called, gpus
 from profiler.machine.device import resolve_device
 from profiler.probes.subject import operator_work
 from profiler.work.attention import AttentionCore
@@ -188,16 +188,19 @@ def _dtype(name: str, config: Any) -> torch.dtype:
 
 
 def _gpu(name: str) -> Datasheet:
-    """A row of the table by its name, in any case; `H100` alone is not enough where several are made."""
-    exact = [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
-    if exact:
-        return exact[0]
-    begun = [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
-    if len(begun) == 1:
-        return begun[0]
-    known = [gpu.gpu for gpu in (begun or gpus())]
-    hint = f" Which one: {', '.join(known)}?" if begun else near_misses(name, [gpu.lower() for gpu in known])
-    raise RequestError(f"no single GPU is called {name!r}.{hint}")
+    """A row of the table by its name or its driver's, in any case, or by a part that no other row's name has."""
+    rows = (
+        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
+        or called(name)
+        or [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
+        or [gpu for gpu in gpus() if name.lower() in gpu.gpu.lower()]
+    )
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        raise RequestError(f"several GPUs may be called {name!r}. Which one: {', '.join(gpu.gpu for gpu in rows)}?")
+    near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
+    raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
 
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:

@@ -54,7 +54,8 @@ class _Gemm:
 @dataclass(frozen=True)
 class _Card:
     gpu: str
-    ridge_flops_per_byte: float
+    dtype: str
+    ridge_flops_per_byte: float | None
     floor_s: float | None
     bound: str | None
     refusal: str | None
@@ -112,7 +113,7 @@ def print_count(document: Mapping[str, Any], console: Console) -> None:
     console.print(_groups(counted.operators))
     if counted.gemms:
         console.print(_gemms(counted.gemms))
-    _print_cards(counted.gpus, console)
+    _print_cards(counted.gpus, counted.dtype, console)
     if counted.crosscheck is not None:
         _print_crosscheck(counted.crosscheck, console)
     if counted.unknown:
@@ -183,11 +184,11 @@ def _gemms(rows: Sequence[_Gemm]) -> Table:
     return table
 
 
-def _print_cards(cards: Sequence[_Card], console: Console) -> None:
+def _print_cards(cards: Sequence[_Card], dtype: str, console: Console) -> None:
     """A table of the cards that can hold the step, and a line for each that cannot."""
     table = _table("GPU", "ridge FLOP/byte", "floor", "bound by")
     for card in cards:
-        if card.floor_s is not None:
+        if card.floor_s is not None and card.ridge_flops_per_byte is not None:
             ridge = significant(card.ridge_flops_per_byte)
             table.add_row(card.gpu, ridge, duration(card.floor_s), card.bound or "-")
     if table.row_count:
@@ -195,6 +196,8 @@ def _print_cards(cards: Sequence[_Card], console: Console) -> None:
     for card in cards:
         if card.refusal:
             console.print(card.refusal, highlight=False)
+        elif card.dtype != dtype:
+            console.print(f"{card.gpu}: has no {dtype} units; its floor is that of {card.dtype}", highlight=False)
 
 
 def _table(first: str, *numbers: str) -> Table:

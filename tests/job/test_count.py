@@ -75,6 +75,45 @@ def test_gpus_beside_it(roofscope) -> None:  # type: ignore[no-untyped-def]
     assert prefill["gpus"][0]["bound"] == "compute"
 
 
+def test_a_card_without_bfloat16_units_is_held_against_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """7.216 TFLOP of prefill over a T4's 65 TFLOP/s in float16: 111 ms; over its 8.1 in float32 it would be 891."""
+    arguments = ("mistral-7b-v0.1", "--phase", "prefill", "--gpu", "Tesla T4")
+    (card,) = document(roofscope, *arguments)["gpus"]
+    assert (card["gpu"], card["dtype"]) == ("T4", "float16")
+    assert card["floor_s"] == pytest.approx(111e-3, rel=0.02)
+    assert "T4: has no bfloat16 units; its floor is that of float16" in roofscope("count", *arguments).out
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("b300", "B300 SXM"),
+        ("GB10", "GB10"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("5090", "RTX 5090"),
+        ("a10", "A10"),
+    ],
+)
+def test_a_card_by_its_name_or_its_drivers(roofscope, name: str, row: str) -> None:  # type: ignore[no-untyped-def]
+    assert [card["gpu"] for card in document(roofscope, "smollm2-135m", "--gpu", name)["gpus"]] == [row]
+
+
+def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """70.6 billion parameters of 2 bytes do not fit in 16 GiB."""
+    arguments = ("llama-3.1-70b", "--gpu", "T4")
+    (card,) = document(roofscope, *arguments)["gpus"]
+    assert (card["floor_s"], card["bound"]) == (None, None)
+    assert card["needs_bytes"] > 141e9
+    assert "T4: does not fit; the step needs 141 GB, the card has 17.2 GB" in roofscope("count", *arguments).out
+
+
+def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("smollm2-135m", "--dtype", "float32", "--gpu", "Max 1550")
+    assert document(roofscope, *arguments)["gpus"][0]["floor_s"] is None
+    assert "no rate of its products in float32" in roofscope("count", *arguments).out
+
+
 def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]
     rows = list(csv.DictReader(io.StringIO(roofscope("count", "gpt2", "--format", "csv").out)))
     assert {"name", "group", "count", "model_flops", "executed_flops"} <= set(rows[0])
@@ -93,8 +132,11 @@ def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-d
         (("--context", "-1"), "context"),
         (("--batch", "0"), "batch"),
         (("--phase", "middle"), "prefill"),
-        (("--gpu", "H100"), "H100 SXM"),
-        (("--gpu", "H900"), "H900"),
+        (("--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
+        (("--gpu", "4090"), "Which one: RTX 4090, RTX 4090 D?"),
+        (("--gpu", "NVIDIA GeForce RTX 3080"), "Which one: RTX 3080, RTX 3080 12GB?"),
+        (("--gpu", "H900"), "no GPU is called 'H900'. Did you mean"),
+        (("--gpu", "hopper"), "`roofscope gpus` lists them all"),
         (("--quant", "nf4", "--crosscheck"), "--quant none"),
         (("--attn", "magic"), "eager"),
     ],
