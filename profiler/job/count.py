@@ -14,6 +14,7 @@ from profiler.grid import Phase
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
+from profiler.loading.published import as_asked, in_dense_form, published_form
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta
@@ -37,6 +38,10 @@ class StepCount:
     params: int
     dtype: str
     quant: Quant
+    published: str | None
+    """The packed form that the weights are counted in, as published; None: dense, or quantised on request."""
+    note: str
+    """What the model's card has to say."""
     phase: Phase
     step: Step
     work: Work
@@ -56,6 +61,8 @@ class StepCount:
             "params": self.params,
             "dtype": self.dtype,
             "quant": self.quant,
+            "published": self.published,
+            "note": self.note,
             "phase": self.phase,
             "batch": _number(self.step.batch),
             "query_tokens": _number(self.step.query),
@@ -98,7 +105,7 @@ def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_re
     Raises RequestError or ModelError.
     """
     kind = _known(quant)
-    config = load_config(resolve(model), trust_remote_code)
+    config = as_asked(load_config(resolve(model), trust_remote_code), dtype != "auto")
     return walk(build_on_meta(config, _dtype(dtype, config), kind))
 
 
@@ -130,7 +137,7 @@ def count(
         raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
     wanted_gpus = [_gpu(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
-    config = load_config(source, trust_remote_code)
+    config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = _dtype(dtype, config)
     module = build_on_meta(config, kind, stored_as)
     work = walk(module)
@@ -147,6 +154,8 @@ def count(
         params=work.params,
         dtype=dtype_name(kind),
         quant=stored_as,
+        published=published_form(config) if stored_as == "none" else None,
+        note=source.card.note if source.card else "",
         phase="prefill" if phase == "prefill" else "decode",
         step=step,
         work=work.work(step, path),
@@ -207,7 +216,7 @@ def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -
     if quant != "none":
         raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
     try:
-        return crosscheck(build_on_meta(config, dtype, attn="eager"), step)
+        return crosscheck(build_on_meta(in_dense_form(config), dtype, attn="eager"), step)
     except Exception as error:
         raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
 

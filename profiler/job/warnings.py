@@ -48,6 +48,9 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
     if (packed := loaded.unpacked_from) is not None:
         warnings.append(
             f"the {packed} checkpoint was unpacked: transformers runs it as {dtype}, and these are {dtype}'s figures."
+            if subject.request.weights == "checkpoint"
+            else f"{subject.request.source.name} is published as {packed}, but random weights are dense: these are"
+            f" {dtype}'s figures; `roofscope count` has those of the published form."
         )
     warnings += roof_warnings(ceilings)
     if not dispatch_known:

@@ -85,6 +85,8 @@ class _Counted:
     params: int
     dtype: str
     quant: str
+    published: str | None
+    note: str
     phase: str
     batch: int
     query_tokens: int
@@ -145,7 +147,14 @@ def _totals(counted: _Counted) -> list[str]:
         f"            {parts}",
         f"executed:   {counted.executed_flops:,} FLOPs over up to {scaled(counted.executed_bytes.total, 'B')}"
         + (f" ({avoidable})" if avoidable else ""),
+        *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
+        *([f"note:       {counted.note}"] if counted.note else []),
     ]
+
+
+def _as_published(form: str) -> str:
+    """MXFP4 is that of a mixture's experts alone; of other forms what is left dense differs."""
+    return f"{'experts' if form == 'mxfp4' else 'weights'} as published: {form.upper()}"
 
 
 def _groups(operators: Sequence[_Operator]) -> Table:

@@ -114,6 +114,35 @@ def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type
     assert "no rate of its products in float32" in roofscope("count", *arguments).out
 
 
+def test_a_model_is_counted_in_the_form_that_it_is_published_in(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """gpt-oss-20b: 4 of 32 experts a layer at 4.25 bits, all else in bfloat16.
+
+    Attention 24 x (2880 x 9216 weights + 8000 biases + 64 sinks), the head 2880 x 201088, routers 24 x (2880 + 1) x 32,
+    norms 49 x 2880, 2 bytes each; experts 24 x 4 x (3 x 2880 x 2880 x 4.25 / 8 + 8640 biases of 2 bytes).
+    """
+    counted = document(roofscope, "gpt-oss-20b", "--batch", "1", "--prompt", "512", "--gpu", "RTX 4090")
+    dense = 24 * (2880 * 9216 + 8000 + 64) + 2880 * 201_088 + 24 * 2881 * 32 + 49 * 2880
+    experts = 24 * 4 * (3 * 2880 * 2880 * 17 // 32 + 8640 * 2)
+    assert counted["published"] == "mxfp4"
+    assert counted["bytes"]["weights"] == 2 * dense + experts
+    assert counted["bytes"]["total"] / 1e9 == pytest.approx(3.72, abs=0.005)
+    assert counted["params"] == 20_914_757_184
+    assert counted["gpus"][0]["needs_bytes"] / 1e9 == pytest.approx(13.8, abs=0.05)  # 13.76 GB are published
+    assert counted["gpus"][0]["floor_s"] == pytest.approx(3.72e9 / 1008e9, rel=2e-3)
+    out = roofscope("count", "gpt-oss-20b").out
+    assert "experts as published: MXFP4" in out
+    assert "--dtype bfloat16 counts them in 16 bits" in out
+
+
+@pytest.mark.parametrize("asked", [("--dtype", "bfloat16"), ("--quant", "int8")])
+def test_what_is_asked_for_goes_before_the_published_form(roofscope, asked: tuple[str, str]) -> None:  # type: ignore[no-untyped-def]
+    counted = document(roofscope, "gpt-oss-20b", *asked)
+    assert counted["published"] is None
+    [experts] = [item for item in counted["operators"] if item["name"].endswith(".experts")]
+    assert experts["weight_bytes"] == 24 * 4 * (3 * 2880 * 2880 + 8640) * 2
+    assert "as published" not in roofscope("count", "gpt-oss-20b", *asked).out
+
+
 def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]
     rows = list(csv.DictReader(io.StringIO(roofscope("count", "gpt2", "--format", "csv").out)))
     assert {"name", "group", "count", "model_flops", "executed_flops"} <= set(rows[0])

@@ -28,6 +28,8 @@ def document() -> dict[str, Any]:
         "params": 70_000_000_000,
         "dtype": "bfloat16",
         "quant": "none",
+        "published": None,
+        "note": "",
         "phase": "decode",
         "batch": 1,
         "query_tokens": 1,
