@@ -14,7 +14,7 @@ from profiler.grid import Phase
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
-from profiler.loading.published import as_asked, in_dense_form, published_form
+from profiler.loading.published import Gguf, as_asked, gguf_form, in_dense_form, published_form
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta
@@ -40,6 +40,8 @@ class StepCount:
     quant: Quant
     published: str | None
     """The packed form that the weights are counted in, as published; None: dense, or quantised on request."""
+    gguf: Gguf | None
+    """How the file holds the weights, where it is a GGUF file: they are counted dense, as transformers loads them."""
     note: str
     """What the model's card has to say."""
     phase: Phase
@@ -62,6 +64,7 @@ class StepCount:
             "dtype": self.dtype,
             "quant": self.quant,
             "published": self.published,
+            "gguf": {**asdict(self.gguf), "name": self.gguf.name} if self.gguf else None,
             "note": self.note,
             "phase": self.phase,
             "batch": _number(self.step.batch),
@@ -155,6 +158,7 @@ def count(
         dtype=dtype_name(kind),
         quant=stored_as,
         published=published_form(config) if stored_as == "none" else None,
+        gguf=gguf_form(source.path) if source.kind == "gguf" and source.path else None,
         note=source.card.note if source.card else "",
         phase="prefill" if phase == "prefill" else "decode",
         step=step,

@@ -12,7 +12,7 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.placement import Placement, offloaded_bytes, place
-from profiler.loading.published import published_form
+from profiler.loading.published import gguf_form, published_form
 from profiler.loading.quantise import quantization_config
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import LoadedModel, ModelRequest
@@ -61,13 +61,14 @@ def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str
     """The form that the model is published in, where that is packed and what lies in memory are dense weights."""
     if request.quant != "none":
         return None
-    if request.source.kind == "gguf":
-        return "GGUF"
     tensors = [*module.parameters(), *module.buffers()]
     if any((tensor.is_floating_point() and tensor.itemsize == 1) or tensor.dtype in _PACKED_IN for tensor in tensors):
         return None
     if any(hasattr(part, "gate_up_proj_precision_config") for part in module.modules()):
         return None  # MXFP4 in tensors of triton's own, which are no parameters (integrations/mxfp4.py)
+    if request.source.kind == "gguf" and request.source.path is not None:
+        file = gguf_form(request.source.path)
+        return file.name if file.types else None
     return published_form(config)
 
 

@@ -62,6 +62,13 @@ class _Card:
 
 
 @dataclass(frozen=True)
+class _Gguf:
+    name: str
+    types: tuple[str, ...]
+    kept_by_kernels: bool
+
+
+@dataclass(frozen=True)
 class _Difference:
     module: str
     counter_flops: int | float
@@ -86,6 +93,7 @@ class _Counted:
     dtype: str
     quant: str
     published: str | None
+    gguf: _Gguf | None
     note: str
     phase: str
     batch: int
@@ -148,6 +156,7 @@ def _totals(counted: _Counted) -> list[str]:
         f"executed:   {counted.executed_flops:,} FLOPs over up to {scaled(counted.executed_bytes.total, 'B')}"
         + (f" ({avoidable})" if avoidable else ""),
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
+        *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
         *([f"note:       {counted.note}"] if counted.note else []),
     ]
 
@@ -155,6 +164,11 @@ def _totals(counted: _Counted) -> list[str]:
 def _as_published(form: str) -> str:
     """MXFP4 is that of a mixture's experts alone; of other forms what is left dense differs."""
     return f"{'experts' if form == 'mxfp4' else 'weights'} as published: {form.upper()}"
+
+
+def _dequantised(file: _Gguf, dtype: str) -> str:
+    kept = " where it has no kernel for the device" if file.kept_by_kernels else ""
+    return f"dequantised from {file.name} to {dtype}, as transformers loads it{kept}"
 
 
 def _groups(operators: Sequence[_Operator]) -> Table:

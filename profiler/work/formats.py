@@ -115,9 +115,16 @@ def own_params(module: Any) -> dict[int, int]:
             dense[id(param)] = 2 * param.numel()
         elif is_scale(name):
             dense[id(param)] = 0
-    if type(weight).__name__ == "Params4bit":
+    if type(weight).__name__ == "Params4bit" or type(module).__name__ == "GgufLinear":
         dense[id(weight)] = module.in_features * module.out_features
+    elif is_gguf_table(module):
+        dense[id(weight)] = module.num_embeddings * module.embedding_dim
     return dense
+
+
+def is_gguf_table(module: nn.Module) -> bool:
+    """An embedding whose rows stay in GGUF blocks, of which each lookup unpacks its own."""
+    return type(module).__name__ == "GgufEmbedding"
 
 
 def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
@@ -302,6 +309,25 @@ def _packed(module: Any) -> StoredWeight:
     )
 
 
+def _gguf(module: Any) -> StoredWeight:
+    """GGUF blocks that transformers kept (5.23, integrations/gguf/utils.py): the kernel computes in float32.
+
+    It multiplies up to 8 rows with the blocks as they are, and beyond that a dense copy, a part at a time.
+    """
+    return StoredWeight(
+        format="gguf",
+        in_features=module.in_features,
+        out_features=module.out_features,
+        weight_bytes=storage_bytes([module.weight]),
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=torch.float32,
+        dense_from_rows=_GGUF_FUSED_ROWS + 1,
+    )
+
+
+_GGUF_FUSED_ROWS = 8
+
+
 def _scaled_float8(module: Any) -> StoredWeight:
     """FP8 with a scale a tensor, a row or a block (DeepSeek-V3 stores `weight_scale_inv` for blocks of 128 x 128)."""
     scales = [getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale")]
@@ -372,6 +398,7 @@ _FORMATS: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...
     (_weight_class("Params4bit"), _bnb_4bit),
     (_weight_class("Int8Params"), _bnb_int8),
     (_has_packed, _packed),
+    (lambda module: type(module).__name__ == "GgufLinear", _gguf),
     (lambda module: hasattr(module.weight, "__tensor_flatten__"), _torchao),
     (_is_float8, _scaled_float8),
     (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),

@@ -191,6 +191,10 @@ class _Visitor:
         if isinstance(module, nn.Embedding):
             self._count(module)
             yield self._embedding(short, module)
+        elif formats.is_gguf_table(module):
+            self._count(module)
+            table = module.weight  # [rows, bytes a row]
+            yield Embedding(short, "embedding", 1, self.model.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
             fresh = self._count(module)
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -141,6 +142,15 @@ def test_what_is_asked_for_goes_before_the_published_form(roofscope, asked: tupl
     [experts] = [item for item in counted["operators"] if item["name"].endswith(".experts")]
     assert experts["weight_bytes"] == 24 * 4 * (3 * 2880 * 2880 + 8640) * 2
     assert "as published" not in roofscope("count", "gpt-oss-20b", *asked).out
+
+
+def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: Path) -> None:  # type: ignore[no-untyped-def]
+    """All 134,515,008 parameters are read in 16 bits: the table of tokens is the tied head."""
+    counted = document(roofscope, str(gguf_file))
+    assert counted["gguf"] == {"types": ["Q4_1", "Q8_0"], "kept_by_kernels": False, "name": "GGUF (Q4_1, Q8_0)"}
+    assert counted["bytes"]["weights"] == 2 * 134_515_008
+    out = roofscope("count", str(gguf_file)).out
+    assert "dequantised from GGUF (Q4_1, Q8_0) to bfloat16, as transformers loads it\n" in out
 
 
 def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]

@@ -29,6 +29,7 @@ def document() -> dict[str, Any]:
         "dtype": "bfloat16",
         "quant": "none",
         "published": None,
+        "gguf": None,
         "note": "",
         "phase": "decode",
         "batch": 1,

@@ -205,6 +205,28 @@ def test_fp8_experts_are_products_of_weights_and_not_of_scales() -> None:
     assert experts.expert_bytes == (2048 * 1536 + 768 * 2048) + 4 * (16 * 12 + 6 * 16)
 
 
+def test_gguf_blocks_that_transformers_kept() -> None:
+    """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads its row's blocks alone."""
+    from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
+
+    config = load_config(resolve("llama-2-7b"))
+    module: Any = build_on_meta(config, torch.float32)
+    dense = walk(module)
+    q8_0 = 8
+    with torch.device("meta"):
+        module.model.embed_tokens = GgufEmbedding(32000, 4096, q8_0)
+        for name, linear in [pair for pair in module.named_modules() if isinstance(pair[1], nn.Linear)]:
+            module.set_submodule(name, GgufLinear(linear.in_features, linear.out_features, q8_0))
+    found = walk(module)
+    assert (found.params, found.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
+    weight = stored(module.lm_head)
+    assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
+    step = Step(1, 1, 0)
+    norms = 65 * 4096 * 4
+    assert found.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
+    assert found.work(step).embedding_bytes == 4096 * 34 // 32
+
+
 def test_packed_integers_in_buffers_are_planned_as_memory() -> None:
     """Llama-2-7B in GPTQ needs its 4.02 GB of integers and scales, not the 0.5 GB that stays dense."""
     module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=64)
