@@ -17,10 +17,12 @@ class CardFloor:
     """One step on one card, by its dense datasheet peaks."""
 
     gpu: str
-    ridge_flops_per_byte: float
-    """Of the model's dtype."""
+    dtype: str
+    """The model's, or the one of as many bits that this card has units for."""
+    ridge_flops_per_byte: float | None
+    """Of that dtype; None where the table has no rate for it."""
     floor_s: float | None
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); None where the model does not fit."""
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); None where the model does not fit or has no rate."""
     bound: Literal["compute", "memory"] | None
     """The side on which the larger part of the floor lies."""
     needs_bytes: float
@@ -32,6 +34,8 @@ class CardFloor:
         """Why there is no floor, in a line; None where there is one."""
         if self.floor_s is not None:
             return None
+        if self.ridge_flops_per_byte is None:
+            return f"{self.gpu}: the table has no rate of its products in {self.dtype}"
         return (
             f"{self.gpu}: does not fit; the step needs {scaled(self.needs_bytes, 'B')}, the card has"
             f" {scaled(self.memory_bytes, 'B')}"
@@ -41,19 +45,24 @@ class CardFloor:
 def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float) -> CardFloor:
     """The floor of a step of these operators on a card, for a model of `dtype` that needs so much memory.
 
-    A dtype that the card has no unit for runs in the model's, or in float32.
+    Cards without bfloat16 units run in float16, which has the same bytes. An operator whose dtype a card has no unit
+    for runs in the model's.
     """
-    own = card.peak_flops_per_s(dtype) or card.peak_flops_per_s("float32") or 0.0
-    floor = step_floor(
-        ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or own) for item in operators),
-        card.bandwidth_bytes_per_s,
-    )
-    fits = needs_bytes <= card.memory_bytes
+    if dtype == "bfloat16" and card.peak_bf16_flops_per_s is None:
+        dtype = "float16"
+    own = card.peak_flops_per_s(dtype)
+    floor = None
+    if own is not None and needs_bytes <= card.memory_bytes:
+        floor = step_floor(
+            ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or own) for item in operators),
+            card.bandwidth_bytes_per_s,
+        )
     return CardFloor(
         gpu=card.gpu,
-        ridge_flops_per_byte=own / card.bandwidth_bytes_per_s,
-        floor_s=floor.total_s if fits else None,
-        bound=floor.bound if fits else None,
+        dtype=dtype,
+        ridge_flops_per_byte=card.ridge_flops_per_byte(dtype),
+        floor_s=floor.total_s if floor else None,
+        bound=floor.bound if floor else None,
         needs_bytes=needs_bytes,
         memory_bytes=card.memory_bytes,
     )

@@ -14,10 +14,11 @@ from profiler.grid import Phase
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
+from profiler.loading.published import Gguf, as_asked, gguf_form, in_dense_form, published_form
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta
-from profiler.machine.datasheet import Datasheet, gpus
+from profiler.machine.datasheet import Datasheet, called, gpus
 from profiler.machine.device import resolve_device
 from profiler.probes.subject import operator_work
 from profiler.work.attention import AttentionCore
@@ -37,6 +38,12 @@ class StepCount:
     params: int
     dtype: str
     quant: Quant
+    published: str | None
+    """The packed form that the weights are counted in, as published; None: dense, or quantised on request."""
+    gguf: Gguf | None
+    """How the file holds the weights, where it is a GGUF file: they are counted dense, as transformers loads them."""
+    note: str
+    """What the model's card has to say."""
     phase: Phase
     step: Step
     work: Work
@@ -56,6 +63,9 @@ class StepCount:
             "params": self.params,
             "dtype": self.dtype,
             "quant": self.quant,
+            "published": self.published,
+            "gguf": {**asdict(self.gguf), "name": self.gguf.name} if self.gguf else None,
+            "note": self.note,
             "phase": self.phase,
             "batch": _number(self.step.batch),
             "query_tokens": _number(self.step.query),
@@ -98,7 +108,7 @@ def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_re
     Raises RequestError or ModelError.
     """
     kind = _known(quant)
-    config = load_config(resolve(model), trust_remote_code)
+    config = as_asked(load_config(resolve(model), trust_remote_code), dtype != "auto")
     return walk(build_on_meta(config, _dtype(dtype, config), kind))
 
 
@@ -130,7 +140,7 @@ def count(
         raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
     wanted_gpus = [_gpu(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
-    config = load_config(source, trust_remote_code)
+    config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = _dtype(dtype, config)
     module = build_on_meta(config, kind, stored_as)
     work = walk(module)
@@ -147,6 +157,9 @@ def count(
         params=work.params,
         dtype=dtype_name(kind),
         quant=stored_as,
+        published=published_form(config) if stored_as == "none" else None,
+        gguf=gguf_form(source.path) if source.kind == "gguf" and source.path else None,
+        note=source.card.note if source.card else "",
         phase="prefill" if phase == "prefill" else "decode",
         step=step,
         work=work.work(step, path),
@@ -188,23 +201,26 @@ def _dtype(name: str, config: Any) -> torch.dtype:
 
 
 def _gpu(name: str) -> Datasheet:
-    """A row of the table by its name, in any case; `H100` alone is not enough where several are made."""
-    exact = [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
-    if exact:
-        return exact[0]
-    begun = [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
-    if len(begun) == 1:
-        return begun[0]
-    known = [gpu.gpu for gpu in (begun or gpus())]
-    hint = f" Which one: {', '.join(known)}?" if begun else near_misses(name, [gpu.lower() for gpu in known])
-    raise RequestError(f"no single GPU is called {name!r}.{hint}")
+    """A row of the table by its name or its driver's, in any case, or by a part that no other row's name has."""
+    rows = (
+        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
+        or called(name)
+        or [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
+        or [gpu for gpu in gpus() if name.lower() in gpu.gpu.lower()]
+    )
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        raise RequestError(f"several GPUs may be called {name!r}. Which one: {', '.join(gpu.gpu for gpu in rows)}?")
+    near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
+    raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
 
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:
     if quant != "none":
         raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
     try:
-        return crosscheck(build_on_meta(config, dtype, attn="eager"), step)
+        return crosscheck(build_on_meta(in_dense_form(config), dtype, attn="eager"), step)
     except Exception as error:
         raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
 

@@ -47,7 +47,10 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
         warnings.append(f"{info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
     if (packed := loaded.unpacked_from) is not None:
         warnings.append(
-            f"the {packed} checkpoint was unpacked: transformers runs it as {dtype}, and these are {dtype}'s figures."
+            f"the weights were dequantised from {packed}: transformers runs them in {dtype}, whose figures these are."
+            if subject.request.weights == "checkpoint"
+            else f"{subject.request.source.name} is published as {packed}, but random weights are dense: these are"
+            f" {dtype}'s figures; `roofscope count` has those of the published form."
         )
     warnings += roof_warnings(ceilings)
     if not dispatch_known:

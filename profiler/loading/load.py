@@ -12,6 +12,7 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.placement import Placement, offloaded_bytes, place
+from profiler.loading.published import gguf_form, published_form
 from profiler.loading.quantise import quantization_config
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import LoadedModel, ModelRequest
@@ -57,19 +58,18 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
 
 
 def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str | None:
-    """The format of a checkpoint that was stored packed and lies in memory as dense weights."""
-    if request.weights != "checkpoint":
-        return None
-    if request.source.kind == "gguf":
-        return "GGUF"
-    own_format = getattr(config, "quantization_config", None)
-    if not own_format or request.quant != "none":
+    """The form that the model is published in, where that is packed and what lies in memory are dense weights."""
+    if request.quant != "none":
         return None
     tensors = [*module.parameters(), *module.buffers()]
     if any((tensor.is_floating_point() and tensor.itemsize == 1) or tensor.dtype in _PACKED_IN for tensor in tensors):
         return None
-    method = own_format.get("quant_method") if isinstance(own_format, dict) else own_format.quant_method
-    return str(getattr(method, "value", method))
+    if any(hasattr(part, "gate_up_proj_precision_config") for part in module.modules()):
+        return None  # MXFP4 in tensors of triton's own, which are no parameters (integrations/mxfp4.py)
+    if request.source.kind == "gguf" and request.source.path is not None:
+        file = gguf_form(request.source.path)
+        return file.name if file.types else None
+    return published_form(config)
 
 
 # Dtypes that hold several weights an element; int64 is left to positions and the like.

@@ -75,6 +75,7 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
 
 
 def planned_weight_bytes(module: nn.Module) -> int:
+    """Bytes that a model on meta will take once it is loaded, tied weights once."""
     total = 0
     seen: set[int] = set()
     for owner in module.modules():
@@ -91,6 +92,7 @@ def planned_weight_bytes(module: nn.Module) -> int:
             elif key == "weight" and kind == "Int8Params":
                 size = owner.in_features * owner.out_features
             total += size
+        total += storage_bytes(owner.buffers(recurse=False))  # GPTQ and AWQ keep their integers in them
     return total
 
 

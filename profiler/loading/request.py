@@ -51,7 +51,7 @@ class LoadedModel:
     placement: Placement | None = None
     """Where accelerate put each part, when the model did not fit on one device."""
     unpacked_from: str | None = None
-    """The format of a checkpoint that came packed and now lies in memory as dense weights; None: it did neither."""
+    """The form that the model is published in, where that is packed and what lies in memory is dense; else None."""
     offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are fetched at every step, by where they wait: `host` memory or `disk`."""
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from profiler.errors import ModelError, first_line
 from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
+from profiler.loading.published import form_options, in_dense_form, published_form
 from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules, settle_four_bit
 from profiler.loading.request import ModelRequest
 
@@ -36,16 +37,15 @@ def build_on_meta(
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
-        own_format = getattr(config, "quantization_config", None)
-        if quant == "none" and own_format:
-            return _plan_own_format(module, own_format, as_run_here, device)
+        if quant == "none" and (form := published_form(config)) is not None:
+            return _plan_own_format(module, form, config, as_run_here, device)
         return quantise_modules(module, quant, dtype, options, device)
 
 
 def plan(request: ModelRequest, config: Any) -> nn.Module:
-    """The model of `request` on the meta device, as it would run on its device."""
+    """The model of `request` on the meta device, as it would run on its device; random weights are always dense."""
     return build_on_meta(
-        config,
+        in_dense_form(config) if request.weights == "random" else config,
         request.dtype,
         request.quant,
         request.attn,
@@ -65,21 +65,23 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 
-def _plan_own_format(module: nn.Module, own_format: Any, as_run_here: bool, device: torch.device | None) -> nn.Module:
+def _plan_own_format(
+    module: nn.Module, method: str, config: Any, as_run_here: bool, device: torch.device | None
+) -> nn.Module:
     from transformers.quantizers import AutoHfQuantizer
 
-    options = own_format if isinstance(own_format, dict) else own_format.to_dict()
-    method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")))
     if method in PACKED_LINEARS:
-        return plan_packed(module, method, options)
+        return plan_packed(module, method, form_options(config))
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
     try:
-        quantizer = AutoHfQuantizer.from_config(own_format, pre_quantized=True)
+        quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
         if as_run_here or method == "compressed-tensors":
             quantizer.validate_environment()
             if _runs_dense(quantizer):
                 return module
+        if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must fetch none for a card
+            return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
     except Exception as error:
         raise ModelError(

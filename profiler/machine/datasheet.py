@@ -87,21 +87,26 @@ def gpus() -> tuple[Datasheet, ...]:
         return tuple(_parse(row) for row in csv.DictReader(file))
 
 
-def find(name: str, memory_bytes: int, power_limit_w: float | None = None) -> Datasheet | None:
-    """The row of a card by the name its driver gives, its memory and its default power limit; None if not in the table.
+def called(name: str) -> list[Datasheet]:
+    """The rows whose driver gives this name; more than one where cards of several memories share it.
 
     The whole name must agree but for words that every card carries: an L40S is no L40, a 3090 Ti no 3090.
     """
     wanted = _distinctive(name)
-    named = [
+    return [gpu for gpu in gpus() if wanted in map(_distinctive, gpu.nvml_name.split("|"))]
+
+
+def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:
+    """The row of a card by the name its driver gives, its memory and its SMs; None if not in the table.
+
+    Of rows with one name the nearest memory wins. A slice of a card is not the card: its name says so, or its SMs do.
+    """
+    rows = [
         gpu
-        for gpu in gpus()
-        if wanted in map(_distinctive, gpu.nvml_name.split("|"))
-        and abs(memory_bytes / gpu.memory_bytes - 1) <= _MEMORY_TOLERANCE
+        for gpu in called(name)
+        if abs(memory_bytes / gpu.memory_bytes - 1) <= _MEMORY_TOLERANCE and sm_count in (None, gpu.sm_count)
     ]
-    if power_limit_w is None:
-        return named[0] if named else None
-    return min(named, key=lambda gpu: abs(gpu.tdp_w - power_limit_w), default=None)
+    return min(rows, key=lambda gpu: abs(memory_bytes - gpu.memory_bytes), default=None)
 
 
 def _distinctive(name: str) -> tuple[str, ...]:

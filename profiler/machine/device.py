@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from profiler.errors import DeviceError
 from profiler.machine.datasheet import Datasheet, find
 from profiler.machine.memory import total_bytes
-from profiler.machine.telemetry import default_power_limit_w
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +55,7 @@ def describe(device: torch.device) -> Device:
             last_level_cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
             threads=int(properties.multi_processor_count),
             compute_capability=f"{properties.major}.{properties.minor}",
-            datasheet=find(properties.name, int(properties.total_memory), default_power_limit_w(properties.uuid)),
+            datasheet=find(properties.name, int(properties.total_memory), int(properties.multi_processor_count)),
         )
     return Device(
         kind="cpu",

@@ -110,18 +110,6 @@ class NvmlSource:
             return None
 
 
-def default_power_limit_w(uuid: object) -> float | None:
-    """The power limit that a card leaves the factory with, by NVML; None where NVML does not say."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return float(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)) / 1e3
-    except Exception:
-        return None
-
-
 class HostSource:
     """The machine itself: clock, what other processes take, and RAPL where it can be read."""
 

@@ -54,10 +54,18 @@ class _Gemm:
 @dataclass(frozen=True)
 class _Card:
     gpu: str
-    ridge_flops_per_byte: float
+    dtype: str
+    ridge_flops_per_byte: float | None
     floor_s: float | None
     bound: str | None
     refusal: str | None
+
+
+@dataclass(frozen=True)
+class _Gguf:
+    name: str
+    types: tuple[str, ...]
+    kept_by_kernels: bool
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,9 @@ class _Counted:
     params: int
     dtype: str
     quant: str
+    published: str | None
+    gguf: _Gguf | None
+    note: str
     phase: str
     batch: int
     query_tokens: int
@@ -112,7 +123,7 @@ def print_count(document: Mapping[str, Any], console: Console) -> None:
     console.print(_groups(counted.operators))
     if counted.gemms:
         console.print(_gemms(counted.gemms))
-    _print_cards(counted.gpus, console)
+    _print_cards(counted.gpus, counted.dtype, console)
     if counted.crosscheck is not None:
         _print_crosscheck(counted.crosscheck, console)
     if counted.unknown:
@@ -144,7 +155,20 @@ def _totals(counted: _Counted) -> list[str]:
         f"            {parts}",
         f"executed:   {counted.executed_flops:,} FLOPs over up to {scaled(counted.executed_bytes.total, 'B')}"
         + (f" ({avoidable})" if avoidable else ""),
+        *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
+        *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
+        *([f"note:       {counted.note}"] if counted.note else []),
     ]
+
+
+def _as_published(form: str) -> str:
+    """MXFP4 is that of a mixture's experts alone; of other forms what is left dense differs."""
+    return f"{'experts' if form == 'mxfp4' else 'weights'} as published: {form.upper()}"
+
+
+def _dequantised(file: _Gguf, dtype: str) -> str:
+    kept = " where it has no kernel for the device" if file.kept_by_kernels else ""
+    return f"dequantised from {file.name} to {dtype}, as transformers loads it{kept}"
 
 
 def _groups(operators: Sequence[_Operator]) -> Table:
@@ -183,11 +207,11 @@ def _gemms(rows: Sequence[_Gemm]) -> Table:
     return table
 
 
-def _print_cards(cards: Sequence[_Card], console: Console) -> None:
+def _print_cards(cards: Sequence[_Card], dtype: str, console: Console) -> None:
     """A table of the cards that can hold the step, and a line for each that cannot."""
     table = _table("GPU", "ridge FLOP/byte", "floor", "bound by")
     for card in cards:
-        if card.floor_s is not None:
+        if card.floor_s is not None and card.ridge_flops_per_byte is not None:
             ridge = significant(card.ridge_flops_per_byte)
             table.add_row(card.gpu, ridge, duration(card.floor_s), card.bound or "-")
     if table.row_count:
@@ -195,6 +219,8 @@ def _print_cards(cards: Sequence[_Card], console: Console) -> None:
     for card in cards:
         if card.refusal:
             console.print(card.refusal, highlight=False)
+        elif card.dtype != dtype:
+            console.print(f"{card.gpu}: has no {dtype} units; its floor is that of {card.dtype}", highlight=False)
 
 
 def _table(first: str, *numbers: str) -> Table:

@@ -14,6 +14,21 @@ from profiler.machine.datasheet import Datasheet
 from profiler.roofs.values import REFERENCE_HOST, Ceilings, HostPace, Roof
 from profiler.units import duration, percent, scaled, significant
 
+_SHOWN = frozenset(
+    {
+        "memory_bytes",
+        "bandwidth_bytes_per_s",
+        "tdp_w",
+        "peak_fp32_flops_per_s",
+        "peak_fp16_flops_per_s",
+        "peak_bf16_flops_per_s",
+        "peak_fp8_flops_per_s",
+        "peak_int8_ops_per_s",
+        "source",
+    }
+)
+"""Columns of a datasheet that `gpus_table` shows, and where all of them come from."""
+
 
 def gpus_table(gpus: Sequence[Datasheet]) -> Table:
     """Every datasheet: memory, bandwidth, dense peaks, and the ridge of 16-bit products."""
@@ -22,18 +37,18 @@ def gpus_table(gpus: Sequence[Datasheet]) -> Table:
         table.add_column(name, justify="right")
     for gpu in gpus:
         best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
-        mark = " ?" if gpu.uncertain else ""
+        mark = " ?" if _SHOWN.intersection(gpu.uncertain) else ""
         table.add_row(
             gpu.gpu + mark,
             str(gpu.year),
             f"{gpu.memory_bytes / 2**30:.0f} GiB",
-            f"{significant(gpu.bandwidth_bytes_per_s / 1e12)} TB/s",
+            scaled(gpu.bandwidth_bytes_per_s, "B/s"),
             *(_tera(value) for value in (gpu.peak_fp32_flops_per_s, best16, gpu.peak_fp8_flops_per_s)),
             _tera(gpu.peak_int8_ops_per_s),
             significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
             f"{gpu.tdp_w:.0f} W",
         )
-    table.caption = "dense peaks in TFLOP/s (int8: TOP/s); ridge in FLOP/byte; ?: some cell differs between sources"
+    table.caption = "dense peaks in TFLOP/s (int8: TOP/s); ridge in FLOP/byte; ?: sources differ on a figure shown here"
     return table
 
 

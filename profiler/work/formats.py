@@ -32,6 +32,7 @@ _CODE_ENTRIES_4BIT = 16
 # Names under which packed formats keep their integers (GPTQ and AWQ, compressed-tensors).
 _PACKED = ("qweight", "weight_packed")
 _CODE_ENTRIES_8BIT = 256
+_MX_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,11 @@ def own_params(module: Any) -> dict[int, int]:
     """Parameters that a module itself holds, by the identity of their tensor; a packed matrix as what it stands for.
 
     GPTQ and AWQ keep their integers in buffers, beside scales and zero points that are no parameters of the model;
-    a byte of an MXFP4 block is two weights, and its scales are none.
+    a byte of an MXFP4 block is two weights, and scales are none, its own and FP8's.
     """
+    if (matrices := triton_mxfp4_matrices(module)) is not None:
+        biases = {id(param): param.numel() for name, param in module.named_parameters() if name.endswith("_bias")}
+        return {id(module): module.num_experts * sum(ins * outs for ins, outs in matrices), **biases}
     packed = next((held for name in _PACKED if (held := getattr(module, name, None)) is not None), None)
     dense = {id(param): param.numel() for param in module.parameters(recurse=False)}
     if packed is not None:
@@ -109,10 +113,38 @@ def own_params(module: Any) -> dict[int, int]:
     for name, param in module.named_parameters(recurse=False):
         if name.endswith("_blocks"):
             dense[id(param)] = 2 * param.numel()
-            dense[id(getattr(module, name.removesuffix("_blocks") + "_scales"))] = 0
-    if type(weight).__name__ == "Params4bit":
+        elif is_scale(name):
+            dense[id(param)] = 0
+    if type(weight).__name__ == "Params4bit" or type(module).__name__ == "GgufLinear":
         dense[id(weight)] = module.in_features * module.out_features
+    elif is_gguf_table(module):
+        dense[id(weight)] = module.num_embeddings * module.embedding_dim
     return dense
+
+
+def is_gguf_table(module: nn.Module) -> bool:
+    """An embedding whose rows stay in GGUF blocks, of which each lookup unpacks its own."""
+    return type(module).__name__ == "GgufEmbedding"
+
+
+def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
+    """(in_features, out_features) of an expert's matrices, in MXFP4 that transformers handed to triton; else None.
+
+    Its blocks then lie in tensors of triton's own, which are no parameters (transformers 5.23, integrations/mxfp4.py).
+    """
+    if type(module).__name__ != "Mxfp4GptOssExperts":
+        return None
+    return (module.hidden_size, 2 * module.intermediate_size), (module.intermediate_size, module.hidden_size)
+
+
+def mxfp4_bytes(weights: int) -> int:
+    """4 bits a weight and a byte of scale for 32 of them (OCP Microscaling Formats v1.0, section 5.1)."""
+    return weights // 2 + weights // _MX_BLOCK
+
+
+def is_scale(name: str) -> bool:
+    """Whether a parameter of this name only scales a weight: of MXFP4 (`_scales`) or FP8 (`weight_scale_inv`)."""
+    return name.endswith(("_scales", "_scale_inv", "weight_scale", "activation_scale"))
 
 
 def stored(module: nn.Module) -> StoredWeight:
@@ -277,6 +309,25 @@ def _packed(module: Any) -> StoredWeight:
     )
 
 
+def _gguf(module: Any) -> StoredWeight:
+    """GGUF blocks that transformers kept (5.23, integrations/gguf/utils.py): the kernel computes in float32.
+
+    It multiplies up to 8 rows with the blocks as they are, and beyond that a dense copy, a part at a time.
+    """
+    return StoredWeight(
+        format="gguf",
+        in_features=module.in_features,
+        out_features=module.out_features,
+        weight_bytes=storage_bytes([module.weight]),
+        bias_bytes=_bias_bytes(module),
+        compute_dtype=torch.float32,
+        dense_from_rows=_GGUF_FUSED_ROWS + 1,
+    )
+
+
+_GGUF_FUSED_ROWS = 8
+
+
 def _scaled_float8(module: Any) -> StoredWeight:
     """FP8 with a scale a tensor, a row or a block (DeepSeek-V3 stores `weight_scale_inv` for blocks of 128 x 128)."""
     scales = [getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale")]
@@ -347,6 +398,7 @@ _FORMATS: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...
     (_weight_class("Params4bit"), _bnb_4bit),
     (_weight_class("Int8Params"), _bnb_int8),
     (_has_packed, _packed),
+    (lambda module: type(module).__name__ == "GgufLinear", _gguf),
     (lambda module: hasattr(module.weight, "__tensor_flatten__"), _torchao),
     (_is_float8, _scaled_float8),
     (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),

@@ -57,14 +57,15 @@ def is_experts(module: nn.Module) -> bool:
             and "expert" in type(first).__name__.lower()
             and any(formats.is_linear(part) for part in first.modules())
         )
-    return "expert" in type(module).__name__.lower() and bool(expert_banks(module))
+    held = bool(expert_banks(module)) or formats.triton_mxfp4_matrices(module) is not None
+    return "expert" in type(module).__name__.lower() and held
 
 
 def expert_banks(module: nn.Module) -> dict[str, torch.Tensor]:
     """The weights of all experts of a layer, by name: [experts, a, b], or MXFP4 blocks [experts, out, groups, 16]."""
     own = dict(module.named_parameters(recurse=False))
     blocks: dict[str, torch.Tensor] = {name: param for name, param in own.items() if name.endswith("_blocks")}
-    return blocks or {name: param for name, param in own.items() if param.dim() == 3}
+    return blocks or {name: param for name, param in own.items() if param.dim() == 3 and not formats.is_scale(name)}
 
 
 def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int, int]:

@@ -191,6 +191,10 @@ class _Visitor:
         if isinstance(module, nn.Embedding):
             self._count(module)
             yield self._embedding(short, module)
+        elif formats.is_gguf_table(module):
+            self._count(module)
+            table = module.weight  # [rows, bytes a row]
+            yield Embedding(short, "embedding", 1, self.model.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
             fresh = self._count(module)
             try:
@@ -324,10 +328,15 @@ class _Visitor:
         )
 
     def _experts(self, short: str, module: Any) -> Experts:
-        """Experts as one bank of 3-D weights (transformers 5) or as a list of MLPs (transformers 4)."""
+        """Experts as one bank of 3-D weights (transformers 5), as a list of MLPs (transformers 4), or in triton's."""
         per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
         banks = expert_banks(module)
-        if banks:
+        if (own := formats.triton_mxfp4_matrices(module)) is not None:
+            matrices, num_experts, dtype = own, module.num_experts, self.model.dtype
+            biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
+            expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
+            expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
+        elif banks:
             num_experts = next(iter(banks.values())).shape[0]
             hidden = int(self.config.hidden_size)
             matrices = tuple(bank_features(name, bank, hidden) for name, bank in banks.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,83 @@ def test_gpus_beside_it(roofscope) -> None:  # type: ignore[no-untyped-def]
     assert prefill["gpus"][0]["bound"] == "compute"
 
 
+def test_a_card_without_bfloat16_units_is_held_against_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """7.216 TFLOP of prefill over a T4's 65 TFLOP/s in float16: 111 ms; over its 8.1 in float32 it would be 891."""
+    arguments = ("mistral-7b-v0.1", "--phase", "prefill", "--gpu", "Tesla T4")
+    (card,) = document(roofscope, *arguments)["gpus"]
+    assert (card["gpu"], card["dtype"]) == ("T4", "float16")
+    assert card["floor_s"] == pytest.approx(111e-3, rel=0.02)
+    assert "T4: has no bfloat16 units; its floor is that of float16" in roofscope("count", *arguments).out
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("b300", "B300 SXM"),
+        ("GB10", "GB10"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("5090", "RTX 5090"),
+        ("a10", "A10"),
+    ],
+)
+def test_a_card_by_its_name_or_its_drivers(roofscope, name: str, row: str) -> None:  # type: ignore[no-untyped-def]
+    assert [card["gpu"] for card in document(roofscope, "smollm2-135m", "--gpu", name)["gpus"]] == [row]
+
+
+def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """70.6 billion parameters of 2 bytes do not fit in 16 GiB."""
+    arguments = ("llama-3.1-70b", "--gpu", "T4")
+    (card,) = document(roofscope, *arguments)["gpus"]
+    assert (card["floor_s"], card["bound"]) == (None, None)
+    assert card["needs_bytes"] > 141e9
+    assert "T4: does not fit; the step needs 141 GB, the card has 17.2 GB" in roofscope("count", *arguments).out
+
+
+def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("smollm2-135m", "--dtype", "float32", "--gpu", "Max 1550")
+    assert document(roofscope, *arguments)["gpus"][0]["floor_s"] is None
+    assert "no rate of its products in float32" in roofscope("count", *arguments).out
+
+
+def test_a_model_is_counted_in_the_form_that_it_is_published_in(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """gpt-oss-20b: 4 of 32 experts a layer at 4.25 bits, all else in bfloat16.
+
+    Attention 24 x (2880 x 9216 weights + 8000 biases + 64 sinks), the head 2880 x 201088, routers 24 x (2880 + 1) x 32,
+    norms 49 x 2880, 2 bytes each; experts 24 x 4 x (3 x 2880 x 2880 x 4.25 / 8 + 8640 biases of 2 bytes).
+    """
+    counted = document(roofscope, "gpt-oss-20b", "--batch", "1", "--prompt", "512", "--gpu", "RTX 4090")
+    dense = 24 * (2880 * 9216 + 8000 + 64) + 2880 * 201_088 + 24 * 2881 * 32 + 49 * 2880
+    experts = 24 * 4 * (3 * 2880 * 2880 * 17 // 32 + 8640 * 2)
+    assert counted["published"] == "mxfp4"
+    assert counted["bytes"]["weights"] == 2 * dense + experts
+    assert counted["bytes"]["total"] / 1e9 == pytest.approx(3.72, abs=0.005)
+    assert counted["params"] == 20_914_757_184
+    assert counted["gpus"][0]["needs_bytes"] / 1e9 == pytest.approx(13.8, abs=0.05)  # 13.76 GB are published
+    assert counted["gpus"][0]["floor_s"] == pytest.approx(3.72e9 / 1008e9, rel=2e-3)
+    out = roofscope("count", "gpt-oss-20b").out
+    assert "experts as published: MXFP4" in out
+    assert "--dtype bfloat16 counts them in 16 bits" in out
+
+
+@pytest.mark.parametrize("asked", [("--dtype", "bfloat16"), ("--quant", "int8")])
+def test_what_is_asked_for_goes_before_the_published_form(roofscope, asked: tuple[str, str]) -> None:  # type: ignore[no-untyped-def]
+    counted = document(roofscope, "gpt-oss-20b", *asked)
+    assert counted["published"] is None
+    [experts] = [item for item in counted["operators"] if item["name"].endswith(".experts")]
+    assert experts["weight_bytes"] == 24 * 4 * (3 * 2880 * 2880 + 8640) * 2
+    assert "as published" not in roofscope("count", "gpt-oss-20b", *asked).out
+
+
+def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: Path) -> None:  # type: ignore[no-untyped-def]
+    """All 134,515,008 parameters are read in 16 bits: the table of tokens is the tied head."""
+    counted = document(roofscope, str(gguf_file))
+    assert counted["gguf"] == {"types": ["Q4_1", "Q8_0"], "kept_by_kernels": False, "name": "GGUF (Q4_1, Q8_0)"}
+    assert counted["bytes"]["weights"] == 2 * 134_515_008
+    out = roofscope("count", str(gguf_file)).out
+    assert "dequantised from GGUF (Q4_1, Q8_0) to bfloat16, as transformers loads it\n" in out
+
+
 def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]
     rows = list(csv.DictReader(io.StringIO(roofscope("count", "gpt2", "--format", "csv").out)))
     assert {"name", "group", "count", "model_flops", "executed_flops"} <= set(rows[0])
@@ -93,8 +171,11 @@ def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-d
         (("--context", "-1"), "context"),
         (("--batch", "0"), "batch"),
         (("--phase", "middle"), "prefill"),
-        (("--gpu", "H100"), "H100 SXM"),
-        (("--gpu", "H900"), "H900"),
+        (("--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
+        (("--gpu", "4090"), "Which one: RTX 4090, RTX 4090 D?"),
+        (("--gpu", "NVIDIA GeForce RTX 3080"), "Which one: RTX 3080, RTX 3080 12GB?"),
+        (("--gpu", "H900"), "no GPU is called 'H900'. Did you mean"),
+        (("--gpu", "hopper"), "`roofscope gpus` lists them all"),
         (("--quant", "nf4", "--crosscheck"), "--quant none"),
         (("--attn", "magic"), "eager"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from machines import HOST
@@ -16,6 +17,7 @@ from profiler.loading.catalog import resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
+from profiler.loading.published import Gguf, gguf_form
 from profiler.loading.request import LoadedModel, ModelRequest, resolve_dtype
 from profiler.work.walk import walk
 
@@ -25,6 +27,26 @@ CPU = torch.device("cpu")
 def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
     assert walk(smollm2.module).params == 134_515_008
     assert not smollm2.offloaded
+
+
+def test_a_gguf_file_says_what_it_was_dequantised_from(smollm2: LoadedModel) -> None:
+    """The file's name says Q4_1; its table of tokens is in Q8_0."""
+    assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)"
+
+
+@pytest.mark.parametrize(("architecture", "kept"), [("lfm2", True), ("qwen35", True), ("llama", False)])
+def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture: str, kept: bool) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    file = tmp_path / "model.gguf"
+    writer = GGUFWriter(file, architecture)
+    writer.add_tensor("output.weight", np.zeros((4, 34), np.uint8), raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert gguf_form(file) == Gguf(("Q8_0",), kept)
 
 
 def test_greedy_tokens_are_those_of_generate(smollm2: LoadedModel, gguf_file: Path) -> None:

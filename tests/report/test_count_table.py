@@ -28,6 +28,9 @@ def document() -> dict[str, Any]:
         "params": 70_000_000_000,
         "dtype": "bfloat16",
         "quant": "none",
+        "published": None,
+        "gguf": None,
+        "note": "",
         "phase": "decode",
         "batch": 1,
         "query_tokens": 1,
@@ -43,12 +46,20 @@ def document() -> dict[str, Any]:
         "gpus": [
             {
                 "gpu": "T4",
+                "dtype": "float16",
                 "ridge_flops_per_byte": 203.1,
                 "floor_s": None,
                 "bound": None,
                 "refusal": "T4: does not fit; the step needs 141 GB, the card has 17.2 GB",
             },
-            {"gpu": "H200 SXM", "ridge_flops_per_byte": 206.0, "floor_s": 0.0292, "bound": "memory", "refusal": None},
+            {
+                "gpu": "H200 SXM",
+                "dtype": "bfloat16",
+                "ridge_flops_per_byte": 206.0,
+                "floor_s": 0.0292,
+                "bound": "memory",
+                "refusal": None,
+            },
         ],
     }
 

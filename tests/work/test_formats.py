@@ -175,7 +175,7 @@ def test_checkpoints_that_come_quantised_are_planned_in_their_format() -> None:
     model = build_on_meta(config, torch.bfloat16)
     weight = stored(model.model.layers[0].mlp.up_proj)
     assert weight.bits_per_weight == pytest.approx(8.002, abs=1e-3)
-    assert walk(model).params == pytest.approx(8_190_735_360, rel=1e-3)  # and a scale a block
+    assert walk(model).params == 8_190_735_360  # a scale is none
     config = load_config(resolve("qwen3-8b"))
     config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     assert stored(build_on_meta(config, torch.bfloat16).model.layers[0].mlp.up_proj).format == "nf4"

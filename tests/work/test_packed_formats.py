@@ -16,6 +16,7 @@ from profiler.errors import ModelError
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
+from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.request import ModelRequest
 from profiler.loading.skeleton import build_on_meta
 from profiler.machine.memory import storage_bytes
@@ -173,6 +174,65 @@ def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
     assert (experts.expert_bytes - biases) * 8 / weights == 4.25
 
 
+def test_experts_in_tritons_hands_count_as_the_checkpoint_has_them() -> None:
+    """On a card with triton's kernels transformers takes the blocks out of the parameters once they are loaded."""
+    from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
+
+    as_published = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
+    loaded = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
+    for name, _ in [pair for pair in loaded.named_modules() if pair[0].endswith(".experts")]:
+        with torch.device("meta"):
+            experts = Mxfp4GptOssExperts(loaded.config).to(torch.bfloat16)
+        del experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
+        experts.gate_up_proj = experts.down_proj = object()
+        loaded.set_submodule(name, experts)
+    found, expected = walk(loaded), walk(as_published)
+    assert (found.params, found.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
+    step = Step(1, 1, 512)
+    assert found.work(step).model_bytes == expected.work(step).model_bytes
+    assert found.work(step).model_flops == expected.work(step).model_flops
+
+
+def test_fp8_experts_are_products_of_weights_and_not_of_scales() -> None:
+    """Qwen/Qwen3-30B-A3B-FP8: the FLOPs and parameters of its bf16 kin, 8 bits and a float32 a block of 128 x 128."""
+    fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
+    dense = walk(build_on_meta(load_config(resolve("qwen3-30b-a3b")), torch.bfloat16))
+    step = Step(1, 1, 512)
+    assert (fp8.params, fp8.coverage) == (dense.params, 1.0) == (30_532_122_624, 1.0)
+    assert fp8.work(step).model_flops == dense.work(step).model_flops
+    [experts] = [op for op in fp8.operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2048, 1536), (768, 2048))
+    assert experts.expert_bytes == (2048 * 1536 + 768 * 2048) + 4 * (16 * 12 + 6 * 16)
+
+
+def test_gguf_blocks_that_transformers_kept() -> None:
+    """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads its row's blocks alone."""
+    from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
+
+    config = load_config(resolve("llama-2-7b"))
+    module: Any = build_on_meta(config, torch.float32)
+    dense = walk(module)
+    q8_0 = 8
+    with torch.device("meta"):
+        module.model.embed_tokens = GgufEmbedding(32000, 4096, q8_0)
+        for name, linear in [pair for pair in module.named_modules() if isinstance(pair[1], nn.Linear)]:
+            module.set_submodule(name, GgufLinear(linear.in_features, linear.out_features, q8_0))
+    found = walk(module)
+    assert (found.params, found.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
+    weight = stored(module.lm_head)
+    assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
+    step = Step(1, 1, 0)
+    norms = 65 * 4096 * 4
+    assert found.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
+    assert found.work(step).embedding_bytes == 4096 * 34 // 32
+
+
+def test_packed_integers_in_buffers_are_planned_as_memory() -> None:
+    """Llama-2-7B in GPTQ needs its 4.02 GB of integers and scales, not the 0.5 GB that stays dense."""
+    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=64)
+    assert planned_weight_bytes(module) / 1e9 == pytest.approx(4.02, rel=0.005)
+
+
 def test_mxfp4_for_a_model_without_such_experts_is_a_named_error() -> None:
     with pytest.raises(ModelError, match="gpt-oss"):
         planned("smollm2-135m", quant_method="mxfp4")
@@ -241,8 +301,11 @@ def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
     here = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16, as_run_here=True))
     as_stored = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16))
     loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="checkpoint"), config)
+    random = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="random"), config)
     assert loaded.unpacked_from == method
+    assert random.unpacked_from == method
     step = Step(1, 1, 8)
+    assert walk(random.module).work(step).weight_bytes == here.work(step).weight_bytes
     assert walk(loaded.module).work(step).weight_bytes == here.work(step).weight_bytes
     assert as_stored.work(step).weight_bytes < 0.75 * here.work(step).weight_bytes
     assert as_stored.coverage == here.coverage == 1
