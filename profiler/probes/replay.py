@@ -87,13 +87,16 @@ def replay_calls(
 
 _LEAST_REPLAYS = 5
 _ENOUGH_SAMPLES = 32
+_MOST_SAMPLES = 96
 _KNOWN_HALF_WIDTH = 0.01
 
 
 def _known(samples: Sequence[float]) -> bool:
-    """Whether further samples would hardly move a median."""
+    """Whether further samples would hardly move a median, or not enough to be worth their room on the disk."""
     if len(samples) < _ENOUGH_SAMPLES:
         return False
+    if len(samples) >= _MOST_SAMPLES:
+        return True
     timing = timing_of(samples)
     return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from profiler.diagnosis.facts import Stepped, Trial
 from profiler.engines.registry import ENGINES
@@ -53,33 +54,51 @@ class Form:
     """What a reader would change, as a sentence names it."""
     dtype: torch.dtype | None = None
     quant: Quant | None = None
-    attn: str | None = None
+    kernel: SDPBackend | None = None
+    """What `scaled_dot_product_attention` may call."""
     experts: str | None = None
     engine: str | None = None
     threads: int | None = None
 
 
 def forms_of(subject: Subject) -> list[Form]:
-    """Every other form that this machine has, the most promising first."""
-    request, machine = subject.request, subject.machine
-    plain = [Form(name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, machine)]
-    quants: list[Quant] = ["int8wo", "nf4", "int4wo", "int8"]
-    packed = [Form(quant, _dtype_of(quant, request), quant) for quant in quants if _has(quant)]
-    found = [*packed, *sorted(plain, key=lambda form: form.name != "bfloat16")]
-    found = [form for form in found if (form.dtype, form.quant) != (request.dtype, request.quant)]
+    """Every other form that this machine has, the most promising first; what is left out for time stands last."""
     config = subject.loaded.config.get_text_config()
-    engine = next(iter(subject.engines))
-    if engine == "eager":
+    dtypes, quants = _dtypes(subject), _quants(subject)
+    found = [*dtypes[:1], *quants[:3]]
+    if next(iter(subject.engines)) == "eager":
         found.append(Form("a static cache", engine="static"))
-    threads = torch.get_num_threads()
-    if not machine.is_cuda and threads > 1:
-        found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
-    if getattr(config, "_attn_implementation", None) == "sdpa":
-        found.append(Form("eager attention", attn="eager"))
     current = getattr(config, "_experts_implementation", None)
     others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != current]
     found += [Form(f"{name} experts", experts=name) for name in others if current]
-    return found
+    if getattr(config, "_attn_implementation", None) == "sdpa":
+        found += [Form(f"{name} attention", kernel=kernel) for name, kernel in _kernels(subject).items()]
+    threads = torch.get_num_threads()
+    if not subject.machine.is_cuda and threads > 1:
+        found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
+    return [*found, *dtypes[1:], *quants[3:]]
+
+
+def _dtypes(subject: Subject) -> list[Form]:
+    request = subject.request
+    plain = [Form(name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)]
+    found = [form for form in plain if (form.dtype, form.quant) != (request.dtype, request.quant)]
+    return sorted(found, key=lambda form: form.name != "bfloat16")
+
+
+def _quants(subject: Subject) -> list[Form]:
+    request = subject.request
+    quants: list[Quant] = ["int4wo", "nf4", "int8wo", "int8"]
+    return [Form(quant, _dtype_of(quant, request), quant) for quant in quants if _has(quant) and quant != request.quant]
+
+
+def _kernels(subject: Subject) -> dict[str, SDPBackend]:
+    """Attention kernels behind `scaled_dot_product_attention` that this device has, but for those of the run."""
+    names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+    if subject.machine.is_cuda:
+        names |= {"memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    ran = {path.kernel for path in subject.paths.values()}
+    return {name: kernel for name, kernel in names.items() if name not in ran}
 
 
 def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
@@ -234,7 +253,6 @@ def _loaded(form: Form, request: ModelRequest, config: Any) -> LoadedModel:
         weights="random",
         dtype=form.dtype or request.dtype,
         quant=form.quant or request.quant,
-        attn=form.attn or request.attn,
     )
     config = copy.deepcopy(config)
     if form.experts:
@@ -264,6 +282,8 @@ class _Bench:
             marks.append(clock.mark())
 
         with torch.inference_mode(), no_gc(), _threads(self._form.threads), ExitStack() as hooks:
+            if self._form.kernel is not None:
+                hooks.enter_context(sdpa_kernel(self._form.kernel))
             if decode:
                 state = engine.fill(cell.batch_size, key.context_len, key.context_len + _WARM + _DECODE_STEPS + 1)
             else:

@@ -14,6 +14,7 @@ RAN_COLUMNS = ("part", "what ran here", "tried in its place")
 _DTYPES = ("float32", "bfloat16", "float16")
 _FORMATS = ("int8wo", "nf4", "int4wo", "int8")
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
+_KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
 # A dtype whose products stay below this share of float32's has no units of its own.
 _EMULATED_SHARE = 0.9
 
@@ -27,8 +28,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
         for number, (kind, count) in enumerate(model.linears.items())
     ]
     rows += [
-        (name, text, _instead(first, "eager attention") if name == "decode attention" else "")
-        for name, text in _attention(run)
+        (name, text, _instead(first, *_KERNELS) if name == "decode attention" else "") for name, text in _attention(run)
     ]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
