@@ -11,6 +11,7 @@ from profiler.grid import CellKey, Phase
 from profiler.record.run import Run
 from profiler.report.device_tables import host_words
 from profiler.report.shown import first_engine, of_phase
+from profiler.timing.sampling import CLAIM_VISITS
 from profiler.units import clock_time, duration, percent, scaled, significant
 
 # What a flag is called in the table, the weightiest first; the evidence in run.json has their full names.
@@ -82,19 +83,29 @@ def _of_sheet(value: float, peak: float | None) -> str:
 
 def engine_lines(run: Run) -> list[str]:
     """What each further engine does to a step against the first, with its interval; what is no claim, in one line."""
-    differences = run.document.engine.differences
-    lines = [
+    claims = [
         f"{item.engine} {saving(item)} ({interval(item)}) a {_STEP[item.phase]} against {item.against}"
         f" at batch {item.batch_size} x {item.key.cell.depth}"
-        for item in differences
-        if item.is_claim
+        for item in engine_claims(run)
     ]
-    single = sum(item.visits < 2 for item in differences)
-    noise = len(differences) - len(lines) - single
+    return [*claims, *no_claim_lines(run)]
+
+
+def engine_claims(run: Run) -> list[EngineDifference]:
+    """The differences between engines that are more than noise."""
+    return [item for item in run.document.engine.differences if item.is_claim]
+
+
+def no_claim_lines(run: Run) -> list[str]:
+    """In how many cells engines do not differ by more than noise, and in how many nothing can be said."""
+    differences = run.document.engine.differences
+    once = sum(item.visits < CLAIM_VISITS for item in differences)
+    noise = len(differences) - len(engine_claims(run)) - once
+    lines = []
     if noise:
         lines.append(f"in {noise} cells engines differ by no more than noise")
-    if single:
-        lines.append(f"in {single} cells an engine was visited once: no difference is claimed; --budget gives more")
+    if once:
+        lines.append(f"in {once} cells an engine was visited once: no difference is claimed; --budget gives more")
     return lines
 
 
@@ -104,11 +115,7 @@ def saving(item: EngineDifference) -> str:
 
 
 def interval(item: EngineDifference) -> str:
-    """What is known of a difference: its interval, or that there is none."""
-    if item.visits < 2:
-        return "one visit each: no claim"
-    if item.low_s * item.high_s <= 0:
-        return "not more than noise"
+    """The ends of a claim's interval."""
     low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))
     return f"{duration(low_s)} to {duration(high_s)}"
 

@@ -21,14 +21,14 @@ LEAST_VISITS = 4
 CLAIM_VISITS = 2
 """Of each side of a difference: a single visit does not tell what visits of the same cell differ by."""
 
-BLOCK_STEPS = 16
-"""Decode steps of one loop that are resampled together, since neighbours are not independent: a machine stays in a
-faster or slower state for tens of steps."""
+BLOCK_STEPS = 8
+"""Decode steps of one loop that are resampled together, since neighbours are not independent."""
 
 LEAST_SAMPLES = 6
 """Fewer samples have no distribution-free 95 % interval of their median (order statistics: 2 x 0.5^6 = 3 %)."""
 
-VISITED_ONCE = "visited once: its interval is within the visit"
+VISITED_ONCE = "visited once, so that its interval is within the visit"
+"""The reason that tells nothing of how far visits lie apart."""
 
 _RESAMPLES = 1000
 _SEED = 0
@@ -154,9 +154,9 @@ def estimate(visits: Sequence[Sequence[float]], spread: Spread = NO_OTHERS) -> E
     Two intervals are taken, and the wider end of each. One is a bootstrap over visits and over blocks of BLOCK_STEPS
     samples within them (Kalibera & Jones, ISMM'13: replicate at the level that varies; Hoefler & Belli, SC'15: medians
     with nonparametric intervals). The other is Student's t of the visits' medians, whose variance is moderated by that
-    of the run's other cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two visits that happen to agree say
-    little about how far visits lie apart, and from three on never below the cell's own; a drift that all cells share is
-    not averaged. Raises ValueError without samples.
+    of the run's other cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two visits that happen to agree
+    say little about how far visits lie apart, and from three on never below the cell's own; a drift that all cells
+    share is not averaged. Raises ValueError without samples.
     """
     blocks = _blocks(visits)
     if not blocks:

@@ -1,10 +1,8 @@
 """Whether 95 % intervals hold the truth: machines whose noise is known, through the sweep's own stopping rule.
 
 Not that two intervals overlap, which those of 83 % coverage do nine times in ten. A visit is 31 steps; the true time of
-every cell is 1. At least 90 % is asked of every kind of noise from four visits on, for a cell alone and among twelve.
-Shares that were found (one cell / twelve; visits 1, 2, 3, 4, 6, and as the sweep stops), over 1000 and 200 runs:
-
-{TABLE}
+every cell is 1. At least 90 % is asked under every kind of noise from four visits on, for a cell alone and among
+others, and where the sweep itself decides when to stop.
 """
 
 from __future__ import annotations
