@@ -13,7 +13,7 @@ from profiler.diagnosis.step_time import Split
 from profiler.diagnosis.trials import Tried
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Status
-from profiler.timing.sampling import Noise
+from profiler.timing.sampling import CLAIM_VISITS, Noise
 from profiler.work.causes import Cause
 
 _UNKNOWN = math.nan
@@ -84,6 +84,8 @@ class CellResult:
     """What ended the sampling: `interval` or `budget`."""
     dequantise_s: float = _UNKNOWN
     link_s: float = _UNKNOWN
+    visits: int | None = None
+    """How often it was visited: the interval of a single visit is within that visit."""
 
     @property
     def key(self) -> CellKey:
@@ -170,10 +172,7 @@ class EngineDifference(Keyed):
     @property
     def is_claim(self) -> bool:
         """Whether the engines were visited in turn and the whole interval lies on one side."""
-        return self.visits >= _LEAST_VISITS and self.low_s * self.high_s > 0
-
-
-_LEAST_VISITS = 2
+        return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
 
 
 Basis = Literal["tried", "measured", "computed"]

@@ -9,6 +9,7 @@ from typing import Protocol
 from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.facts import ModelFacts
 from profiler.grid import CellKey, Phase
+from profiler.timing.sampling import CLAIM_VISITS
 
 
 class Measured(Protocol):
@@ -34,6 +35,18 @@ class Against:
     """Time of the first precision over this one's: above 1 it is faster."""
     low: float
     high: float
+    visits: int | None
+    """Of the one that has fewer; None where a run did not keep them."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether both were visited often enough to tell, and the whole interval lies on one side."""
+        return not self.visited_once and (self.low > 1 or self.high < 1)
+
+    @property
+    def visited_once(self) -> bool:
+        """Whether a side rests on one visit, which does not tell what visits of the same cell differ by."""
+        return self.visits is not None and self.visits < CLAIM_VISITS
 
 
 def against_first(runs: Sequence[Measured]) -> list[Against]:
@@ -50,6 +63,7 @@ def against_first(runs: Sequence[Measured]) -> list[Against]:
             speed_up=base.latency_s / row.latency_s,
             low=base.latency_low_s / row.latency_high_s,
             high=base.latency_high_s / row.latency_low_s,
+            visits=None if base.visits is None or row.visits is None else min(base.visits, row.visits),
         )
         for run in runs[1:]
         for row in run.measured
@@ -81,8 +95,12 @@ def sentences(runs: Sequence[Measured]) -> list[str]:
 
 def _fate(cells: Sequence[Against]) -> str:
     """Where a precision wins and loses in one phase; only cells whose whole interval says so count."""
-    wins, losses = [item for item in cells if item.low > 1], [item for item in cells if item.high < 1]
-    best, worst = max(cells, key=lambda item: item.speed_up), min(cells, key=lambda item: item.speed_up)
+    told = [item for item in cells if not item.visited_once]
+    if not told:
+        return "was visited once: no claim"
+    claims = [item for item in told if item.is_claim]
+    wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
+    best, worst = max(told, key=lambda item: item.speed_up), min(told, key=lambda item: item.speed_up)
     if not wins and not losses:
         return "is the same within its intervals"
     if not wins:
@@ -91,6 +109,6 @@ def _fate(cells: Sequence[Against]) -> str:
         return f"is faster (up to {best.speed_up:.2g}x at batch {best.key.cell.name})"
     first = min(losses, key=lambda item: item.key.tokens)
     return (
-        f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(cells)} cells, first at batch"
+        f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(told)} cells, first at batch"
         f" {first.key.cell.name}"
     )

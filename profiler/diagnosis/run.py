@@ -24,17 +24,17 @@ from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
 from profiler.machine.readings import active, throttled
-from profiler.roofs.values import drift
-from profiler.timing.outcomes import Visit, phase_samples
+from profiler.roofs.values import drift, swing
+from profiler.timing.outcomes import Visit, phase_medians, phase_samples
 from profiler.timing.sampling import (
-    TARGET_HALF_WIDTH,
     Estimate,
     NoiseReport,
-    deviations,
+    Spread,
     difference,
     estimate,
+    narrow_enough,
     noise_report,
-    visit_sigma,
+    spread_of,
 )
 
 # What is rented most; every other card is in `roofscope gpus`.
@@ -64,15 +64,15 @@ class Judgement:
 
 def judge_run(facts: Facts) -> Judgement:
     """Every cell of a run judged, and what they say together."""
-    sigma = _visit_sigma(facts)
-    times = {key: _estimate(facts, key, sigma) for key in facts.measured}
+    spreads = _spreads(facts)
+    times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: _timed(facts, key, times.get(key)) for key in facts.grid.keys}
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
     tests = doubling_tests(list(rows.values()), compute, memory)
     sides = _sides(rows, tests)
-    found = {key: _judged(facts, key, rows[key], times[key], sigma[key.phase], sides[key]) for key in times}
+    found = {key: _judged(facts, key, rows[key], times[key], spreads[key.phase], sides[key]) for key in times}
     judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
-    setting, differences = setting_of(facts), _differences(facts, sigma)
+    setting, differences = setting_of(facts), _differences(facts, spreads)
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
         evidence=tuple(
@@ -93,12 +93,12 @@ def judge_run(facts: Facts) -> Judgement:
 
 def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
     """Rows of some cells alone, as a sweep goes on: what other cells would say of them is left for the end."""
-    sigma = _visit_sigma(facts)
+    spreads = _spreads(facts)
     found = {}
     for key in (key for cell in cells for key in cell.keys):
-        time_s = _estimate(facts, key, sigma) if facts.visits.get(key.cell) else None
+        time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
         row = _timed(facts, key, time_s)
-        found[key] = row if time_s is None else _judged(facts, key, row, time_s, sigma[key.phase], {}).row
+        found[key] = row if time_s is None else _judged(facts, key, row, time_s, spreads[key.phase], {}).row
     return found
 
 
@@ -145,18 +145,19 @@ class _Found:
     cell: JudgedCell
 
 
-def _visit_sigma(facts: Facts) -> dict[Phase, float]:
+def _spreads(facts: Facts) -> dict[Phase, Spread]:
     """How far visits of the same cell lie apart in this run, by phase."""
     return {
-        phase: visit_sigma(
-            deviations(phase_samples(phase, facts.visits[key.cell])) for key in facts.measured if key.phase == phase
+        phase: spread_of(
+            (phase_medians(phase, facts.visits[key.cell]) for key in facts.measured if key.phase == phase),
+            swing(facts.looks),
         )
         for phase in PHASES
     }
 
 
-def _estimate(facts: Facts, key: CellKey, sigma: Mapping[Phase, float]) -> Estimate:
-    return estimate(phase_samples(key.phase, facts.visits[key.cell]), sigma[key.phase])
+def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, Spread]) -> Estimate:
+    return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
 
 
 def _timed(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
@@ -176,7 +177,7 @@ def _timed(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
 
 
 def _judged(
-    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, sigma: float, sides: Mapping[str, str]
+    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: Spread, sides: Mapping[str, str]
 ) -> _Found:
     """A cell's time split, placed and judged, under the compute roof of the clock that the card had meanwhile."""
     visits = facts.visits[key.cell]
@@ -186,7 +187,7 @@ def _judged(
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
     slowed = throttled(facts.readings, _spans(visits))
-    noise = _noise(facts, key, slowed, sigma)
+    noise = _noise(facts, key, slowed, spread)
 
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
@@ -224,7 +225,8 @@ def _judged(
         regime=verdict.regime,
         confidence=verdict.confidence,
         noise=noise.grade,
-        stopped="interval" if time_s.half_width <= TARGET_HALF_WIDTH else "budget",
+        visits=len(phase_samples(key.phase, visits)),
+        stopped="interval" if narrow_enough(phase_samples(key.phase, visits), spread) else "budget",
     )
     evidence = CellEvidence(
         **columns_of(key),
@@ -295,7 +297,7 @@ def _issue_s(visits: Sequence[Visit]) -> float | None:
     return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
 
 
-def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], sigma: float) -> NoiseReport:
+def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], spread: Spread) -> NoiseReport:
     visits = facts.visits[key.cell]
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
@@ -304,7 +306,7 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], sigma: float) -> N
         foreign_cores=foreign,
         throttled=slowed,
         machine_drift=drift(facts.looks),
-        visit_sigma=sigma,
+        spread=spread,
     )
 
 
@@ -314,7 +316,7 @@ def _graph_step_s(facts: Facts, key: CellKey) -> float | None:
         return None
     for engine in sorted(facts.graph_engines):
         if visits := facts.visits.get(replace(key.cell, engine=engine)):
-            return estimate(phase_samples("decode", visits)).median_s
+            return float(np.median(np.concatenate(phase_samples("decode", visits))))
     return None
 
 
@@ -369,7 +371,7 @@ def _knee(row: CellResult, tests: Sequence[DoublingTest]) -> float | None:
     return next((test.knee_predicted for test in tests if test.axis == "batch" and test.holds(row)), None)
 
 
-def _differences(facts: Facts, sigma: Mapping[Phase, float]) -> list[EngineDifference]:
+def _differences(facts: Facts, spreads: Mapping[Phase, Spread]) -> list[EngineDifference]:
     """What each further engine saves against the first, cell by cell, with its interval."""
     first, *others = facts.grid.engines
     found = []
@@ -378,7 +380,7 @@ def _differences(facts: Facts, sigma: Mapping[Phase, float]) -> list[EngineDiffe
         if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
             continue
         before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
-        saved = difference(before, after, sigma[key.phase])
+        saved = difference(before, after, spreads[key.phase])
         found.append(
             EngineDifference(
                 **columns_of(key),

@@ -42,7 +42,7 @@ from profiler.roofs.host import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import look_again, measure
 from profiler.roofs.sentinel import Sentinel
-from profiler.roofs.values import Ceilings
+from profiler.roofs.values import Ceilings, swing
 from profiler.roofs.weights import measure_weights
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, Progress, sweep
@@ -197,6 +197,11 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     grid, machine, budget_s = prepared.grid, subject.machine, prepared.options.budget_s
     stages.begin("timing")
     sentinel = Sentinel(machine)
+
+    def look() -> float:
+        ledger.add(sentinel.look())
+        return swing(ledger.gathered.looks)
+
     earlier: list[Visit | Gap] = [*ledger.gathered.gaps.values()]
     earlier += [visit for visits in ledger.gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
@@ -210,14 +215,14 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             vocab_size=subject.vocab_size,
             fits=subject.no_room,
             on_progress=lambda progress: stages.listener.progress(progress, len(grid.cells)),
-            on_round=lambda: ledger.add(sentinel.look()),
+            on_round=look,
             earlier=earlier,
         ):
             ledger.add(outcome)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])
-        ledger.add(sentinel.look())
+        look()
     ledger.keep_table()
     stages.begin("roofs", "looking at the roofs again")
     again_s = min(_AGAIN_SHARE * budget_s, _AGAIN_MOST_S)

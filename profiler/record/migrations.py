@@ -14,10 +14,13 @@ ADDED_COLUMNS = {
     "dequantise_s": "0",
     "link_s": "0",
     **dict.fromkeys(
-        ("ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s", "joules_per_token", "device_memory_bytes", "stopped"),
+        (
+            "ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s", "joules_per_token", "device_memory_bytes", "stopped",
+            "visits",
+        ),
         "",
     ),
-}
+}  # fmt: skip
 """Columns that cells.csv of older schemas did not have, with the text that stands for them."""
 
 _NOT_KEPT = ("operators.csv", "config.json", "samples of roofs, dispatch and replays")

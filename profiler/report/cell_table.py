@@ -40,6 +40,7 @@ COLUMNS = (
     Column("status", lambda cell: cell.status),
     Column("time", lambda cell: cell.latency_s, duration),
     Column("±", half_width, percent),
+    Column("visits", lambda cell: cell.visits),
     Column("p99", lambda cell: cell.p99_s, duration),
     Column("TTFT", lambda cell: cell.ttft_s, duration),
     Column("tokens/s", lambda cell: cell.tokens_per_s, significant),

@@ -52,7 +52,7 @@ def against_rows(runs: Sequence[Run]) -> list[list[str]]:
             item.precision,
             duration(item.time_s),
             f"{item.speed_up:.2f}x",
-            f"{item.low:.2f} .. {item.high:.2f}",
+            "one visit: no claim" if item.visited_once else f"{item.low:.2f} .. {item.high:.2f}",
         ]
         for item in items
     ]

@@ -64,6 +64,7 @@ TOKENS_TABLE_COLUMNS = (
     "ttft_s",
     "p90_s",
     "p99_s",
+    "visits",
 )
 
 

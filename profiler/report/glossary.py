@@ -196,7 +196,8 @@ TERMS: dict[str, Term] = {
     "KV cache": Term("keys and values of all earlier tokens, read whole at every decode step."),
     "knee": Term("the batch beyond which time grows with the batch, and tokens/s hardly do."),
     "interval": Term(
-        "where the median lies with 95 % confidence: a bootstrap over visits and over blocks of neighbouring steps.",
+        "where the median lies with 95 % confidence, by how far visits lie apart; of a cell visited once, within that"
+        " visit.",
         _interval,
     ),
     "noise": Term("quiet, noisy or unusable: by the interval, drift, modes, outliers, throttling and other users."),

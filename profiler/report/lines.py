@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from profiler.diagnosis.cell import CellEvidence, EngineDifference
 from profiler.diagnosis.regimes import Flag
 from profiler.grid import CellKey, Phase
 from profiler.record.run import Run
 from profiler.report.device_tables import host_words
 from profiler.report.shown import first_engine, of_phase
+from profiler.timing.sampling import CLAIM_VISITS
 from profiler.units import clock_time, duration, percent, scaled, significant
 
 # What a flag is called in the table, the weightiest first; the evidence in run.json has their full names.
@@ -79,19 +83,29 @@ def _of_sheet(value: float, peak: float | None) -> str:
 
 def engine_lines(run: Run) -> list[str]:
     """What each further engine does to a step against the first, with its interval; what is no claim, in one line."""
-    differences = run.document.engine.differences
-    lines = [
+    claims = [
         f"{item.engine} {saving(item)} ({interval(item)}) a {_STEP[item.phase]} against {item.against}"
         f" at batch {item.batch_size} x {item.key.cell.depth}"
-        for item in differences
-        if item.is_claim
+        for item in engine_claims(run)
     ]
-    single = sum(item.visits < 2 for item in differences)
-    noise = len(differences) - len(lines) - single
+    return [*claims, *no_claim_lines(run)]
+
+
+def engine_claims(run: Run) -> list[EngineDifference]:
+    """The differences between engines that are more than noise."""
+    return [item for item in run.document.engine.differences if item.is_claim]
+
+
+def no_claim_lines(run: Run) -> list[str]:
+    """In how many cells engines do not differ by more than noise, and in how many nothing can be said."""
+    differences = run.document.engine.differences
+    once = sum(item.visits < CLAIM_VISITS for item in differences)
+    noise = len(differences) - len(engine_claims(run)) - once
+    lines = []
     if noise:
         lines.append(f"in {noise} cells engines differ by no more than noise")
-    if single:
-        lines.append(f"in {single} cells an engine was visited once: no difference is claimed; --budget gives more")
+    if once:
+        lines.append(f"in {once} cells an engine was visited once: no difference is claimed; --budget gives more")
     return lines
 
 
@@ -101,11 +115,7 @@ def saving(item: EngineDifference) -> str:
 
 
 def interval(item: EngineDifference) -> str:
-    """What is known of a difference: its interval, or that there is none."""
-    if item.visits < 2:
-        return "one visit each: no claim"
-    if item.low_s * item.high_s <= 0:
-        return "not more than noise"
+    """The ends of a claim's interval."""
     low_s, high_s = sorted((abs(item.low_s), abs(item.high_s)))
     return f"{duration(low_s)} to {duration(high_s)}"
 
@@ -179,29 +189,69 @@ def stage_line(run: Run) -> str | None:
     return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
 
 
-def common_noise(run: Run) -> list[str]:
-    """Why no cell of the run is quiet: reasons that all of them share, which tell nothing apart."""
-    reasons = [set(item.noise_reasons) for item in run.document.evidence]
-    if len(reasons) < 2:
-        return []
-    shared = set.intersection(*reasons)
-    return [reason for reason in run.document.evidence[0].noise_reasons if reason in shared]
+def common_noise(run: Run) -> dict[str, list[str]]:
+    """Why no cell of the run is quiet, by kind: what all of them have tells nothing apart."""
+    evidence = run.document.evidence
+    kinds = _noise_kinds(run)
+    return {kind: list(told.values()) for kind, told in kinds.items() if len(told) == len(evidence) > 1}
 
 
 def own_noise(run: Run) -> dict[CellKey, list[str]]:
     """Why some cells are not quiet, beyond what all of them share."""
     common = common_noise(run)
-    own = {item.key: [why for why in item.noise_reasons if why not in common] for item in run.document.evidence}
+    own = {
+        item.key: [why for why in item.noise_reasons if _NUMBER.sub("#", why) not in common]
+        for item in run.document.evidence
+    }
     return {key: reasons for key, reasons in own.items() if reasons}
 
 
 def common_noise_line(run: Run) -> str | None:
     """`all 32 cells: the machine itself drifted by 23 %`, where all share a reason."""
-    common = common_noise(run)
-    return f"all {len(run.document.evidence)} cells: {', '.join(common)}" if common else None
+    told = [_together(texts) for texts in common_noise(run).values()]
+    return f"all {len(run.document.evidence)} cells: {'; '.join(told)}" if told else None
 
 
 def noise_lines(run: Run) -> list[str]:
-    """Why figures are not quiet: first what all cells share, then what is a cell's own."""
-    common = common_noise_line(run)
-    return [*([common] if common else []), *(f"{key.name}: {', '.join(why)}" for key, why in own_noise(run).items())]
+    """Why figures are not quiet: first what all cells share, then what several have, a line each, then single cells."""
+    common, kinds = common_noise(run), _noise_kinds(run)
+    shared = {kind: told for kind, told in kinds.items() if kind not in common and len(told) >= _TOLD_TOGETHER}
+    lines = [line] if (line := common_noise_line(run)) else []
+    for told in sorted(shared.values(), key=len, reverse=True):
+        lines.append(f"{len(told)} of {len(run.document.evidence)} cells: {_together(list(told.values()))}")
+    for key, reasons in own_noise(run).items():
+        alone = [why for why in reasons if _NUMBER.sub("#", why) not in shared]
+        if alone:
+            lines.append(f"{key.name}: {', '.join(alone)}")
+    return lines
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# A reason that so many cells have is told in one line.
+_TOLD_TOGETHER = 3
+
+
+def _noise_kinds(run: Run) -> dict[str, dict[CellKey, str]]:
+    """Each reason without its figures, and the cells that have it with theirs."""
+    kinds: dict[str, dict[CellKey, str]] = {}
+    for item in run.document.evidence:
+        for why in item.noise_reasons:
+            kinds.setdefault(_NUMBER.sub("#", why), {})[item.key] = why
+    return kinds
+
+
+def _together(texts: Sequence[str]) -> str:
+    """`interval of +-2.6 to 9.1 %`: reasons of one kind as one, with the range of each figure."""
+    figures = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
+
+    def span(_: re.Match[str]) -> str:
+        found = sorted(next(figures), key=float)
+        return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
+
+    return _NUMBER.sub(span, texts[0])
+
+
+def visited_once(run: Run) -> set[CellKey]:
+    """Cells whose interval is within their one visit, where others were visited more often."""
+    once = {result.key for result in run.measured if result.visits == 1}
+    return once if len(once) < len(run.measured) else set()

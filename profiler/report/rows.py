@@ -10,7 +10,7 @@ from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import PHASES, CellKey
 from profiler.machine.readings import Spread
 from profiler.record.run import Run
-from profiler.report.lines import interval, saving
+from profiler.report.lines import engine_claims, interval, saving
 from profiler.report.shown import evidence_of, shown_cells
 from profiler.report.splits import WORTH_SHOWING
 from profiler.roofs.values import Roof
@@ -105,10 +105,9 @@ def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> st
 
 
 def engine_rows(run: Run) -> list[Row]:
-    """Cell, engine, what it does to a step against the first engine, and the interval of that."""
+    """Cell, engine, what it does to a step against the first engine, and the interval of that, where it is a claim."""
     return [
-        [_on(item.key, item.against).name, item.engine, saving(item), interval(item)]
-        for item in run.document.engine.differences
+        [_on(item.key, item.against).name, item.engine, saving(item), interval(item)] for item in engine_claims(run)
     ]
 
 

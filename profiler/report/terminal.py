@@ -27,6 +27,7 @@ from profiler.report.lines import (
     roofs_lines,
     stage_line,
     unexplained_lines,
+    visited_once,
 )
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import breakdown_rows
@@ -65,6 +66,8 @@ def print_run(run: Run, console: Console) -> None:
     if host := host_line(run):
         console.print(Text(host, style="dim"))
     console.print(terminal_table(run))
+    if visited_once(run):
+        console.print(Text("* visited once: ± is within the visit; --budget gives more", style="dim"))
     if common := common_noise_line(run):
         console.print(Text(common, style="dim"))
     _print_bars(run, console)
@@ -118,13 +121,14 @@ def terminal_table(run: Run) -> Table:
         datasheet=any(not (math.isnan(result.mfu) and math.isnan(result.mbu)) for result in run.results),
     )
     table = _empty_table(columns)
-    words, noisy = regimes(run), _noisy(run)
+    words, noisy, once = regimes(run), _noisy(run), visited_once(run)
     last_phase = None
     for result in run.results:
         if last_phase is not None and result.phase != last_phase:
             table.add_section()
         last_phase = result.phase
-        table.add_row(*_row(result, words.get(result.key, ""), columns, noisy=result.key in noisy))
+        mark = "*" if result.key in once else "~" if result.key in noisy else ""
+        table.add_row(*_row(result, words.get(result.key, ""), columns, mark))
     return table
 
 
@@ -151,7 +155,7 @@ def _empty_table(columns: _Columns) -> Table:
     return table
 
 
-def _row(result: CellResult, regime: str, columns: _Columns, *, noisy: bool) -> list[str]:
+def _row(result: CellResult, regime: str, columns: _Columns, mark: str) -> list[str]:
     tokens = result.prompt_len if result.phase == "prefill" else result.context_len
     engine = [result.engine] if columns.engines else []
     head = [result.phase, *engine, str(result.batch_size), str(tokens)]
@@ -161,7 +165,7 @@ def _row(result: CellResult, regime: str, columns: _Columns, *, noisy: bool) -> 
     return [
         *head,
         duration(result.latency_s),
-        _interval(result, noisy=noisy),
+        _interval(result, mark),
         significant(result.tokens_per_s),
         *(rates if columns.rates else []),
         *([_share(result.mfu), _share(result.mbu)] if columns.datasheet else []),
@@ -171,9 +175,9 @@ def _row(result: CellResult, regime: str, columns: _Columns, *, noisy: bool) -> 
     ]
 
 
-def _interval(result: CellResult, *, noisy: bool) -> str:
+def _interval(result: CellResult, mark: str) -> str:
     width = half_width(result)
-    return "n=1" if math.isnan(width) else f"{'~' if noisy else ''}{100 * width:.1f}%"
+    return "n=1" if math.isnan(width) else f"{mark}{100 * width:.1f}%"
 
 
 def _share(value: float) -> str:

@@ -230,5 +230,13 @@ def drift(looks: Sequence[Look]) -> float:
     )
 
 
+def swing(looks: Sequence[Look]) -> float:
+    """From the fastest look to the slowest, as a share; the larger of both kinds."""
+    if not looks:
+        return 0.0
+    kinds = [look.memory for look in looks], [look.compute for look in looks]
+    return max(max(seconds) / min(seconds) - 1 for seconds in kinds)
+
+
 def _change(before: Sequence[float], after: Sequence[float]) -> float:
     return abs(statistics.median(after) / statistics.median(before) - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -72,3 +73,13 @@ def phase_samples(phase: Phase, visits: Sequence[Visit]) -> list[tuple[float, ..
     if phase == "prefill":
         return [visit.prefills_s for visit in visits if visit.prefills_s]
     return [steady(visit.decode_s) for visit in visits]
+
+
+def phase_medians(phase: Phase, visits: Sequence[Visit]) -> dict[int, float]:
+    """The median time of a phase in each round that visited it."""
+    return {
+        visit.round: statistics.median(samples)
+        for visit in visits
+        for samples in phase_samples(phase, [visit])
+        if samples
+    }

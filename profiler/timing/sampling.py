@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,22 +15,43 @@ Noise = Literal["quiet", "noisy", "unusable"]
 TARGET_HALF_WIDTH = 0.02
 """Of a 95 % interval, as a share of its median: narrower than this, a cell needs no further visit."""
 
+LEAST_VISITS = 4
+"""No cell is done before: stopping at two or three visits would pick those that agree by luck."""
+
+CLAIM_VISITS = 2
+"""Of each side of a difference: a single visit does not tell what visits of the same cell differ by."""
+
 BLOCK_STEPS = 8
 """Decode steps of one loop that are resampled together, since neighbours are not independent."""
 
 LEAST_SAMPLES = 6
 """Fewer samples have no distribution-free 95 % interval of their median (order statistics: 2 x 0.5^6 = 3 %)."""
 
-_RESAMPLES = 2000
+VISITED_ONCE = "visited once, so that its interval is within the visit"
+"""The reason that tells nothing of how far visits lie apart."""
+
+_RESAMPLES = 1000
 _SEED = 0
 
-# Two standard uncertainties are an expanded one, about 95 % (JCGM 100:2008, 6.2).
-_COVERAGE = 2.0
-# The share of a normal distribution within one standard deviation.
+# The share of a normal distribution within one standard deviation, and the end of its middle 95 %.
 _ONE_SIGMA = 0.683
+_Z95 = 1.959964
 # Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution): over six runs on two
-# cores of a shared Xeon that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2.
+# cores of a shared Xeon that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines have shown 3.
 _USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
+# So much is the usual spread worth, in degrees of freedom: machines differ in it by a factor of three.
+_USUAL_FREEDOM = 2.0
+# A run's other cells are worth no more than this beside a cell's own visits: not all cells scatter alike.
+_MOST_FREEDOM = 10.0
+# The median of normal visits scatters more than their mean: 1.09 times for four, 1.14 for six, this much in the limit;
+# for one and two both are the same, and two do not know their own spread.
+_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
+_FEW_VISITS = 3
+# From so many cells on a run itself shows what all of them did together.
+_TELLING_CELLS = 8
+# How far the rounds' mean may lie from the middle of a slow drift, in standard deviations between rounds: where a run
+# sees half a wave, 1.9 to 2.0 of them cover nine phases of ten (four to six rounds).
+_DRIFT_COVERAGE = 2.2
 
 # A cell is quiet when its interval is narrow enough to tell 5 % apart, and unusable when a fifth hides in it.
 _QUIET_HALF_WIDTH = 0.025
@@ -69,14 +90,73 @@ class Estimate:
         return (self.high_s - self.low_s) / 2 / self.median_s
 
 
-def estimate(visits: Sequence[Sequence[float]], visit_sigma: float = 0.0) -> Estimate:
-    """The median over all samples, with a bootstrap interval over visits and over blocks of neighbours within them.
+@dataclass(frozen=True)
+class Spread:
+    """How far visits of one cell lie apart in a run, as shares of its time."""
 
-    Whole visits are drawn first and then blocks of BLOCK_STEPS samples of each, so that what differs from visit to
-    visit is not taken for more samples of the same (Kalibera & Jones, ISMM'13: replicate at the level that varies;
-    Hoefler & Belli, SC'15: medians with nonparametric intervals). Two or three visits that happen to agree say little
-    about how far visits lie apart: `visit_sigma` is what all cells of the run say (see there), and the interval is no
-    narrower than that allows. Raises ValueError without samples.
+    visit: float
+    """One standard deviation between visits."""
+    freedom: float
+    """Degrees of freedom that stand behind it, beside the cell's own visits."""
+    drift: float = 0.0
+    """One standard deviation of what all cells did together from round to round, which no number of visits averages."""
+
+
+def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Spread:
+    """What all cells of a run say of their visits, from each cell's medians by round.
+
+    The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, the run has many. It is the
+    distance within which two thirds of the visits lie, so that a few disturbed cells do not widen all the others. Where
+    hardly anything was visited twice, a few imagined visits with the usual spread keep two real ones from deciding for
+    all.
+
+    Eight cells and more show a drift of the machine in what their visits have in common. Fewer cannot tell it from what
+    visits differ by, so that theirs counts as far as a sentinel saw it as well: `swing` is by how much the same small
+    work, done again and again, changed its time over the run.
+    """
+    cells = [deviations(medians) for medians in of_cells if len(medians) > 1]
+    values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
+    scaled = [value * math.sqrt(value.size / (value.size - 1)) for value in values]
+    visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
+    free = [value.size - 1 for value in values]
+    others = sum(free) - max(free, default=0)
+    return Spread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))
+
+
+def deviations(medians: Mapping[int, float]) -> dict[int, float]:
+    """How far each visit's median lies from the mean of them, as a share of it, by round."""
+    mean = sum(medians.values()) / len(medians)
+    return {number: median / mean - 1 for number, median in medians.items()}
+
+
+def _drift(cells: Sequence[Mapping[int, float]], visit: float, swing: float) -> float:
+    by_round: dict[int, list[float]] = {}
+    for cell in cells:
+        for number, deviation in cell.items():
+            by_round.setdefault(number, []).append(deviation)
+    if len(by_round) < 2:
+        return 0.0
+    together = float(np.std([np.median(found) for found in by_round.values()], ddof=1))
+    if len(cells) < _TELLING_CELLS:
+        return min(together, swing / 2)
+    # The median of many cells scatters by itself, with this share of the variance of one.
+    chance = math.pi / 2 / len(cells)
+    return math.sqrt(max(0.0, together**2 - chance * visit**2) / (1 - chance))
+
+
+NO_OTHERS = spread_of([])
+"""Of a cell that stands alone."""
+
+
+def estimate(visits: Sequence[Sequence[float]], spread: Spread = NO_OTHERS) -> Estimate:
+    """The median over all samples, with an interval whose unit is the visit.
+
+    Two intervals are taken, and the wider end of each. One is a bootstrap over visits and over blocks of BLOCK_STEPS
+    samples within them (Kalibera & Jones, ISMM'13: replicate at the level that varies; Hoefler & Belli, SC'15: medians
+    with nonparametric intervals). The other is Student's t of the visits' medians, whose variance is moderated by that
+    of the run's other cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two visits that happen to agree
+    say little about how far visits lie apart, and from three on never below the cell's own; a drift that all cells
+    share is not averaged. Raises ValueError without samples.
     """
     blocks = _blocks(visits)
     if not blocks:
@@ -87,31 +167,41 @@ def estimate(visits: Sequence[Sequence[float]], visit_sigma: float = 0.0) -> Est
         low, high = float(everything.min()), float(everything.max())
     else:
         low, high = (float(end) for end in np.percentile(_resampled_medians(blocks), [2.5, 97.5]))
-    least = _COVERAGE * visit_sigma / math.sqrt(len(blocks)) * median
+    by_visits, drift = _half_widths(blocks, spread)
+    least = math.hypot(by_visits, drift) * median
     return Estimate(median, min(low, median - least), max(high, median + least), everything.size)
 
 
-def deviations(visits: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """How far each visit's median lies from the mean of them, as a share of it; nothing for fewer than two visits.
-
-    Scaled by sqrt(n / (n - 1)), so that their mean square is the variance of single visits.
-    """
-    medians = np.array([np.median(visit) for visit in visits if len(visit)])
-    if medians.size < 2:
-        return np.empty(0)
-    shares: NDArray[np.float64] = (medians / medians.mean() - 1) * math.sqrt(medians.size / (medians.size - 1))
-    return shares
+def narrow_enough(visits: Sequence[Sequence[float]], spread: Spread, half_width: float = TARGET_HALF_WIDTH) -> bool:
+    """Whether a cell's interval needs no further visit."""
+    if len(visits) < LEAST_VISITS:
+        return False
+    found = estimate(visits, spread)
+    return found.half_width <= half_width and found.samples >= LEAST_SAMPLES
 
 
-def visit_sigma(of_cells: Iterable[NDArray[np.float64]]) -> float:
-    """One standard deviation between visits of the same cell, as a share, from the `deviations` of all cells of a run.
+def student_t(freedom: float) -> float:
+    """The end of the middle 95 % of Student's t (Abramowitz & Stegun 26.7.5; 3 % short at two degrees of freedom)."""
+    z = _Z95
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
-    A pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, the run has many. It is the distance within
-    which two thirds of the visits lie, so that a few disturbed cells do not widen all the others. Where hardly anything
-    was visited twice, a few imagined visits with the usual spread keep two real ones from deciding for all.
-    """
-    pooled = np.concatenate([*of_cells, _USUAL_VISITS])
-    return float(np.quantile(np.abs(pooled), _ONE_SIGMA))
+
+def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: Spread) -> tuple[float, float]:
+    """Half of the interval as shares of the median: what more visits average away, and what they do not."""
+    medians = np.array([np.median(np.concatenate(blocks)) for blocks in visits])
+    free = medians.size - 1
+    freedom = spread.freedom + free
+    own = float(np.var(medians, ddof=1)) / float(np.median(medians)) ** 2 if free else 0.0
+    moderated = (spread.freedom * spread.visit**2 + free * own) / freedom
+    few = medians.size < _FEW_VISITS
+    variance, inefficiency = (moderated, 1.0) if few else (max(own, moderated), _MEDIAN_OVER_MEAN)
+    alone = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
+    return student_t(freedom) * inefficiency * alone, _DRIFT_COVERAGE * spread.drift
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
@@ -127,21 +217,25 @@ def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]
 
 
 def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]]) -> NDArray[np.float64]:
-    # Padded with NaN to [visits, blocks, samples], so that one call takes all medians.
-    most = max(len(blocks) for blocks in visits)
-    width = max(block.size for blocks in visits for block in blocks)
-    padded = np.full((len(visits), most, width), np.nan)
-    counts = np.array([len(blocks) for blocks in visits])
-    for row, blocks in zip(padded, visits, strict=True):
-        for cells, block in zip(row, blocks, strict=False):
-            cells[: block.size] = block
+    """Medians of visits drawn with replacement, and of as many blocks drawn from each of them as it has."""
+    blocks = [block for visit in visits for block in visit]
+    counts = np.array([len(visit) for visit in visits])
+    firsts = np.cumsum(counts) - counts
     rng = np.random.default_rng(_SEED)
     drawn = rng.integers(0, len(visits), size=(_RESAMPLES, len(visits)))
-    within = rng.integers(0, 1 << 30, size=(_RESAMPLES, len(visits), most)) % counts[drawn][:, :, None]
-    # A visit with fewer blocks gives only as many.
-    taken = padded[drawn[:, :, None], within]
-    taken[np.arange(most)[None, None, :] >= counts[drawn][:, :, None]] = np.nan
-    medians: NDArray[np.float64] = np.nanmedian(taken.reshape(_RESAMPLES, -1), axis=1)
+    many = counts[drawn][:, :, None]
+    picked = firsts[drawn][:, :, None] + rng.integers(0, 1 << 30, size=(*drawn.shape, int(counts.max()))) % many
+    taken = np.arange(counts.max()) < many
+    draws = np.arange(_RESAMPLES)[:, None, None] * len(blocks) + picked
+    times = np.bincount(draws[taken], minlength=_RESAMPLES * len(blocks)).reshape(_RESAMPLES, len(blocks))
+    # All samples are sorted once; how often each was drawn then tells where a draw's middle lies.
+    samples, owner = np.concatenate(blocks), np.repeat(np.arange(len(blocks)), [block.size for block in blocks])
+    order = np.argsort(samples, kind="stable")
+    samples, owner = samples[order], owner[order]
+    passed = np.cumsum(times[:, owner], axis=1)
+    middle = passed[:, -1:] / 2
+    below, above = (passed < middle).sum(axis=1), (passed <= middle).sum(axis=1)
+    medians: NDArray[np.float64] = (samples[below] + samples[above]) / 2
     return medians
 
 
@@ -159,7 +253,7 @@ def noise_report(
     foreign_cores: float | None = None,
     throttled: Sequence[str] = (),
     machine_drift: float = 0.0,
-    visit_sigma: float = 0.0,
+    spread: Spread = NO_OTHERS,
 ) -> NoiseReport:
     """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
 
@@ -167,13 +261,15 @@ def noise_report(
 
     Nothing is thrown away: a disturbed cell keeps all its samples and says what is wrong with them.
     """
-    half_width = estimate(visits, visit_sigma).half_width
+    half_width = estimate(visits, spread).half_width
     reasons = []
     count = sum(len(visit) for visit in visits)
-    if count < LEAST_SAMPLES:
-        reasons.append("a single sample" if count == 1 else f"only {count} samples")
+    if len(visits) == 1:
+        reasons.append(VISITED_ONCE)
     elif half_width > _QUIET_HALF_WIDTH:
         reasons.append(f"interval of +-{100 * half_width:.1f} %")
+    if count < LEAST_SAMPLES:
+        reasons.append("a single sample" if count == 1 else f"only {count} samples")
     medians = [float(np.median(visit)) for visit in visits if len(visit)]
     drift = max(medians) / min(medians) - 1
     if drift > _DRIFT:
@@ -216,19 +312,21 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
     return (float(np.median(low)), float(np.median(high))) if apart else None
 
 
-def difference(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], visit_sigma: float = 0.0) -> Estimate:
-    """median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`."""
+def difference(
+    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], spread: Spread = NO_OTHERS
+) -> Estimate:
+    """median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`.
+
+    Both were visited in turn, so that a drift of the machine falls on both alike.
+    """
     sides = [_blocks(left), _blocks(right)]
     lefts, rights = (_resampled_medians(side) for side in sides)
     everything = [np.concatenate([block for visit in side for block in visit]) for side in sides]
     medians = [float(np.median(samples)) for samples in everything]
     low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
     middle = medians[0] - medians[1]
-    least = (
-        _COVERAGE
-        * visit_sigma
-        * math.hypot(*(median / math.sqrt(len(side)) for median, side in zip(medians, sides, strict=True)))
-    )
+    together = replace(spread, drift=0.0)
+    least = math.hypot(*(_half_widths(side, together)[0] * median for median, side in zip(medians, sides, strict=True)))
     return Estimate(
         middle, min(float(low), middle - least), max(float(high), middle + least), min(s.size for s in everything)
     )

@@ -10,6 +10,7 @@ import pytest
 from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
+from profiler.diagnosis.compare import sentences
 from profiler.record.run import Run, read_run
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.comparison_table import print_comparison
@@ -40,6 +41,19 @@ def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
     [against] = against_rows(pair)
     assert against == ["decode 1 x 64", "nf4", "500 ms", "2.00x", "1.96 .. 2.04"]
     assert len(against) == len(AGAINST_COLUMNS)
+
+
+def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
+    """Twice as fast with intervals far apart: one visit of one of them does not prove it."""
+    once = replace(pair[1], results=(replace(pair[1].results[0], visits=1),))
+    often = replace(pair[0], results=(replace(pair[0].results[0], visits=6),))
+    [row] = against_rows([often, once])
+    assert row[-1] == "one visit: no claim"
+    assert sentences([often, once]) == [
+        "nf4 takes 4x less memory than none in bfloat16; decode was visited once: no claim."
+    ]
+    twice = replace(once, results=(replace(once.results[0], visits=2),))
+    assert "is faster (up to 2x" in sentences([often, twice])[0]
 
 
 def test_the_page_links_to_each_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from profiler.report.lines import (
     own_noise,
     regimes,
     stage_line,
+    visited_once,
 )
 from profiler.report.rows import card_rows, engine_rows, health_rows, lever_rows, split_rows
 from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
@@ -86,31 +87,58 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
 
 
 @pytest.mark.parametrize(
-    ("found", "saves", "interval", "line"),
+    ("found", "row", "line"),
     [
         (
-            difference(3e-3, 2e-3, 4e-3), "saves 3.00 ms", "2.00 ms to 4.00 ms",
+            difference(3e-3, 2e-3, 4e-3), ["saves 3.00 ms", "2.00 ms to 4.00 ms"],
             "static saves 3.00 ms (2.00 ms to 4.00 ms) a step against eager at batch 2 x 64",
         ),
         (
-            difference(-3e-3, -4e-3, -2e-3), "costs 3.00 ms", "2.00 ms to 4.00 ms",
+            difference(-3e-3, -4e-3, -2e-3), ["costs 3.00 ms", "2.00 ms to 4.00 ms"],
             "static costs 3.00 ms (2.00 ms to 4.00 ms) a step against eager at batch 2 x 64",
         ),
+        (difference(1e-3, -1e-3, 3e-3), None, "in 1 cells engines differ by no more than noise"),
         (
-            difference(1e-3, -1e-3, 3e-3), "saves 1.00 ms", "not more than noise",
-            "in 1 cells engines differ by no more than noise",
-        ),
-        (
-            difference(-107e-3, -118e-3, -97e-3, visits=1), "costs 107 ms", "one visit each: no claim",
+            difference(-107e-3, -118e-3, -97e-3, visits=1), None,
             "in 1 cells an engine was visited once: no difference is claimed; --budget gives more",
         ),
     ],
 )  # fmt: skip
-def test_engines(run: Run, found: EngineDifference, saves: str, interval: str, line: str) -> None:
+def test_engines(run: Run, found: EngineDifference, row: list[str] | None, line: str) -> None:
     """A difference from one visit each is none: visits of one and the same code differ by as much."""
     run = with_document(run, engine=replace(run.document.engine, differences=(found,)))
     assert engine_lines(run) == [line]
-    assert engine_rows(run) == [["decode 2 x 64", "static", saves, interval]]
+    assert engine_rows(run) == ([["decode 2 x 64", "static", *row]] if row else [])
+
+
+def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> None:
+    keys = [key("decode", batch) for batch in (1, 2, 4, 8)]
+    reasons = [
+        ("interval of +-9.5 %", DRIFT), ("interval of +-2.6 %", DRIFT),
+        ("interval of +-10.1 %", "only 4 samples", DRIFT), (DRIFT,),
+    ]  # fmt: skip
+    told = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
+    run = with_document(old_run(), evidence=told)
+    assert noise_lines(run) == [
+        f"all 4 cells: {DRIFT}",
+        "3 of 4 cells: interval of +-2.6 to 10.1 %",
+        "decode 4 x 64: only 4 samples",
+    ]
+    assert set(own_noise(run)) == set(keys[:3])
+
+
+def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
+    keys = [key("decode", batch) for batch in (1, 2)]
+    told = tuple(evidence(of, noise_reasons=(f"interval of +-{n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True))
+    run = with_document(old_run(), evidence=told)
+    assert noise_lines(run) == ["all 2 cells: interval of +-3.1 to 4.0 %"]
+    assert own_noise(run) == {}
+
+
+def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
+    visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
+    assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
+    assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
 
 
 def test_a_flag_stands_behind_its_regime() -> None:

@@ -7,7 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from profiler.timing.sampling import deviations, difference, estimate, noise_report, outliers, two_modes, visit_sigma
+from profiler.timing.sampling import (
+    VISITED_ONCE,
+    Spread,
+    deviations,
+    difference,
+    estimate,
+    narrow_enough,
+    noise_report,
+    outliers,
+    spread_of,
+    student_t,
+    two_modes,
+)
 
 
 def test_median_of_all_samples() -> None:
@@ -40,50 +52,86 @@ def test_steps_of_one_loop_are_not_counted_as_independent() -> None:
     assert estimate(shifted).half_width > 0.02
 
 
-def test_few_visits_are_covered_by_what_all_cells_say() -> None:
-    """Visits differ by 1.5 %, steps by 0.5 %, each cell has two or three: the true time lies within, 95 times of 100.
+def by_round(*medians: float) -> dict[int, float]:
+    return dict(enumerate(medians))
 
-    From its own visits alone a cell would claim intervals that miss it every third time.
-    """
-    rng = np.random.default_rng(5)
-    hits, own_hits, cells = 0, 0, 0
-    for _ in range(40):
-        run = [
-            [list(level * rng.normal(1.0, 0.005, 15)) for level in rng.normal(1.0, 0.015, visits)]
-            for visits in (2, 3, 2, 3, 2, 3, 2, 3)
-        ]
-        sigma = visit_sigma(deviations(visits) for visits in run)
-        for visits in run:
-            found, own = estimate(visits, sigma), estimate(visits)
-            hits += found.low_s <= 1.0 <= found.high_s
-            own_hits += own.low_s <= 1.0 <= own.high_s
-            cells += 1
-    assert 0.9 <= hits / cells <= 0.99
-    assert own_hits / cells < 0.8
+
+@pytest.mark.parametrize(("freedom", "end"), [(2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)])
+def test_students_t(freedom: float, end: float) -> None:
+    """Against the printed table (0.975 quantiles)."""
+    assert student_t(freedom) == pytest.approx(end, rel=0.035 if freedom < 3 else 0.01)
+
+
+def test_deviations_are_shares_of_the_mean() -> None:
+    assert deviations({0: 0.9, 3: 1.1}) == pytest.approx({0: -0.1, 3: 0.1})
 
 
 def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_disturbed_cells() -> None:
     rng = np.random.default_rng(6)
-    run = [deviations([[value] for value in rng.normal(1.0, 0.02, 4)]) for _ in range(300)]
-    assert visit_sigma(run) == pytest.approx(0.02, rel=0.06)
-    disturbed = [deviations([[value] for value in rng.normal(1.0, 0.5, 4)]) for _ in range(15)]
-    assert visit_sigma([*run, *disturbed]) == pytest.approx(0.02, rel=0.12)
+    run = [by_round(*rng.normal(1.0, 0.02, 4)) for _ in range(300)]
+    assert spread_of(run).visit == pytest.approx(0.02, rel=0.06)
+    disturbed = [by_round(*rng.normal(1.0, 0.5, 4)) for _ in range(15)]
+    assert spread_of([*run, *disturbed]).visit == pytest.approx(0.02, rel=0.12)
 
 
 def test_two_visits_do_not_decide_how_far_all_lie_apart() -> None:
     """Nothing visited twice: 1 %, what visits usually differ by. A pair 6 % apart: not much more, and never 6."""
-    nothing = visit_sigma([deviations([[1.0, 1.1]])])
-    assert nothing == pytest.approx(0.01, rel=0.1)
-    disturbed, calm = deviations([[0.959], [1.021]]), deviations([[1.000], [1.002]])
-    assert nothing < visit_sigma([disturbed, calm]) < 0.02
-    assert visit_sigma([calm] * 20) < 0.3 * nothing
+    nothing = spread_of([by_round(1.0), by_round(1.1)])
+    assert nothing.visit == pytest.approx(0.01, rel=0.1)
+    disturbed, calm = by_round(0.959, 1.021), by_round(1.000, 1.002)
+    assert nothing.visit < spread_of([disturbed, calm]).visit < 0.02
+    assert spread_of([calm] * 20).visit < 0.3 * nothing.visit
+
+
+def test_other_cells_stand_behind_a_spread_and_a_cell_not_behind_itself() -> None:
+    pair = by_round(1.00, 1.01)
+    assert spread_of([pair]).freedom == spread_of([]).freedom
+    assert spread_of([pair] * 4).freedom == spread_of([]).freedom + 3
+
+
+def test_a_drift_of_the_machine_is_what_all_cells_did_together() -> None:
+    """Twelve cells that rise by 2 % a round: 1, 1.02, 1.04, 1.06 have a standard deviation of 2.5 % of their mean."""
+    rng = np.random.default_rng(8)
+    ramp = np.array([1.00, 1.02, 1.04, 1.06])
+    drifting = [by_round(*(level * ramp * rng.normal(1.0, 0.003, 4))) for level in range(1, 13)]
+    assert spread_of(drifting).drift == pytest.approx(0.0251, rel=0.1)
+    calm = [by_round(*rng.normal(1.0, 0.02, 4)) for _ in range(12)]
+    assert spread_of(calm).drift < 0.01
+
+
+def test_few_cells_drifted_as_far_as_a_sentinel_saw_it() -> None:
+    """A single cell's visits 0.97 to 1.03 are drift if the machine's own time changed by as much, else chance."""
+    cell = by_round(0.97, 0.99, 1.01, 1.03)
+    assert spread_of([cell]).drift == 0.0
+    assert spread_of([cell], swing=0.01).drift == 0.005
+    assert spread_of([cell], swing=0.50).drift == pytest.approx(0.0258, rel=0.01)
+
+
+def test_more_visits_do_not_average_a_drift() -> None:
+    rng = np.random.default_rng(9)
+    visits = [list(rng.normal(level, 0.001, 16)) for level in (0.98, 0.99, 1.01, 1.02) * 4]
+    free, drifting = Spread(0.018, 10.0), Spread(0.018, 10.0, drift=0.016)
+    assert estimate(visits, free).half_width < 0.015
+    assert estimate(visits, drifting).half_width > 2 * 0.016
+
+
+def test_a_cell_is_done_after_four_visits_at_the_earliest() -> None:
+    """Two that agree to a thousandth prove nothing."""
+    quiet = [[1.0, 1.001, 0.999, 1.0]] * 4
+    assert not narrow_enough(quiet[:3], spread_of([]))
+    assert narrow_enough(quiet, spread_of([]))
+    assert not narrow_enough([[1.0], [1.0], [1.0], [1.0]], spread_of([])), "fewer samples than an interval needs"
 
 
 def test_a_difference_is_no_surer_than_its_sides() -> None:
-    """100 against 90 ms, two visits each, 2 % from visit to visit: 10 +- 2 x sqrt(1.41^2 + 1.27^2) ms."""
-    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, 0.02)
+    """100 against 90 ms, two visits each that agree; others say 2 % from visit to visit with ten degrees of freedom.
+
+    Moderated by the cell's own nothing, with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
+    """
+    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, Spread(0.02, 10.0))
     assert found.median_s == pytest.approx(0.01)
-    assert found.high_s - found.median_s == pytest.approx(2 * 0.02 * math.hypot(0.1, 0.09) / math.sqrt(2))
+    sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
+    assert found.high_s - found.median_s == pytest.approx(2.201 * sigma, rel=1e-3)
 
 
 def test_grades() -> None:
@@ -95,7 +143,8 @@ def test_grades() -> None:
     assert drifted.grade == "noisy"
     assert any("drift of 10 %" in reason for reason in drifted.reasons)
     assert noise_report([list(rng.lognormal(0, 0.8, 8)) for _ in range(2)]).grade == "unusable"
-    assert noise_report([[1.0]]).reasons == ("a single sample",)
+    assert noise_report([[1.0]]).reasons == (VISITED_ONCE, "a single sample")
+    assert noise_report(quiet[:1]).reasons == (VISITED_ONCE,)
     assert noise_report(quiet, foreign_cores=1.0).reasons == ("others kept 1.0 cores busy",)
     assert noise_report(quiet, throttled=["power cap"]).grade == "noisy"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +50,7 @@ class FakeEngine:
         return state
 
 
-def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None) -> list[Visit | Gap]:  # type: ignore[no-untyped-def]
+def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None, earlier=()) -> list[Visit | Gap]:  # type: ignore[no-untyped-def]
     grid = make_grid([4, 8, 16], [1, 2], 6)
     return list(
         sweep(
@@ -57,15 +59,40 @@ def run(engine: FakeEngine, budget_s: float = 5.0, fits=lambda cell: None) -> li
             machine=HOST,
             vocab_size=32,
             fits=fits,
+            earlier=earlier,
         )
     )
 
 
-def test_every_cell_is_visited_twice_at_least_small_ones_first() -> None:
+def test_every_cell_is_visited_four_times_at_least_small_ones_first() -> None:
     outcomes = run(FakeEngine())
     first = [outcome.cell for outcome in outcomes if isinstance(outcome, Visit) and outcome.round == 0]
     assert first == [Cell(1, 4, 6), Cell(1, 8, 6), Cell(2, 4, 6), Cell(1, 16, 6), Cell(2, 8, 6), Cell(2, 16, 6)]
-    assert sorted(outcome.cell for outcome in outcomes) == sorted(2 * first)
+    assert sorted(outcome.cell for outcome in outcomes) == sorted(4 * first)
+
+
+def test_engines_of_a_cell_are_visited_in_turn() -> None:
+    """Right after one another in every round, the other way round in every second one."""
+    grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
+    engines = {name: FakeEngine() for name in grid.engines}
+    outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, vocab_size=32))
+    pairs = list(zip(outcomes[::2], outcomes[1::2], strict=True))
+    assert len(pairs) == 4 * 4
+    for one, other in pairs:
+        assert isinstance(one, Visit)
+        assert isinstance(other, Visit)
+        assert (one.round, replace(one.cell, engine="")) == (other.round, replace(other.cell, engine=""))
+        assert one.cell.engine == ("static" if one.round % 2 else "eager")
+        assert one.cell.engine != other.cell.engine
+
+
+def test_a_second_visit_comes_before_any_third() -> None:
+    """A sweep that was cut off in its second round begins with what has one visit."""
+    outcomes = [outcome for outcome in run(FakeEngine()) if isinstance(outcome, Visit)]
+    earlier = [*outcomes[:6], *outcomes[6:9]]
+    once = {cell for cell, times in Counter(visit.cell for visit in earlier).items() if times == 1}
+    again = run(FakeEngine(), earlier=earlier)
+    assert {outcome.cell for outcome in again[: len(once)]} == once
 
 
 def test_prompts_are_as_long_as_asked() -> None:
@@ -84,7 +111,7 @@ def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Excepti
     outcomes = run(FakeEngine(oom_from=16, error=error))
     gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
     assert gaps == {Cell(2, 8, 6): "oom", Cell(1, 16, 6): "oom", Cell(2, 16, 6): "skipped"}
-    assert sum(isinstance(outcome, Visit) for outcome in outcomes) == 2 * 3
+    assert sum(isinstance(outcome, Visit) for outcome in outcomes) == 4 * 3
 
 
 def test_a_failing_cell_does_not_end_the_sweep() -> None:
