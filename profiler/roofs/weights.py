@@ -35,7 +35,8 @@ def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, bu
             part.sum()
 
     tiny = torch.zeros(_CALL_ELEMENTS, device=machine.device)
-    calls_s = len(parts) * statistics.median(time_calls(tiny.sum, machine.clock, _CALLS))
+    # A mean: a pass has so many calls that it meets its share of those that a busy machine holds up.
+    calls_s = len(parts) * statistics.fmean(time_calls(tiny.sum, machine.clock, _CALLS))
     seconds = sample(one_pass, machine, budget_s)
     if calls_s > _MOST_IN_CALLS * min(seconds):
         return None
