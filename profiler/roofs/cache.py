@@ -16,6 +16,8 @@ from profiler.machine.device import Device
 from profiler.roofs.values import Ceilings
 
 _KEPT_S = 24 * 3600.0
+# Counted up whenever a roof comes to be measured in another way: what was kept before is then none.
+_METHOD = 2
 _CEILINGS = TypeAdapter(Ceilings)
 
 
@@ -42,7 +44,7 @@ def _folder() -> Path:
 
 
 def _key(info: Device, software: Mapping[str, str]) -> str:
-    facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software)}
+    facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software), "method": _METHOD}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

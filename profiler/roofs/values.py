@@ -157,10 +157,12 @@ class Ceilings:
     def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
         """The roof of a working set: what its size reaches when it is read again and again, or the memory roof.
 
-        A model that a cache holds whole is not bound by memory; the nearest larger size of the curve decides.
+        A model that a cache holds whole is not bound by memory; the nearest larger size of the curve decides, by how
+        much faster it is read than the curve's own end: a shared machine may have changed between curve and roof.
         """
         larger = [point.bytes_per_s for point in self.curve if point.nbytes >= working_set_bytes]
-        return max(self.memory_bytes_per_s, larger[0] if larger else 0.0)
+        gain = larger[0] / self.curve[-1].bytes_per_s if larger else 1.0
+        return self.memory_bytes_per_s * max(1.0, gain)
 
     def cache_resident(self, working_set_bytes: float) -> bool:
         """Whether a working set is served by a cache: its size is read clearly faster than memory is."""

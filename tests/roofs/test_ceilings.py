@@ -20,7 +20,7 @@ from profiler.machine.telemetry import NoSource
 from profiler.roofs import products
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import look_again, measure
-from profiler.roofs.values import PINNED, Ceilings
+from profiler.roofs.values import PINNED, Ceilings, CurvePoint, Roof
 
 
 def test_rates_are_work_over_the_clocks_time() -> None:
@@ -205,3 +205,14 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
     assert ["pageable" in roof.method for roof in found.values()] == [True, False]
     assert list(found) == ["host", PINNED]
     assert list(measure_links(["host"], small(), budget_s=0.05)) == ["host"]
+
+
+def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
+    """A roof of 31 GB/s and a curve that ends at 48: memory is 31. What the curve reads three times faster is a cache."""
+    sizes = {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9}
+    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in sizes.items())
+    found = Ceilings({}, {"read": Roof(31e9, 31e9, 31e9, 9, "given")}, 256 << 20, True, curve)
+    assert found.memory_bytes_per_s_for(200 << 20) == pytest.approx(31e9)
+    assert not found.cache_resident(200 << 20)
+    assert found.memory_bytes_per_s_for(1 << 20) == pytest.approx(93e9)
+    assert found.cache_resident(1 << 20)
