@@ -208,7 +208,7 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
-    """A roof of 31 GB/s and a curve that ends at 48: memory is 31. What the curve reads three times faster is a cache."""
+    """A roof of 31 GB/s and a curve that ends at 48: memory is 31, and what is read three times faster is a cache."""
     sizes = {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9}
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in sizes.items())
     found = Ceilings({}, {"read": Roof(31e9, 31e9, 31e9, 9, "given")}, 256 << 20, True, curve)
