@@ -12,7 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from profiler.diagnosis.compare import sentences
+from profiler.diagnosis.precisions import sentences
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
 from profiler.record.run import Run

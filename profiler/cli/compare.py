@@ -1,0 +1,67 @@
+"""The commands that hold figures against each other: compare, gate, place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, one_of
+from profiler.errors import RequestError
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Show what is not comparable, without a verdict.")] = False,
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Hold two runs against each other, cell by cell: what changed, how surely, and which term moved; of more than two,
+    the history."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.job.comparing import compared, history_of
+    from profiler.report.changes import comparison_json, history_json
+    from profiler.report.changes_table import print_changes, print_history
+    from profiler.report.console import screen
+
+    if len(paths) < 2:
+        raise RequestError("give two run folders or more: roofscope compare BEFORE AFTER.")
+    if len(paths) == 2:
+        comparison = compared(paths[0], paths[1], anyway=anyway)
+        if output_format == "json":
+            print(json.dumps(comparison_json(comparison), indent=2))
+        else:
+            print_changes(comparison, screen(plain=plain))
+        return
+    history = history_of(paths, anyway=anyway)
+    if output_format == "json":
+        print(json.dumps(history_json(history), indent=2))
+    else:
+        print_history(history, screen(plain=plain))
+
+
+_GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
+
+
+def gate(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to hold against.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The run folder of the change.")],
+    max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
+    plain: Plain = False,
+    output_format: Annotated[str, typer.Option("--format", help="table, json, junit or github.")] = "table",
+) -> None:
+    """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
+    from profiler.job.comparing import gated
+    from profiler.report.changes_table import print_gate
+    from profiler.report.console import screen
+    from profiler.report.gating import FORMATS
+
+    one_of(output_format, "--format", ("table", *FORMATS))
+    found = gated(base, new, max_slowdown)
+    if output_format == "table":
+        print_gate(found, screen(plain=plain))
+    else:
+        print(FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
+    raise typer.Exit(_GATE_EXITS[found.outcome])
