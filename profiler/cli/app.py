@@ -51,6 +51,7 @@ for command in (
     look.selftest,
     compare.compare,
     compare.gate,
+    compare.place,
     folders.judge,
     folders.export,
     folders.report,

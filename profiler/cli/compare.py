@@ -10,6 +10,8 @@ import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, one_of
 from profiler.errors import RequestError
+from profiler.grid import parse_values
+from profiler.job.options import QUANT_HELP
 
 
 def compare(
@@ -65,3 +67,53 @@ def gate(
     else:
         print(FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
     raise typer.Exit(_GATE_EXITS[found.outcome])
+
+
+def place(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's result file, or a table.")],
+    model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a card's name.")],
+    gpu: Annotated[str, typer.Option("--gpu", help="The card that it ran on, such as 'H100 SXM'.")] = "",
+    here: Annotated[bool, typer.Option("--here", help="Under the roofs of this device, measured.")] = False,
+    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}; a GGUF file's own bits are in its figures.")] = "none",
+    prompt_lens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    batch_sizes: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    new_tokens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Put another tool's figures under the roofs: the floor of each, the share attained, and what is wrong with it."""
+    one_of(output_format, "--format", ("table", "json"))
+    if here and gpu:
+        raise RequestError("--here and --gpu: give one of the two.")
+    from profiler.job.placing import Shapes
+    from profiler.job.placing import place as place_file
+    from profiler.report.console import screen
+    from profiler.report.placing_table import placed_json, print_placed
+
+    shapes = Shapes(
+        _numbers(prompt_lens, "--prompt-lens"),
+        _numbers(batch_sizes, "--batch-sizes"),
+        _numbers(new_tokens, "--new-tokens"),
+    )
+    found = place_file(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
+    if output_format == "json":
+        under = {"name": found.under.name, "bytes_per_s": found.under.bytes_per_s}
+        document = {
+            "tool": found.file.tool,
+            "file": found.file.name,
+            "model": found.model,
+            "dtype": found.dtype,
+            "quant": found.quant,
+            "roofs": {**under, "flops_per_s": dict(found.under.flops_per_s)},
+            "warnings": list(found.doubts),
+            "rows": [placed_json(row) for row in found.rows],
+        }
+        print(json.dumps(document, indent=2))
+        return
+    title = f"{found.file.tool}: {model} in {found.dtype} under the roofs of {found.under.name}"
+    print_placed(title, found.rows, found.doubts, screen(plain=plain))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """`128` or `128,256`, in their order."""
+    return tuple(number for part in text.split(",") if part.strip() for number in parse_values(part.strip(), option))

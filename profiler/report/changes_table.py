@@ -33,7 +33,7 @@ def print_changes(comparison: Comparison, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     print_differences(difference_lines(comparison.differences), console)
-    console.print(_table(CHANGE_COLUMNS, change_rows(comparison)))
+    console.print(table(CHANGE_COLUMNS, change_rows(comparison)))
     for word, side in (("before", comparison.before), ("after", comparison.after)):
         console.print(Text(f"{word}: {side.name} ({side.created or side.tool})", style="dim"))
 
@@ -53,7 +53,7 @@ def print_history(history: History, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     columns = ("cell", *(f"run {number}" for number in range(len(history.sides))))
-    console.print(_table(columns, history_rows(history)))
+    console.print(table(columns, history_rows(history)))
     for number, side in enumerate(history.sides):
         console.print(Text(f"run {number}: {side.name} ({side.created or side.tool})", style="dim"))
 
@@ -64,16 +64,17 @@ def print_gate(gate: Gate, console: Console) -> None:
     for sentence in machine_sentences(gate.comparison):
         console.print(Text(sentence))
     print_differences(difference_lines(gate.comparison.differences), console)
-    console.print(_table(GATE_COLUMNS, gate_rows(gate)))
+    console.print(table(GATE_COLUMNS, gate_rows(gate)))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of some columns, of the first rows where there are many."""
+    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
-        words = name in ("cell", "verdict", "what moved", "gate")
-        table.add_column(name, justify="left" if words else "right", no_wrap=name != "what moved")
+        words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime")
+        found.add_column(name, justify="left" if words else "right", no_wrap=name != "what moved")
     for row in rows[:_MOST_ROWS]:
-        table.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
+        found.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
     if len(rows) > _MOST_ROWS:
-        table.caption = f"{len(rows) - _MOST_ROWS} more rows: --format json has them all"
-    return table
+        found.caption = f"{len(rows) - _MOST_ROWS} more rows: --format json has them all"
+    return found

@@ -66,6 +66,13 @@ class Figure:
         each = {"prefill": self.prompt_len, "decode": 1, "generate": self.new_tokens}[self.covers]
         return None if each is None or self.batch_size is None else each * self.batch_size
 
+    def of_one_batch(self) -> Figure:
+        """The time of one batch, where the file tells that of many requests: as many at a time as the batch holds."""
+        if self.requests is None or self.batch_size is None:
+            return self
+        batch_size = min(self.batch_size, self.requests)
+        return replace(self, seconds=self.seconds * batch_size / self.requests, batch_size=batch_size, requests=None)
+
     def with_shapes(self, prompt_len: int | None, batch_size: int | None, new_tokens: int | None) -> Figure:
         """With the given shapes where the file names none."""
         return replace(
