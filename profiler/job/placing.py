@@ -202,6 +202,13 @@ def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str
     return [LeastTime(float(compute_s), float(memory_s)) for compute_s, memory_s in zip(*both, strict=True)]
 
 
+def _decode_steps(figure: Figure) -> int:
+    """Decode steps in a figure's time: the first new token comes from the prefill itself."""
+    if figure.covers == "generate":
+        return (figure.new_tokens or 1) - 1
+    return 1 if figure.covers == "decode" else 0
+
+
 def _least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, kv: _Array) -> tuple[_Array, _Array]:
     """Seconds by side of the steps of an array: sum over operators of max(FLOPs / peak, bytes / bandwidth).
 
