@@ -48,11 +48,13 @@ class PhaseGate:
     """The mean change of its cells."""
     low: float
     high: float
+    is_claim: bool
+    """Whether that mean rests on more than one visit each of a few cells."""
 
     @property
     def decision(self) -> Decision:
         """Slower where one cell or all together are beyond doubt; a pass where no cell can be slower."""
-        if self.low > self.threshold or any(cell.decision == "slower" for cell in self.cells):
+        if (self.is_claim and self.low > self.threshold) or any(cell.decision == "slower" for cell in self.cells):
             return "slower"
         return "pass" if all(cell.decision == "pass" for cell in self.cells) else "open"
 
@@ -133,7 +135,8 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     mean, variance = (pool.mean, pool.variance) if pool else (0.0, math.inf)
     half_width = _COVERAGE * math.sqrt(variance + shared**2)
     low, high = (math.expm1(mean - half_width), math.expm1(min(mean + half_width, 700.0)))
-    return PhaseGate(phase, threshold, tuple(cells), math.expm1(mean), low, high)
+    is_claim = len(fair) >= _LEAST_POOLED or (bool(fair) and all(item.visits >= LEAST_VISITS for item in fair))
+    return PhaseGate(phase, threshold, tuple(cells), math.expm1(mean), low, high, is_claim)
 
 
 def _own_variance(change: Change) -> float:
