@@ -26,7 +26,8 @@ ALLOWED = {
         "work.causes",
     },
     "record": {
-        "diagnosis", "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling", "work.causes", "work.step",
+        "diagnosis", "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling", "work.causes",
+        "work.step",
     },
     "report": {
         "record", "diagnosis", "machine.datasheet", "machine.readings", "roofs.values", "timing.outcomes",

@@ -29,6 +29,7 @@ from profiler.timing.sampling import deviations, estimate, visit_sigma
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03
+_SHOWN_VISITS = 2
 SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.06, 0.10)
 
 
@@ -90,13 +91,16 @@ def slower(side: Side, by: float, cells: Sequence[Asked]) -> Side:
 
 
 def outcomes(
-    pool: Pool, pairs: int, visits: int, *, one_phase: bool = False, seed: int = 0
+    pool: Pool, pairs: int, visits: int, planted: str = "all cells", seed: int = 0
 ) -> dict[float, Counter[str]]:
-    """What the gate says of so many pairs, by planted slowdown: of all cells, or of those that decode alone."""
+    """What the gate says of so many pairs, by planted slowdown: of all cells, of decode, or of one cell in turn."""
     random = np.random.default_rng(seed)
     found: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
-    cells = [asked for asked in pool.visits if not one_phase or asked.phase == "decode"]
-    for _ in range(pairs):
+    every = list(pool.visits)
+    for pair in range(pairs):
+        cells = [every[pair % len(every)]] if planted == "one cell" else every
+        if planted == "decode":
+            cells = [asked for asked in every if asked.phase == "decode"]
         before, after = drawn(pool, visits, random), drawn(pool, visits, random)
         for by in SLOWDOWNS:
             comparison = compare(before, slower(after, by, cells))
@@ -140,15 +144,15 @@ def main() -> None:
     pool = reference_pools()["smollm2-135m-2-cores"]
     shown = {}
     for visits in (1, 2, 4):
-        for one_phase in (False, True):
-            found = outcomes(pool, asked.pairs, visits, one_phase=one_phase)
-            title = f"{visits} visit{'s' if visits > 1 else ''}, {'decode' if one_phase else 'all cells'}"
+        for planted in ("all cells", "decode", "one cell"):
+            found = outcomes(pool, asked.pairs, visits, planted)
+            title = f"{visits} visit{'s' if visits > 1 else ''}, {planted}"
             for by, counts in found.items():
                 shares = ", ".join(
                     f"{name} {100 * count / asked.pairs:.1f} %" for name, count in sorted(counts.items())
                 )
                 print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
-            if not one_phase:
+            if visits == _SHOWN_VISITS:
                 shown[title] = found
     if asked.picture:
         _draw(shown, asked.picture)
