@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, asks, one_of
 from profiler.errors import RequestError
 from profiler.grid import parse_values
-from profiler.job.options import QUANT_HELP
+from profiler.job.options import QUANT_HELP, Options
+
+if TYPE_CHECKING:
+    from profiler.diagnosis.gate import Gate
 
 
 def compare(
@@ -47,12 +50,18 @@ def compare(
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
 
 
+@asks("device", "out", "budget_s", defaults={"budget_s": 120.0})
 def gate(
+    *,
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to hold against.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The run folder of the change.")],
+    new: Annotated[Path | None, typer.Argument(metavar="[NEW]", help="The run folder of the change.")] = None,
     max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
+    rerun: Annotated[bool, typer.Option("--rerun", help="Measure BASE's grid now, instead of giving NEW.")] = False,
+    model: Annotated[str | None, typer.Option(help="--rerun: where BASE's model lies, if it was a local path.")] = None,
+    quiet: Quiet = False,
     plain: Plain = False,
     output_format: Annotated[str, typer.Option("--format", help="table, json, junit or github.")] = "table",
+    **asked: Any,
 ) -> None:
     """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
     from profiler.job.comparing import gated
@@ -61,12 +70,27 @@ def gate(
     from profiler.report.gating import FORMATS
 
     one_of(output_format, "--format", ("table", *FORMATS))
-    found = gated(base, new, max_slowdown)
+    if rerun == (new is not None):
+        raise RequestError("give one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
+    if new is not None:
+        found = gated(base, new, max_slowdown)
+    else:
+        found = _measured(base, max_slowdown, Options(model=model, **asked), quiet, plain)
     if output_format == "table":
         print_gate(found, screen(plain=plain))
     else:
         print(FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
     raise typer.Exit(_GATE_EXITS[found.outcome])
+
+
+def _measured(base: Path, max_slowdown: str, options: Options, quiet: bool, plain: bool) -> Gate:
+    """Measure the new side now."""
+    from profiler.report.progress import make_listener
+
+    with make_listener(quiet=quiet, plain=plain) as listener:
+        from profiler.job.rerun import rerun
+
+        return rerun(base, max_slowdown, options, listener)
 
 
 def place(

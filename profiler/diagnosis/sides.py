@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -58,9 +57,6 @@ class Timed:
     """Wall seconds of one visit."""
     foreign_cores: float = 0.0
     """CPU cores that others kept busy meanwhile."""
-    flops: float = math.nan
-    nbytes: float = math.nan
-    """Model work of its step."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.sides import Asked, Side, Timed, Witness
 from profiler.diagnosis.step_time import TERMS
-from profiler.grid import PHASES, Phase
+from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.record.document import RunDocument
 from profiler.record.readers.figures import Figure, ForeignFile
 from profiler.record.readers.reading import read_foreign
@@ -33,20 +33,11 @@ def side_of_run(run: Run) -> Side:
     """
     document = run.document
     gathered = read_gathered(run.folder, document)
-    visits = gathered.visits
-    sigma: dict[Phase, float] = {
-        phase: visit_sigma(deviations(phase_samples(phase, known)) for known in visits.values() if known)
-        for phase in PHASES
-    }
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
-    cells = {}
+    cells = timed_cells(gathered.visits)
     for row in run.measured:
-        cell = row.key.cell
-        known = visits.get(cell, [])
-        samples = phase_samples(row.phase, known)
-        if samples:
-            asked = Asked(row.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
-            cells[asked] = _timed(row, known, samples, sigma[row.phase], half_widths.get(row.key, {}))
+        if (asked := asked_of(row.key)) in cells:
+            cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
     ceilings = document.ceilings
     memory = ceilings.ceilings
     readings = document.health.readings
@@ -69,32 +60,48 @@ def side_of_run(run: Run) -> Side:
     )
 
 
-def _timed(
-    row: CellResult,
-    visits: Sequence[Visit],
-    samples: Sequence[tuple[float, ...]],
-    sigma: float,
-    half_widths_s: Mapping[str, float],
-) -> Timed:
+def asked_of(key: CellKey) -> Asked:
+    """What was asked for in a cell of a run."""
+    cell = key.cell
+    return Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
+
+
+def timed_cells(visits: Mapping[Cell, Sequence[Visit]]) -> dict[Asked, Timed]:
+    """The time of every cell from its visits, by today's rules; without its split."""
+    samples = {key: phase_samples(key.phase, known) for cell, known in visits.items() if known for key in cell.keys}
+    sigma: dict[Phase, float] = {
+        phase: visit_sigma(deviations(of_cell) for key, of_cell in samples.items() if key.phase == phase)
+        for phase in PHASES
+    }
+    return {
+        asked_of(key): _timed(visits[key.cell], of_cell, sigma[key.phase])
+        for key, of_cell in samples.items()
+        if any(of_cell)
+    }
+
+
+def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], sigma: float) -> Timed:
     time_s = estimate(samples, sigma)
-    terms = {name: getattr(row, name) for name in TERMS}
-    # The split is of the time as it was judged then; what today's rules make of that time is not explained.
-    terms["unexplained_s"] += time_s.median_s - row.latency_s
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
+    watched_s = sum(wall_s for _, wall_s in busy)
     return Timed(
         median_s=time_s.median_s,
         low_s=time_s.low_s,
         high_s=time_s.high_s,
         visits=len(samples),
-        terms=terms if all(map(math.isfinite, terms.values())) else {},
-        half_widths_s=half_widths_s,
         visit_s=sum(visit.wall_s for visit in visits) / len(visits),
         foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy)
         if busy
         else 0.0,
-        flops=row.model_flops,
-        nbytes=row.model_bytes,
     )
+
+
+def _with_split(timed: Timed, row: CellResult, half_widths_s: Mapping[str, float]) -> Timed:
+    terms = {name: getattr(row, name) for name in TERMS}
+    # The split is of the time as it was judged then; what today's rules make of that time is not explained.
+    terms["unexplained_s"] += timed.median_s - row.latency_s
+    known = all(map(math.isfinite, terms.values()))
+    return replace(timed, terms=terms if known else {}, half_widths_s=half_widths_s)
 
 
 def _settings(document: RunDocument) -> dict[str, str]:

@@ -20,8 +20,7 @@ def pool() -> Pool:
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", ["all cells", "decode"])
 def test_false_alarms_and_misses(pool: Pool, planted: str) -> None:
-    """Of 200 pairs under 2 % of gates alarm where nothing, or less than is allowed, has changed, and under 5 % let twice
-    the allowed 3 % pass."""
+    """Of 200 pairs under 2 % of gates alarm where less than is allowed has changed; under 5 % let twice of it pass."""
     found = outcomes(pool, 200, 2, planted)
     assert found[0.0]["slower"] < 4
     assert found[0.01]["slower"] < 4
