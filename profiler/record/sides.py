@@ -90,9 +90,7 @@ def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], sigma:
         high_s=time_s.high_s,
         visits=len(samples),
         visit_s=sum(visit.wall_s for visit in visits) / len(visits),
-        foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy)
-        if busy
-        else 0.0,
+        foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / watched_s if watched_s else 0.0,
     )
 
 

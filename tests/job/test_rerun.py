@@ -38,11 +38,10 @@ def test_the_same_visits_leave_little_open_and_slower_ones_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_grid_is_measured_again(tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., object]) -> None:
-    base = profiler.profile(str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=tmp_path / "base")  # fmt: skip
-    done = roofscope(
-        "gate", str(base.folder), "--rerun", "--model", str(tiny_folder), "--budget", "2", "--out", str(tmp_path / "new"),
-        "--format", "json", "--quiet",
-    )  # fmt: skip
+    model, base, new = str(tiny_folder), tmp_path / "base", tmp_path / "new"
+    profiler.profile(model, prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=base)
+    asked = ["--rerun", "--model", model, "--budget", "2", "--out", str(new), "--format", "json", "--quiet"]
+    done = roofscope("gate", str(base), *asked)
     assert done.code in (0, 1, 3), done.err  # type: ignore[attr-defined]
     document = json.loads(done.out)  # type: ignore[attr-defined]
     assert document["comparable"]
