@@ -75,6 +75,8 @@ class Figure:
 
     def with_shapes(self, prompt_len: int | None, batch_size: int | None, new_tokens: int | None) -> Figure:
         """With the given shapes where the file names none."""
+        if prompt_len is batch_size is new_tokens is None:
+            return self
         return replace(
             self,
             prompt_len=prompt_len if self.prompt_len is None and self.context_len is None else self.prompt_len,

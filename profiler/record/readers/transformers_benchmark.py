@@ -24,9 +24,10 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
 
     Such a file holds results by the hash of their configuration, each with `metadata`, `config` and `measurements`.
     """
-    results = [item for record in records for item in record.values() if inner(item, "measurements") is not None]
-    if not results or inner(results[0], "measurements", "e2e_latency") is None:
+    first_result = next(iter(records[0].values()), None) if records else None
+    if not isinstance(first_result, Mapping) or inner(first_result, "measurements", "e2e_latency") is None:
         return None
+    results = [item for record in records for item in record.values()]
     figures = [figure for result in results for figure in _figures(result)]
     first = results[0].get("metadata") or {}
     settings = texts({"transformers": first.get("commit_id"), "device": inner(first, "hardware_info", "gpu_name")})
