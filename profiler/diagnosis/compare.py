@@ -10,15 +10,13 @@ from typing import Literal
 
 from profiler.diagnosis.sides import Asked, Difference, Side, Timed, Witness, aligned, differences, in_order
 from profiler.diagnosis.step_time import TERMS
-from profiler.timing.sampling import deviations, estimate, visit_sigma
+from profiler.timing.sampling import CLAIM_VISITS, estimate
 
 Verdict = Literal["slower", "faster", "same", "inconclusive"]
 Resource = Literal["memory", "compute"]
 
 SAME = 0.03
 """A change whose whole interval is smaller than this is none."""
-LEAST_VISITS = 2
-"""A single visit does not tell what visits of the same cell differ by."""
 # Others on the cores for more than this share of one have slowed a cell down, as in a run's own noise report.
 _FOREIGN_CORES = 0.15
 # Which terms of a split a slower memory, and slower cores, stretch.
@@ -83,8 +81,8 @@ class Change:
     @property
     def because(self) -> str:
         """Why two times prove nothing against each other, however far apart they are; empty where they may."""
-        if self.visits < LEAST_VISITS:
-            both = max(self.before.visits, self.after.visits) < LEAST_VISITS
+        if self.visits < CLAIM_VISITS:
+            both = max(self.before.visits, self.after.visits) < CLAIM_VISITS
             return "one visit each" if both else "one visit on one side"
         if self.disturbed:
             return f"others kept {max(self.before.foreign_cores, self.after.foreign_cores):.1f} cores busy"
@@ -210,8 +208,7 @@ def _roof_ratio(resource: Resource, before: Witness, after: Witness) -> tuple[fl
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:
     """The median of a sentinel's looks, each a visit of its own, and half of its interval as a share."""
-    each = [[value] for value in values]
-    found = estimate(each, visit_sigma([deviations(each)]))
+    found = estimate([[value] for value in values])
     return found.median_s, (found.high_s - found.low_s) / 2 / found.median_s
 
 

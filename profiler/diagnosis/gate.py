@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.diagnosis.compare import LEAST_VISITS, Change, Comparison
+from profiler.diagnosis.compare import Change, Comparison
 from profiler.grid import PHASES, Phase
+from profiler.timing.sampling import CLAIM_VISITS
 
 Decision = Literal["pass", "slower", "open"]
 Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
@@ -109,7 +110,7 @@ class _Pool:
 def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> PhaseGate:
     fair = [item for item in changes if not item.disturbed]
     pool = _pooled(fair) if fair else None
-    shared = max((item.machine_half_width / _COVERAGE for item in changes), default=0.0)
+    shared = max(map(_shared, changes))
     limit = math.log1p(threshold)
     cells = []
     for item in changes:
@@ -118,7 +119,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
         decision: Decision = "open"
         # One visit each tells nothing by itself: what is claimed must come from all cells together.
-        known_by_itself = item.visits >= LEAST_VISITS or weight < 0.5
+        known_by_itself = item.visits >= CLAIM_VISITS or weight < 0.5
         if not item.disturbed and known_by_itself:
             decision = "slower" if mean - half_width > limit else "pass" if mean + half_width <= limit else "open"
         more_s = _more_s(item, abs(mean - limit), half_width) if decision == "open" else 0.0
@@ -135,14 +136,19 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     mean, variance = (pool.mean, pool.variance) if pool else (0.0, math.inf)
     half_width = _COVERAGE * math.sqrt(variance + shared**2)
     low, high = (math.expm1(mean - half_width), math.expm1(min(mean + half_width, 700.0)))
-    is_claim = len(fair) >= _LEAST_POOLED or (bool(fair) and all(item.visits >= LEAST_VISITS for item in fair))
+    is_claim = len(fair) >= _LEAST_POOLED or (bool(fair) and all(item.visits >= CLAIM_VISITS for item in fair))
     return PhaseGate(phase, threshold, tuple(cells), math.expm1(mean), low, high, is_claim)
+
+
+def _shared(change: Change) -> float:
+    """One standard deviation of the error that all cells share: the machine's part, and its drift within each run."""
+    return math.hypot(change.machine_half_width / _COVERAGE, change.before.drift, change.after.drift)
 
 
 def _own_variance(change: Change) -> float:
     """Of the logarithm of a cell's change, without what all cells share."""
     half_width = (math.log1p(change.high) - math.log1p(change.low)) / 2
-    return max(1e-12, half_width**2 - change.machine_half_width**2) / _COVERAGE**2
+    return max(1e-12, (half_width / _COVERAGE) ** 2 - _shared(change) ** 2)
 
 
 def _pooled(changes: Sequence[Change]) -> _Pool:

@@ -53,6 +53,8 @@ class Timed:
     terms: Mapping[str, float] = field(default_factory=dict)
     """The split in seconds; empty where it is not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
+    drift: float = 0.0
+    """One standard deviation of what all cells of the run did together, as a share: more cells do not average it."""
     visit_s: float = 0.0
     """Wall seconds of one visit."""
     foreign_cores: float = 0.0

@@ -140,16 +140,11 @@ def _card(gpu: str, file: ForeignFile) -> Under:
     if gpu:
         return _of_sheet(gpu_called(gpu))
     device = file.settings.get("device", "")
-    known = [sheet for sheet in datasheet.gpus() if _plain(device) in map(_plain, sheet.nvml_name.split("|"))]
+    known = datasheet.called(device)
     if len(known) == 1:
         return _of_sheet(known[0])
     ran_on = f" (it ran on {device})" if device else ""
     raise RequestError(f"under whose roofs? Give --gpu CARD, or --here for this device's own{ran_on}.")
-
-
-def _plain(name: str) -> str:
-    """A card's name without its maker's, as some tools tell it."""
-    return name.lower().removeprefix("nvidia ")
 
 
 def _of_sheet(sheet: datasheet.Datasheet) -> Under:

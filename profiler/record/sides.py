@@ -15,8 +15,9 @@ from profiler.record.document import RunDocument
 from profiler.record.readers.figures import Figure, ForeignFile
 from profiler.record.readers.reading import read_foreign
 from profiler.record.run import Run, read_gathered, read_run
-from profiler.timing.outcomes import Visit, phase_samples
-from profiler.timing.sampling import deviations, estimate, visit_sigma
+from profiler.roofs.values import Look, swing
+from profiler.timing.outcomes import Visit, phase_medians, phase_samples
+from profiler.timing.sampling import Spread, estimate, spread_of
 
 ROOFSCOPE = "roofscope"
 
@@ -34,7 +35,7 @@ def side_of_run(run: Run) -> Side:
     document = run.document
     gathered = read_gathered(run.folder, document)
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
-    cells = timed_cells(gathered.visits)
+    cells = timed_cells(gathered.visits, gathered.looks)
     for row in run.measured:
         if (asked := asked_of(row.key)) in cells:
             cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
@@ -66,22 +67,24 @@ def asked_of(key: CellKey) -> Asked:
     return Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
 
 
-def timed_cells(visits: Mapping[Cell, Sequence[Visit]]) -> dict[Asked, Timed]:
+def timed_cells(visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[Look] = ()) -> dict[Asked, Timed]:
     """The time of every cell from its visits, by today's rules; without its split."""
     samples = {key: phase_samples(key.phase, known) for cell, known in visits.items() if known for key in cell.keys}
-    sigma: dict[Phase, float] = {
-        phase: visit_sigma(deviations(of_cell) for key, of_cell in samples.items() if key.phase == phase)
+    spreads: dict[Phase, Spread] = {
+        phase: spread_of(
+            (phase_medians(phase, visits[key.cell]) for key in samples if key.phase == phase), swing(looks)
+        )
         for phase in PHASES
     }
     return {
-        asked_of(key): _timed(visits[key.cell], of_cell, sigma[key.phase])
+        asked_of(key): _timed(visits[key.cell], of_cell, spreads[key.phase])
         for key, of_cell in samples.items()
         if any(of_cell)
     }
 
 
-def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], sigma: float) -> Timed:
-    time_s = estimate(samples, sigma)
+def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: Spread) -> Timed:
+    time_s = estimate(samples, spread)
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     watched_s = sum(wall_s for _, wall_s in busy)
     return Timed(
@@ -89,6 +92,7 @@ def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], sigma:
         low_s=time_s.low_s,
         high_s=time_s.high_s,
         visits=len(samples),
+        drift=spread.drift,
         visit_s=sum(visit.wall_s for visit in visits) / len(visits),
         foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / watched_s if watched_s else 0.0,
     )
@@ -159,7 +163,7 @@ def _foreign(figure: Figure) -> Timed:
     """A foreign figure's time; each repetition of it is a visit of its own."""
     if len(figure.samples_s) > 1:
         each = [[value] for value in figure.samples_s]
-        time_s = estimate(each, visit_sigma([deviations(each)]))
+        time_s = estimate(each)
         return Timed(time_s.median_s, time_s.low_s, time_s.high_s, len(each))
     middle, half = figure.seconds, figure.half_width_s
     return Timed(middle, max(middle - half, 0.01 * middle), middle + half, figure.repeats)

@@ -11,6 +11,7 @@ sentinel's to tell.
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +25,8 @@ from profiler.diagnosis.gate import gate
 from profiler.diagnosis.sides import Asked, Side, Timed
 from profiler.grid import PHASES, Phase
 from profiler.record.run import read_document, read_gathered
-from profiler.timing.outcomes import phase_samples
-from profiler.timing.sampling import deviations, estimate, visit_sigma
+from profiler.timing.outcomes import phase_medians, phase_samples
+from profiler.timing.sampling import deviations, estimate, spread_of
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03
@@ -51,7 +52,9 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
         for cell, visits in gathered.visits.items():
             for key in cell.keys:
                 samples = phase_samples(key.phase, visits)
-                apart[key.phase].append(deviations(samples))
+                if len(visits) > 1:
+                    found = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
+                    apart[key.phase].append(found * math.sqrt(found.size / (found.size - 1)))
                 if folder == run:
                     cells[Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
     return Pool(cells, {phase: np.concatenate(found) for phase, found in apart.items()})
@@ -67,14 +70,19 @@ def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
             visit = np.asarray(known[random.integers(len(known))])
             moved = 1 + random.choice(pool.deviations[asked.phase])
             taken[asked].append(visit / np.median(visit) * level * moved)
-    sigma = {
-        phase: visit_sigma(deviations(samples) for asked, samples in taken.items() if asked.phase == phase)
+    spreads = {
+        phase: spread_of(
+            {number: float(np.median(visit)) for number, visit in enumerate(samples)}
+            for asked, samples in taken.items()
+            if asked.phase == phase
+        )
         for phase in PHASES
     }
     cells = {}
     for asked, samples in taken.items():
-        time_s = estimate(samples, sigma[asked.phase])
-        cells[asked] = Timed(time_s.median_s, time_s.low_s, time_s.high_s, visits)
+        spread = spreads[asked.phase]
+        time_s = estimate([visit.tolist() for visit in samples], spread)
+        cells[asked] = Timed(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
     return Side("drawn", "", "roofscope", {}, cells)
 
 
