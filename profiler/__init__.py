@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from profiler._version import __version__
 
 if TYPE_CHECKING:
+    from profiler.job.comparing import compare
     from profiler.job.run import profile
     from profiler.record.run import Run, read_run
 
-__all__ = ["Run", "__version__", "profile", "read_run"]
+__all__ = ["Run", "__version__", "compare", "profile", "read_run"]
 
-_HOMES = {"profile": "profiler.job.run", "Run": "profiler.record.run", "read_run": "profiler.record.run"}
+_HOMES = {
+    "compare": "profiler.job.comparing",
+    "profile": "profiler.job.run",
+    "Run": "profiler.record.run",
+    "read_run": "profiler.record.run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,10 @@ ALLOWED = {
         "machine.clock", "machine.datasheet", "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling",
         "work.causes",
     },
-    "record": {"diagnosis", "machine.readings", "roofs.values", "timing.outcomes", "work.causes", "work.step"},
+    "record": {
+        "diagnosis", "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling", "work.causes",
+        "work.step",
+    },
     "report": {
         "record", "diagnosis", "machine.datasheet", "machine.readings", "roofs.values", "timing.outcomes",
         "timing.sampling", "work.causes", "work.step",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from profiler._version import __version__
-from profiler.cli import folders, look, run
+from profiler.cli import compare, folders, look, run
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError
 
@@ -49,6 +49,9 @@ for command in (
     look.ceilings,
     look.gpus,
     look.selftest,
+    compare.compare,
+    compare.gate,
+    compare.place,
     folders.judge,
     folders.export,
     folders.report,

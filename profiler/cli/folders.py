@@ -61,13 +61,17 @@ def judge(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
 ) -> None:
-    """Write a run's report.html, report.md and pictures again, from its folder alone."""
+    """Write a run's report.html, report.md and pictures again, from its folder alone; of two, also what changed."""
     from profiler.record.run import read_run
+    from profiler.report.changes_page import write_changes
     from profiler.report.page import write_reports
 
-    for folder in folders:
-        write_reports([read_run(folder)])
-        print(folder / "report.html")
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        write_reports([run])
+        print(run.folder / "report.html")
+    if len(runs) == 2:
+        print(write_changes(*runs))
 
 
 def plot(
@@ -75,7 +79,7 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
 ) -> None:
     """Draw a picture of a run (roofline, split, map, intensity, throughput, depth, doubling, steps) or of several
-    (precisions, devices) from their folders alone."""
+    (precisions, devices, waterfall) from their folders alone."""
     from profiler.record.run import read_run
     from profiler.report.plots import save
 

@@ -1,114 +1,335 @@
-"""Runs of one model in several precisions, held against the first: pure functions of their results."""
+"""Two runs held against each other, cell by cell: what changed, how sure that is, and which term moved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
 
-from profiler.diagnosis.cell import CellResult
-from profiler.diagnosis.facts import ModelFacts
-from profiler.grid import CellKey, Phase
-from profiler.timing.sampling import CLAIM_VISITS
+from profiler.diagnosis.sides import Asked, Difference, Side, Timed, Witness, aligned, differences, in_order
+from profiler.diagnosis.step_time import TERMS
+from profiler.timing.sampling import CLAIM_VISITS, estimate
 
+Verdict = Literal["slower", "faster", "same", "inconclusive"]
+Resource = Literal["memory", "compute"]
 
-class Measured(Protocol):
-    """A run, as far as comparing it needs."""
-
-    @property
-    def model(self) -> ModelFacts:
-        """What ran."""
-
-    @property
-    def measured(self) -> Sequence[CellResult]:
-        """The cells that have a number."""
+SAME = 0.03
+"""A change whose whole interval is smaller than this is none."""
+# Others on the cores for more than this share of one have slowed a cell down, as in a run's own noise report.
+_FOREIGN_CORES = 0.15
+# Which terms of a split a slower memory, and slower cores, stretch.
+_MEMORY_TERMS = ("weights_s", "kv_s", "avoidable_s")
+_COMPUTE_TERMS = ("compute_s", "kernel_s", "dequantise_s")
+# Settings that move the roofs themselves: with one of them changed, a roof that fell is no fault of the machine's.
+_SETTINGS_OF_ROOFS = ("threads", "torch_threads", "allowed_cores", "cgroup_cpu_quota", "clock", "precision")
 
 
 @dataclass(frozen=True)
-class Against:
-    """One cell of one precision against the same cell of the first."""
+class Shift:
+    """How much longer the same work took on the machine itself, by what bounds it."""
 
-    precision: str
-    key: CellKey
-    time_s: float
-    speed_up: float
-    """Time of the first precision over this one's: above 1 it is faster."""
-    low: float
-    high: float
-    visits: int | None
-    """Of the one that has fewer; None where a run did not keep them."""
+    resource: Resource
+    ratio: float
+    """Time after over time before, by the sentinel where both runs have one, else by the roofs."""
+    half_width: float
+    """Of its logarithm, 95 %."""
+    roof_ratio: float | None
+    """The same by the roofs; None where both runs share one measurement of them."""
 
     @property
     def is_claim(self) -> bool:
-        """Whether both were visited often enough to tell, and the whole interval lies on one side."""
-        return not self.visited_once and (self.low > 1 or self.high < 1)
+        """Whether it lies beyond its own spread, and the roofs, where they were measured anew, say the same."""
+        moved = math.log(self.ratio)
+        agree = self.roof_ratio is None or math.log(self.roof_ratio) * moved > 0
+        return abs(moved) > self.half_width and agree
+
+
+@dataclass(frozen=True)
+class Change:
+    """One cell of the one side against the same cell of the other."""
+
+    asked: Asked
+    before: Timed
+    after: Timed
+    change: float
+    """after / before - 1 with the machine's own change divided out; 0.07 is 7 % slower."""
+    low: float
+    high: float
+    """Its 95 % interval."""
+    machine: float
+    """The part that was divided out: 0.04 where the machine itself was 4 % slower."""
+    machine_half_width: float
+    """How far that may be off; all cells of a comparison share this error."""
+    verdict: Verdict
+    moved: str | None = None
+    """The term that moved most; None where nothing is claimed, or no split is known."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What each term gained in seconds; they add up to `after - before`."""
 
     @property
-    def visited_once(self) -> bool:
-        """Whether a side rests on one visit, which does not tell what visits of the same cell differ by."""
-        return self.visits is not None and self.visits < CLAIM_VISITS
+    def visits(self) -> int:
+        """Of the side that has fewer."""
+        return min(self.before.visits, self.after.visits)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others kept the cores busy on one of the sides."""
+        return max(self.before.foreign_cores, self.after.foreign_cores) > _FOREIGN_CORES
+
+    @property
+    def because(self) -> str:
+        """Why two times prove nothing against each other, however far apart they are; empty where they may."""
+        if self.visits < CLAIM_VISITS:
+            both = max(self.before.visits, self.after.visits) < CLAIM_VISITS
+            return "one visit each" if both else "one visit on one side"
+        if self.disturbed:
+            return f"others kept {max(self.before.foreign_cores, self.after.foreign_cores):.1f} cores busy"
+        return ""
+
+    @property
+    def gained_s(self) -> float:
+        return self.after.median_s - self.before.median_s
 
 
-def against_first(runs: Sequence[Measured]) -> list[Against]:
-    """Every cell of the further runs beside the first one's, with the interval of the ratio.
+@dataclass(frozen=True)
+class Comparison:
+    """All that two sides have to say to each other."""
 
-    Cells are the same when the same was asked for: a decode's context depends on how many tokens were to follow.
-    """
-    first = {_asked(row): row for row in runs[0].measured}
-    return [
-        Against(
-            precision=run.model.quant,
-            key=row.key,
-            time_s=row.latency_s,
-            speed_up=base.latency_s / row.latency_s,
-            low=base.latency_low_s / row.latency_high_s,
-            high=base.latency_high_s / row.latency_low_s,
-            visits=None if base.visits is None or row.visits is None else min(base.visits, row.visits),
-        )
-        for run in runs[1:]
-        for row in run.measured
-        if (base := first.get(_asked(row))) is not None
-    ]
+    before: Side
+    after: Side
+    differences: tuple[Difference, ...]
+    shifts: tuple[Shift, ...]
+    """What the machine itself did."""
+    changes: tuple[Change, ...]
+    """A cell that both have each, in the order of a table's rows."""
+    only_before: int
+    only_after: int
+    """Cells that one side alone has."""
 
+    @property
+    def comparable(self) -> bool:
+        return not any(item.weight == "refuses" for item in self.differences)
 
-def _asked(row: CellResult) -> tuple[Phase, int, int, int, str]:
-    cell = row.key.cell
-    return row.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine
-
-
-def sentences(runs: Sequence[Measured]) -> list[str]:
-    """What each precision saves in memory, and where it wins and loses against the first."""
-    base = runs[0].model
-    found = []
-    for run in runs[1:]:
-        model = run.model
-        smaller = base.storage_bytes / model.storage_bytes
-        parts = [f"{model.quant} takes {smaller:.2g}x less memory than {base.quant} in {base.dtype}"]
-        cells = [item for item in against_first(runs) if item.precision == model.quant]
-        for phase in ("decode", "prefill"):
-            of_phase = [item for item in cells if item.key.phase == phase]
-            if of_phase:
-                parts.append(f"{phase} {_fate(of_phase)}")
-        found.append("; ".join(parts) + ".")
-    return found
+    @property
+    def machine(self) -> float:
+        """By how much the machine itself was slower in the median cell, as a share."""
+        shares = sorted(item.machine for item in self.changes)
+        return shares[len(shares) // 2] if shares else 0.0
 
 
-def _fate(cells: Sequence[Against]) -> str:
-    """Where a precision wins and loses in one phase; only cells whose whole interval says so count."""
-    told = [item for item in cells if not item.visited_once]
-    if not told:
-        return "was visited once: no claim"
-    claims = [item for item in told if item.is_claim]
-    wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
-    best, worst = max(told, key=lambda item: item.speed_up), min(told, key=lambda item: item.speed_up)
-    if not wins and not losses:
-        return "is the same within its intervals"
-    if not wins:
-        return f"is slower throughout (down to {worst.speed_up:.2g}x at batch {worst.key.cell.name})"
-    if not losses:
-        return f"is faster (up to {best.speed_up:.2g}x at batch {best.key.cell.name})"
-    first = min(losses, key=lambda item: item.key.tokens)
-    return (
-        f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(told)} cells, first at batch"
-        f" {first.key.cell.name}"
+def compare(before: Side, after: Side) -> Comparison:
+    """Hold two sides against each other. Where they are not comparable, no cell gets a verdict."""
+    found = differences(before, after)
+    comparable = not any(item.weight == "refuses" for item in found)
+    settings_same = not any(item.name in _SETTINGS_OF_ROOFS for item in found)
+    shifts = _shifts(before.witness, after.witness) if comparable else ()
+    lefts, rights = aligned([before, after])
+    same_precision = not any(item.name == "precision" for item in found)
+    restate = _restating(before.witness, after.witness, shifts, same_precision) if comparable else {}
+    changes = []
+    for key in in_order([key for key in lefts if key in rights]):
+        left, right = lefts[key], rights[key]
+        divided = _divided(left, [shift for shift in shifts if shift.is_claim and settings_same], before.is_cpu)
+        change = _change(key, left, right, *divided)
+        if not comparable:
+            change = replace(change, verdict="inconclusive")
+        changes.append(_with_terms(change, restate))
+    return Comparison(
+        before=before,
+        after=after,
+        differences=found,
+        shifts=shifts,
+        changes=tuple(changes),
+        only_before=len(lefts.keys() - rights.keys()),
+        only_after=len(rights.keys() - lefts.keys()),
     )
+
+
+def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_half_width: float) -> Change:
+    """A cell's change. Independent errors add in quadrature, in logarithms, since a change is a ratio."""
+    middle = math.log(after.median_s / before.median_s) - machine
+    down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
+    up = math.hypot(math.log(after.high_s / after.median_s), math.log(before.median_s / before.low_s))
+    low, high = (
+        math.expm1(middle - math.hypot(down, machine_half_width)),
+        math.expm1(middle + math.hypot(up, machine_half_width)),
+    )
+    found = Change(
+        asked=key,
+        before=before,
+        after=after,
+        change=math.expm1(middle),
+        low=low,
+        high=high,
+        machine=math.expm1(machine),
+        machine_half_width=machine_half_width,
+        verdict="inconclusive",
+    )
+    return found if found.because else replace(found, verdict=_verdict(low, high))
+
+
+def _verdict(low: float, high: float) -> Verdict:
+    if low > 0:
+        return "slower"
+    if high < 0:
+        return "faster"
+    return "same" if low >= -SAME and high <= SAME else "inconclusive"
+
+
+def _shifts(before: Witness | None, after: Witness | None) -> tuple[Shift, ...]:
+    """What the machine itself did between two runs: the sentinel's and the roofs' word."""
+    if before is None or after is None:
+        return ()
+    found = []
+    for resource in ("memory", "compute"):
+        roof_ratio, roof_half_width = _roof_ratio(resource, before, after)
+        anew = before.roofs_at_unix_s != after.roofs_at_unix_s
+        if len(before.looks) > 1 and len(after.looks) > 1:
+            looks = [[getattr(look, resource) for look in side.looks] for side in (before, after)]
+            (first, first_half), (second, second_half) = (_middle(values) for values in looks)
+            found.append(
+                Shift(resource, second / first, math.hypot(first_half, second_half), roof_ratio if anew else None)
+            )
+        elif anew:
+            found.append(Shift(resource, roof_ratio, roof_half_width, roof_ratio))
+    return tuple(found)
+
+
+def _roof_ratio(resource: Resource, before: Witness, after: Witness) -> tuple[float, float]:
+    """How much longer work at the roof takes after than before, and how far that may be off."""
+    if resource == "memory":
+        ratio = before.memory_bytes_per_s / after.memory_bytes_per_s
+        return ratio, math.hypot(before.memory_half_width, after.memory_half_width)
+    ratio = before.compute_flops_per_s / after.compute_flops_per_s
+    return ratio, math.hypot(before.compute_half_width, after.compute_half_width)
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The median of a sentinel's looks, each a visit of its own, and half of its interval as a share."""
+    found = estimate([[value] for value in values])
+    return found.median_s, (found.high_s - found.low_s) / 2 / found.median_s
+
+
+def _divided(before: Timed, shifts: Sequence[Shift], is_cpu: bool) -> tuple[float, float]:
+    """The logarithm of what the machine's own shifts make of a cell, by its split, and half its interval's width."""
+    if not before.terms:
+        return 0.0, 0.0
+    total = sum(before.terms.values())
+    memory = min(1.0, max(0.0, sum(before.terms[name] for name in _MEMORY_TERMS) / total))
+    # On a CPU all that is not memory's runs on the cores; dispatch to a card does not run on the card.
+    on_cores = 1.0 - memory if is_cpu else sum(before.terms[name] for name in _COMPUTE_TERMS) / total
+    shares = {"memory": memory, "compute": min(1.0, max(0.0, on_cores))}
+    moved = sum(shares[shift.resource] * math.log(shift.ratio) for shift in shifts)
+    return moved, math.hypot(*(shares[shift.resource] * shift.half_width for shift in shifts))
+
+
+def _restating(
+    before: Witness | None, after: Witness | None, shifts: Sequence[Shift], same_precision: bool
+) -> dict[str, float]:
+    """By what to multiply terms of the later split, so that both stand under the same roofs; by term.
+
+    Two measurements of one roof differ by some percent, which would move time between the terms of a split. Where a
+    roof has really moved, the terms that stand under it have as well, and are left alone.
+    """
+    if before is None or after is None:
+        return {}
+    moved = {shift.resource for shift in shifts if shift.is_claim}
+    memory = 1.0 if "memory" in moved else after.memory_bytes_per_s / before.memory_bytes_per_s
+    compute = after.compute_flops_per_s / before.compute_flops_per_s
+    if "compute" in moved or not same_precision:
+        compute = 1.0
+    return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
+
+
+def _with_terms(change: Change, restate: Mapping[str, float]) -> Change:
+    """With what each term gained, and which of them moved."""
+    before, after = change.before.terms, change.after.terms
+    if not before or not after:
+        return change
+    stated = {name: after[name] * restate.get(name, 1.0) for name in TERMS}
+    # What the roofs gave or took was measured as a part of the kernels where those were replayed.
+    taken = sum(after[name] - stated[name] for name in ("weights_s", "kv_s", "compute_s"))
+    stated["kernel_s" if after["kernel_s"] else "unexplained_s"] += taken
+    stated["unexplained_s"] += after["avoidable_s"] - stated["avoidable_s"]
+    gained = {name: stated[name] - before[name] for name in TERMS}
+    return replace(change, terms=gained, moved=_moved(change, gained))
+
+
+def _moved(change: Change, gained: Mapping[str, float]) -> str | None:
+    """The term that gained most in the direction of a claimed change, beyond how far it may be off."""
+    if change.verdict not in ("slower", "faster"):
+        return None
+    sign = 1.0 if change.verdict == "slower" else -1.0
+    beyond = {name: sign * seconds for name, seconds in gained.items() if abs(seconds) > _half_width_s(change, name)}
+    most = max(beyond, key=lambda name: beyond[name], default=None)
+    return most if most is not None and beyond[most] > 0 else None
+
+
+def _half_width_s(change: Change, term: str) -> float:
+    return math.hypot(*(timed.half_widths_s.get(term, 0.0) for timed in (change.before, change.after)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the time of a cell changed in a row of runs."""
+
+    at: int
+    """The run, counted from 0."""
+    change: Change
+    """Against the run at which it last changed, or the first."""
+
+
+@dataclass(frozen=True)
+class CellHistory:
+    """One cell over several runs."""
+
+    asked: Asked
+    times: tuple[Timed | None, ...]
+    """A run each; None where it has no such cell."""
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """Several runs, oldest first."""
+
+    sides: tuple[Side, ...]
+    differences: tuple[tuple[Difference, ...], ...]
+    """Of each run against the one before it; none for the first."""
+    cells: tuple[CellHistory, ...]
+
+
+def history(sides: Sequence[Side]) -> History:
+    """Several runs, oldest first, with the steps at which each cell changed.
+
+    A run is held against the one at which the cell last changed, so that what creeps is found when it has added up.
+    """
+    ordered = sorted(sides, key=lambda side: side.created)
+    cells = aligned(ordered)
+    against: dict[tuple[int, int], dict[Asked, Change]] = {}
+
+    def changes(first: int, second: int) -> dict[Asked, Change]:
+        if (first, second) not in against:
+            pair = [replace(ordered[number], cells=cells[number]) for number in (first, second)]
+            against[first, second] = {item.asked: item for item in compare(*pair).changes}
+        return against[first, second]
+
+    rows = []
+    for asked in in_order(list(dict.fromkeys(key for side in cells for key in side))):
+        level: int | None = None
+        steps = []
+        for number, side in enumerate(cells):
+            if asked not in side:
+                continue
+            if level is None:
+                level = number
+                continue
+            change = changes(level, number)[asked]
+            if change.verdict in ("slower", "faster"):
+                steps.append(Step(number, change))
+                level = number
+        rows.append(CellHistory(asked, tuple(side.get(asked) for side in cells), tuple(steps)))
+    pairs = pairwise(ordered)
+    return History(tuple(ordered), ((), *(differences(*pair) for pair in pairs)), tuple(rows))

@@ -138,7 +138,7 @@ def count(
     stored_as = _known(quant)
     if attn not in ("sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
-    wanted_gpus = [_gpu(name.strip()) for name in gpu_names.split(",") if name.strip()]
+    wanted_gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = _dtype(dtype, config)
@@ -200,7 +200,7 @@ def _dtype(name: str, config: Any) -> torch.dtype:
     return own if isinstance(own, torch.dtype) else torch.bfloat16
 
 
-def _gpu(name: str) -> Datasheet:
+def gpu_called(name: str) -> Datasheet:
     """A row of the table by its name or its driver's, in any case, or by a part that no other row's name has."""
     rows = (
         [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]

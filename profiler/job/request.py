@@ -22,6 +22,7 @@ from profiler.loading.request import DTYPES, ModelRequest, check_context, dtype_
 from profiler.loading.skeleton import plan
 from profiler.machine.device import resolve_device
 from profiler.probes.quality import text_ids
+from profiler.record.document import RunDocument
 from profiler.record.run import read_document
 from profiler.work.step import Attention
 
@@ -113,14 +114,27 @@ def prepare_resume(folder: Path, options: Options) -> Prepared:
     document = read_document(folder)
     if document.finished:
         raise RunError(f"{folder} is finished; there is nothing to resume.")
+    return replace(prepare(replace(_asked_again(folder, document, options), out=folder)), resumed=True)
+
+
+def prepare_again(folder: Path, options: Options) -> Prepared:
+    """The request of a run, to measure the same grid anew into a folder of its own; `options` as in `prepare_resume`.
+
+    Raises RunError for a folder that cannot be read, and whatever `prepare` raises.
+    """
+    return prepare(_asked_again(folder, read_document(folder), options))
+
+
+def _asked_again(folder: Path, document: RunDocument, options: Options) -> Options:
+    """What a run was asked for, its model from the options where that is a local path."""
     known, grid, model = document.model, document.grid, options.model
     if model is None:
         if known.kind in ("folder", "gguf"):
-            raise RunError(f"{folder} profiled a local {known.kind}; give its path again: roofscope run PATH --resume.")
+            raise RunError(f"{folder} profiled a local {known.kind}; give its path again.")
         model = known.id
     elif (name := resolve(model).name) != known.id:
         raise RunError(f"this run cannot be resumed with {name}: it is one of {known.id}.")
-    interrupted = replace(
+    return replace(
         options,
         model=model,
         prompt_lens=grid.prompt_lens,
@@ -134,10 +148,8 @@ def prepare_resume(folder: Path, options: Options) -> Prepared:
         weights=known.weights,
         engine=",".join(document.engine.names),
         attn=known.attention,
-        out=folder,
         fresh=False,
     )
-    return replace(prepare(interrupted), resumed=True)
 
 
 def repeating(request: ModelRequest, grid: Grid) -> str:

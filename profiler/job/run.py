@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -66,6 +66,10 @@ _LEVERS_MOST_S = 15.0
 _LEVERS_LEAST_S = 4.0
 
 
+Sweep = Callable[..., Iterator[Visit | Gap]]
+"""What decides which cell is visited when, with the arguments of `timing.sweep.sweep`."""
+
+
 class Listener(Protocol):
     """Hears how a run goes; the terminal is one, a Python caller need not be."""
 
@@ -89,10 +93,10 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 
-def execute(prepared: Prepared, listener: Listener) -> Run:
-    """Run a checked request: load, measure the roofs, sweep, judge, write."""
+def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep) -> Run:
+    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when."""
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
-        return _execute(prepared, store, _Stages(listener, machine_for(prepared.request.device)))
+        return _execute(prepared, store, _Stages(listener, machine_for(prepared.request.device)), visits)
 
 
 class _Stages:
@@ -123,7 +127,7 @@ class _Stages:
         self._since_s = now_s
 
 
-def _execute(prepared: Prepared, store: RunStore, stages: _Stages) -> Run:
+def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep) -> Run:
     machine = stages.machine
     idle_w = idle_power_w(machine.source)
     subject, ceilings, dispatch = _set_up(prepared, stages)
@@ -147,7 +151,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: _Stages) -> Run:
     ledger.judge(prepared.grid.cells)
     interrupted: KeyboardInterrupt | None = None
     try:
-        _measure(prepared, subject, ledger, stages)
+        _measure(prepared, subject, ledger, stages, visits)
         _look_inside(prepared, subject, ledger, stages, store)
     except KeyboardInterrupt as interrupt:
         interrupted = interrupt
@@ -192,7 +196,7 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     return subject, ceilings, dispatch
 
 
-def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages) -> None:
+def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, visits: Sweep) -> None:
     """Sweep the cells, replay their kernels, and look for what neither explains."""
     grid, machine, budget_s = prepared.grid, subject.machine, prepared.options.budget_s
     stages.begin("timing")
@@ -208,7 +212,7 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
         for name, engine in subject.engines.items():
             cell = replace(grid.cells[0], engine=name)
             warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=_WARM_UP_BUDGET_S)
-        for outcome in sweep(
+        for outcome in visits(
             subject.engines,
             Plan(grid, budget_s, expected_s=_expected_visit_s(ledger.facts)),
             machine=machine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiler.diagnosis.compare import against_first
+from profiler.diagnosis.precisions import against_first
 from profiler.record.run import Run
 from profiler.report.lines import regimes
 from profiler.report.shown import of_phase

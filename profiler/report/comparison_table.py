@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.diagnosis.compare import sentences
+from profiler.diagnosis.precisions import sentences
 from profiler.record.run import Run
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.lines import quality_line

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from profiler.diagnosis.compare import sentences
+from profiler.diagnosis.precisions import sentences
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
 from profiler.record.run import Run
@@ -53,8 +53,8 @@ _PRECISIONS = "Tokens per second of each precision, in decode against the batch 
 
 
 @cache
-def _templates() -> Environment:
-    """Escapes everything that is put into a page."""
+def templates() -> Environment:
+    """The pages' templates; escapes everything that is put into a page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -70,7 +70,7 @@ def html_report(run: Run) -> str:
     """The report of a run as one HTML document; needs nothing but the run."""
     measured = run.measured
     return (
-        _templates()
+        templates()
         .get_template("report.html.j2")
         .render(
             run=run,
@@ -113,10 +113,10 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
     """Several runs of one model beside each other as one HTML document, which links to theirs from `folder`."""
     drawable = all(run.measured for run in runs)
     return (
-        _templates()
+        templates()
         .get_template("comparison.html.j2")
         .render(
-            runs=[(run, _link(run, folder), quality_line(run)) for run in runs],
+            runs=[(run, link_from(run, folder), quality_line(run)) for run in runs],
             first=runs[0],
             answer=sentences(runs),
             picture=inline_svg(runs, "precisions", _PRECISIONS) if drawable else None,
@@ -128,7 +128,7 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
     )
 
 
-def _link(run: Run, folder: Path) -> str:
+def link_from(run: Run, folder: Path) -> str:
     """Where a run's own report lies, seen from a folder."""
     return quote(Path(os.path.relpath(run.folder / "report.html", folder)).as_posix())
 

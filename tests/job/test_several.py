@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.diagnosis.compare import against_first, sentences
+from profiler.diagnosis.precisions import against_first, sentences
 from profiler.errors import RequestError
 from profiler.job.options import Options
 from profiler.job.several import run_precisions

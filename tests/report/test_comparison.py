@@ -10,7 +10,7 @@ import pytest
 from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
-from profiler.diagnosis.compare import sentences
+from profiler.diagnosis.precisions import sentences
 from profiler.record.run import Run, read_run
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.comparison_table import print_comparison

@@ -15,6 +15,7 @@ from profiler.report.plots.lines import against_depth, doubling, precisions, thr
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.steps import steps
 from profiler.report.plots.style import STYLE_FILE
+from profiler.report.plots.waterfall import waterfall
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
@@ -28,7 +29,11 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
 }
 """Pictures of one run."""
 
-COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {"precisions": precisions, "devices": devices}
+COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {
+    "precisions": precisions,
+    "devices": devices,
+    "waterfall": waterfall,
+}
 """Pictures of several runs."""
 
 

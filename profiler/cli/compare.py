@@ -1,0 +1,143 @@
+"""The commands that hold figures against each other: compare, gate, place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, asks, one_of
+from profiler.errors import RequestError
+from profiler.grid import parse_values
+from profiler.job.options import QUANT_HELP, Options
+
+if TYPE_CHECKING:
+    from profiler.diagnosis.gate import Gate
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Show what is not comparable, without a verdict.")] = False,
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Hold two runs against each other, cell by cell: what changed, how surely, and which term moved; of more than two,
+    the history."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.job.comparing import compared, history_of
+    from profiler.report.changes import comparison_json, history_json
+    from profiler.report.changes_table import print_changes, print_history
+    from profiler.report.console import screen
+
+    if len(paths) < 2:
+        raise RequestError("give two run folders or more: roofscope compare BEFORE AFTER.")
+    if len(paths) == 2:
+        comparison = compared(paths[0], paths[1], anyway=anyway)
+        if output_format == "json":
+            print(json.dumps(comparison_json(comparison), indent=2))
+        else:
+            print_changes(comparison, screen(plain=plain))
+        return
+    history = history_of(paths, anyway=anyway)
+    if output_format == "json":
+        print(json.dumps(history_json(history), indent=2))
+    else:
+        print_history(history, screen(plain=plain))
+
+
+_GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
+
+
+@asks("device", "out", "budget_s", defaults={"budget_s": 120.0})
+def gate(
+    *,
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to hold against.")],
+    new: Annotated[Path | None, typer.Argument(metavar="[NEW]", help="The run folder of the change.")] = None,
+    max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
+    rerun: Annotated[bool, typer.Option("--rerun", help="Measure BASE's grid now, instead of giving NEW.")] = False,
+    model: Annotated[str | None, typer.Option(help="--rerun: where BASE's model lies, if it was a local path.")] = None,
+    quiet: Quiet = False,
+    plain: Plain = False,
+    output_format: Annotated[str, typer.Option("--format", help="table, json, junit or github.")] = "table",
+    **asked: Any,
+) -> None:
+    """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
+    from profiler.job.comparing import gated
+    from profiler.report.changes_table import print_gate
+    from profiler.report.console import screen
+    from profiler.report.gating import FORMATS
+
+    one_of(output_format, "--format", ("table", *FORMATS))
+    if rerun == (new is not None):
+        raise RequestError("give one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
+    if new is not None:
+        found = gated(base, new, max_slowdown)
+    else:
+        found = _measured(base, max_slowdown, Options(model=model, **asked), quiet, plain)
+    if output_format == "table":
+        print_gate(found, screen(plain=plain))
+    else:
+        print(FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
+    raise typer.Exit(_GATE_EXITS[found.outcome])
+
+
+def _measured(base: Path, max_slowdown: str, options: Options, quiet: bool, plain: bool) -> Gate:
+    """Measure the new side now."""
+    from profiler.report.progress import make_listener
+
+    with make_listener(quiet=quiet, plain=plain) as listener:
+        from profiler.job.rerun import rerun
+
+        return rerun(base, max_slowdown, options, listener)
+
+
+def place(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's result file, or a table.")],
+    model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a card's name.")],
+    gpu: Annotated[str, typer.Option("--gpu", help="The card that it ran on, such as 'H100 SXM'.")] = "",
+    here: Annotated[bool, typer.Option("--here", help="Under the roofs of this device, measured.")] = False,
+    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}; a GGUF file's own bits are in its figures.")] = "none",
+    prompt_lens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    batch_sizes: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    new_tokens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Put another tool's figures under the roofs: the floor of each, the share attained, and what is wrong with it."""
+    one_of(output_format, "--format", ("table", "json"))
+    if here and gpu:
+        raise RequestError("--here and --gpu: give one of the two.")
+    from profiler.job.placing import Shapes
+    from profiler.job.placing import place as place_file
+    from profiler.report.console import screen
+    from profiler.report.placing_table import placed_json, print_placed
+
+    shapes = Shapes(
+        _numbers(prompt_lens, "--prompt-lens"),
+        _numbers(batch_sizes, "--batch-sizes"),
+        _numbers(new_tokens, "--new-tokens"),
+    )
+    found = place_file(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
+    if output_format == "json":
+        under = {"name": found.under.name, "bytes_per_s": found.under.bytes_per_s}
+        document = {
+            "tool": found.file.tool,
+            "file": found.file.name,
+            "model": found.model,
+            "dtype": found.dtype,
+            "quant": found.quant,
+            "roofs": {**under, "flops_per_s": dict(found.under.flops_per_s)},
+            "warnings": list(found.doubts),
+            "rows": [placed_json(row) for row in found.rows],
+        }
+        print(json.dumps(document, indent=2))
+        return
+    title = f"{found.file.tool}: {model} in {found.dtype} under the roofs of {found.under.name}"
+    print_placed(title, found.rows, found.doubts, screen(plain=plain))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    """`128` or `128,256`, in their order."""
+    return tuple(number for part in text.split(",") if part.strip() for number in parse_values(part.strip(), option))

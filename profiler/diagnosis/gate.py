@@ -1,0 +1,192 @@
+"""Whether a change may pass: a verdict over all cells of a comparison, or that it cannot be told, and what would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from profiler.diagnosis.compare import Change, Comparison
+from profiler.grid import PHASES, Phase
+from profiler.timing.sampling import CLAIM_VISITS
+
+Decision = Literal["pass", "slower", "open"]
+Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
+
+# A 95 % interval is two standard deviations wide on each side (JCGM 100:2008, 6.2).
+_COVERAGE = 2.0
+# Fewer cells do not tell how far changes of cells lie apart.
+_LEAST_POOLED = 4
+# A cell that needs a hundred times its visits lies at the threshold itself.
+_MOST_VISITS = 100.0
+
+
+@dataclass(frozen=True)
+class Gated:
+    """One cell under the gate."""
+
+    change: Change
+    estimate: float
+    """Its change as all cells of its phase together suggest it."""
+    low: float
+    high: float
+    """95 %."""
+    decision: Decision
+    more_s: float
+    """Seconds of further visits, in each of both runs, after which it would be decided; 0 where it is, infinite where
+    no budget would."""
+
+
+@dataclass(frozen=True)
+class PhaseGate:
+    """All cells of one phase together."""
+
+    phase: Phase
+    threshold: float
+    cells: tuple[Gated, ...]
+    estimate: float
+    """The mean change of its cells."""
+    low: float
+    high: float
+    is_claim: bool
+    """Whether that mean rests on more than one visit each of a few cells."""
+
+    @property
+    def decision(self) -> Decision:
+        """Slower where one cell or all together are beyond doubt; a pass where no cell can be slower."""
+        if (self.is_claim and self.low > self.threshold) or any(cell.decision == "slower" for cell in self.cells):
+            return "slower"
+        return "pass" if all(cell.decision == "pass" for cell in self.cells) else "open"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The answer to: is anything slower than that?"""
+
+    comparison: Comparison
+    phases: tuple[PhaseGate, ...]
+
+    @property
+    def cells(self) -> tuple[Gated, ...]:
+        return tuple(cell for phase in self.phases for cell in phase.cells)
+
+    @property
+    def outcome(self) -> Outcome:
+        if not self.comparison.comparable:
+            return "not comparable"
+        decisions = {phase.decision for phase in self.phases}
+        if "slower" in decisions:
+            return "slower"
+        return "pass" if decisions == {"pass"} else "inconclusive"
+
+    @property
+    def more_s(self) -> float:
+        """Seconds of further visits in each of both runs that would decide what is open; infinite where none would."""
+        return sum(cell.more_s for cell in self.cells)
+
+
+def gate(comparison: Comparison, thresholds: Mapping[Phase, float]) -> Gate:
+    """Decide by phase; a phase without a threshold is not looked at, one without a cell has nothing to say."""
+    phases = []
+    for phase in PHASES:
+        changes = [item for item in comparison.changes if item.asked.phase == phase]
+        if changes and phase in thresholds:
+            phases.append(_phase_gate(phase, thresholds[phase], changes))
+    return Gate(comparison, tuple(phases))
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A random-effects summary of some changes, in logarithms."""
+
+    mean: float
+    variance: float
+    """Of the mean."""
+    between: float
+    """Variance between cells, beyond what their own intervals explain."""
+
+
+def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> PhaseGate:
+    fair = [item for item in changes if not item.disturbed]
+    pool = _pooled(fair) if fair else None
+    shared = max(map(_shared, changes))
+    limit = math.log1p(threshold)
+    cells = []
+    for item in changes:
+        own = (math.log1p(item.change), _own_variance(item))
+        mean, variance, weight = _shrunk(*own, pool) if pool and item in fair else (*own, 1.0)
+        half_width = _COVERAGE * math.sqrt(variance + shared**2)
+        decision: Decision = "open"
+        # One visit each tells nothing by itself: what is claimed must come from all cells together.
+        known_by_itself = item.visits >= CLAIM_VISITS or weight < 0.5
+        if not item.disturbed and known_by_itself:
+            decision = "slower" if mean - half_width > limit else "pass" if mean + half_width <= limit else "open"
+        more_s = _more_s(item, abs(mean - limit), half_width) if decision == "open" else 0.0
+        cells.append(
+            Gated(
+                change=item,
+                estimate=math.expm1(mean),
+                low=math.expm1(mean - half_width),
+                high=math.expm1(mean + half_width),
+                decision=decision,
+                more_s=more_s,
+            )
+        )
+    mean, variance = (pool.mean, pool.variance) if pool else (0.0, math.inf)
+    half_width = _COVERAGE * math.sqrt(variance + shared**2)
+    low, high = (math.expm1(mean - half_width), math.expm1(min(mean + half_width, 700.0)))
+    is_claim = len(fair) >= _LEAST_POOLED or (bool(fair) and all(item.visits >= CLAIM_VISITS for item in fair))
+    return PhaseGate(phase, threshold, tuple(cells), math.expm1(mean), low, high, is_claim)
+
+
+def _shared(change: Change) -> float:
+    """One standard deviation of the error that all cells share: the machine's part, and its drift within each run."""
+    return math.hypot(change.machine_half_width / _COVERAGE, change.before.drift, change.after.drift)
+
+
+def _own_variance(change: Change) -> float:
+    """Of the logarithm of a cell's change, without what all cells share."""
+    half_width = (math.log1p(change.high) - math.log1p(change.low)) / 2
+    return max(1e-12, (half_width / _COVERAGE) ** 2 - _shared(change) ** 2)
+
+
+def _pooled(changes: Sequence[Change]) -> _Pool:
+    """All changes of a phase together, by a random-effects model (DerSimonian and Laird, Controlled Clinical Trials 7,
+    1986, 177-188): cells may differ from each other by more than their own intervals say."""
+    values = [math.log1p(item.change) for item in changes]
+    variances = [_own_variance(item) for item in changes]
+    weights = [1 / variance for variance in variances]
+    total = sum(weights)
+    mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    if len(changes) < _LEAST_POOLED:
+        return _Pool(mean, 1 / total, math.inf)
+    spread = sum(weight * (value - mean) ** 2 for weight, value in zip(weights, values, strict=True))
+    scale = total - sum(weight**2 for weight in weights) / total
+    between = max(0.0, (spread - (len(changes) - 1)) / scale)
+    weights = [1 / (variance + between) for variance in variances]
+    total = sum(weights)
+    mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    return _Pool(mean, 1 / total, between)
+
+
+def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, float]:
+    """(mean, variance, weight of its own figure) of one cell, drawn towards its phase by as much as cells agree.
+
+    Estimates that are shrunk so need no further correction for their number (Gelman, Hill and Yajima, Journal of
+    Research on Educational Effectiveness 5, 2012, 189-211).
+    """
+    if math.isinf(pool.between):
+        return value, variance, 1.0
+    weight = pool.between / (pool.between + variance)
+    mean = weight * value + (1 - weight) * pool.mean
+    return mean, weight * variance + (1 - weight) ** 2 * pool.variance, weight
+
+
+def _more_s(change: Change, gap: float, half_width: float) -> float:
+    """Seconds of further visits that would narrow a cell's interval to its distance from the threshold."""
+    visits = max(1, change.visits)
+    factor = (half_width / gap) ** 2 if gap else math.inf
+    if factor > _MOST_VISITS:
+        return math.inf
+    return max(1.0, visits * factor - visits) * max(change.before.visit_s, change.after.visit_s)

@@ -1,0 +1,233 @@
+"""Another tool's figures under the roofs of a card, or of this device: counted, placed, and doubted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.diagnosis.foreign import LeastTime, Placed, doubts, placed
+from profiler.errors import RequestError
+from profiler.job.count import gpu_called, model_work
+from profiler.loading.request import DTYPES, dtype_name
+from profiler.machine import datasheet
+from profiler.machine.device import resolve_device, software
+from profiler.machine.machine import machine_for
+from profiler.record.readers.figures import Figure, ForeignFile
+from profiler.record.readers.reading import read_foreign
+from profiler.roofs.cache import cached
+from profiler.roofs.measure import measure
+from profiler.roofs.products import measurable_dtypes
+from profiler.roofs.values import Ceilings
+from profiler.units import scaled
+from profiler.work.attention import AttentionCore
+from profiler.work.operators import Operator
+from profiler.work.step import ExecutionPath, Step
+from profiler.work.walk import ModelWork
+
+# 5 % less than what the weights need is a rounding of the card's memory, not a card that they do not fit.
+_FITS = 1.05
+
+
+@dataclass(frozen=True)
+class Under:
+    """The roofs that figures are placed under."""
+
+    name: str
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """By dtype."""
+    memory_bytes: int | None = None
+
+    def peak(self, dtype: str, own: str) -> float:
+        """Of a dtype that has no unit here the model's own, or float32's, holds."""
+        for name in (dtype, own, "float32"):
+            if self.flops_per_s.get(name):
+                return self.flops_per_s[name]
+        return max(self.flops_per_s.values())
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a user says of a file that names no shapes: one value for all its figures, or one each."""
+
+    prompt_lens: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    new_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A whole file, placed."""
+
+    file: ForeignFile
+    model: str
+    dtype: str
+    quant: str
+    under: Under
+    rows: tuple[Placed, ...]
+    doubts: tuple[str, ...]
+
+
+def place(
+    path: Path, model: str, *, gpu: str = "", here: bool = False, quant: str = "none", shapes: Shapes | None = None
+) -> Placement:
+    """Place the figures of a file under the datasheet of a card, or under the roofs measured here.
+
+    Raises RequestError for a file that cannot be read or lacks shapes, a card or a model that is not known.
+    """
+    file = read_foreign(path)
+    figures = [_complete(figure) for figure in _with_shapes(file.figures, shapes or Shapes())]
+    told = file.settings.get("precision", "auto")
+    work = model_work(model, told if told in DTYPES else "auto", quant)
+    dtype = _own_dtype(work)
+    under = _here(work, dtype) if here else _card(gpu, file)
+    floors = _floors(work, figures, under, dtype)
+    rows = tuple(
+        placed(figure, floor, 8 * figure.weight_bytes if figure.weight_bytes else None)
+        for figure, floor in zip(figures, floors, strict=True)
+    )
+    return Placement(file, model, dtype, quant, under, rows, (*_no_room(work, figures, under), *doubts(rows)))
+
+
+def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> list[Figure]:
+    given = [
+        _each(values, len(figures), option)
+        for values, option in (
+            (shapes.prompt_lens, "--prompt-lens"),
+            (shapes.batch_sizes, "--batch-sizes"),
+            (shapes.new_tokens, "--new-tokens"),
+        )
+    ]
+    return [figure.with_shapes(*of_figure) for figure, *of_figure in zip(figures, *given, strict=True)]
+
+
+def _each(values: Sequence[int], figures: int, option: str) -> Sequence[int | None]:
+    if len(values) == figures:
+        return values
+    if len(values) > 1:
+        raise RequestError(
+            f"{option}: {len(values)} values for {figures} figures; give one, or one each in their order."
+        )
+    return [values[0] if values else None] * figures
+
+
+def _complete(figure: Figure) -> Figure:
+    """A figure whose shapes are all known. Raises RequestError naming the option that tells the missing one."""
+    missing = []
+    if figure.batch_size is None:
+        missing.append("--batch-sizes")
+    if figure.depth is None:
+        missing.append("--prompt-lens")
+    if figure.covers == "generate" and figure.new_tokens is None:
+        missing.append("--new-tokens")
+    if missing:
+        raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
+    return figure.of_one_batch()
+
+
+def _own_dtype(work: ModelWork) -> str:
+    """The dtype of the model's cache, which its quantised products give their results in."""
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    return dtype_name((cores or work.operators)[0].dtype)
+
+
+def _card(gpu: str, file: ForeignFile) -> Under:
+    if gpu:
+        return _of_sheet(gpu_called(gpu))
+    device = file.settings.get("device", "")
+    known = datasheet.called(device)
+    if len(known) == 1:
+        return _of_sheet(known[0])
+    ran_on = f" (it ran on {device})" if device else ""
+    raise RequestError(f"under whose roofs? Give --gpu CARD, or --here for this device's own{ran_on}.")
+
+
+def _of_sheet(sheet: datasheet.Datasheet) -> Under:
+    peaks = {name: peak for name in DTYPES if (peak := sheet.peak_flops_per_s(name))}
+    return Under(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
+
+
+def _here(work: ModelWork, dtype: str) -> Under:
+    """The roofs of this device, measured, or kept for a day."""
+    machine = machine_for(resolve_device("auto"))
+    used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
+    dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
+
+    def measure_missing(known: Ceilings | None) -> Ceilings:
+        return measure(machine, dtypes, model_dtype=dtype, known=known)
+
+    ceilings = cached(measure_missing, machine.info, software(), fresh=False).only(dtypes, dtype)
+    rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
+    return Under(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)
+
+
+def _no_room(work: ModelWork, figures: Sequence[Figure], under: Under) -> list[str]:
+    stored = max((figure.weight_bytes or 0.0 for figure in figures), default=0.0)
+    needed = work.params * stored if stored else float(_weight_bytes(work))
+    if under.memory_bytes is None or needed <= _FITS * under.memory_bytes:
+        return []
+    return [
+        f"the weights need {scaled(needed, 'B')}, {under.name.split(',')[0]} has {scaled(under.memory_bytes, 'B')}:"
+        " several cards, another card or another precision ran."
+    ]
+
+
+def _weight_bytes(work: ModelWork) -> float:
+    step = Step(1, 1, 0)
+    return sum(float(operator.work(step, ExecutionPath()).weight_bytes) for operator in work.operators)
+
+
+_Array = NDArray[Any]
+
+
+def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str) -> list[LeastTime]:
+    """The least time of what each figure covers, all of them counted in one go."""
+    batch = np.array([figure.batch_size or 1 for figure in figures], dtype=np.int64)
+    prompt = np.array([figure.prompt_len or 0 for figure in figures], dtype=np.int64)
+    cached_len = np.array([figure.context_len or 0 for figure in figures], dtype=np.int64)
+    new = np.array([figure.new_tokens or 0 for figure in figures], dtype=np.int64)
+    width = np.array([figure.weight_bytes or 0.0 for figure in figures])
+    kv = np.array([figure.kv_itemsize or 0.0 for figure in figures])
+    prefills = np.array([figure.covers != "decode" for figure in figures])
+    # A median over a decode loop describes its middle step.
+    steps = np.array([_decode_steps(figure) for figure in figures])
+    prefill = _least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
+    decode = _least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
+    both = [prefills * first + steps * then for first, then in zip(prefill, decode, strict=True)]
+    return [LeastTime(float(compute_s), float(memory_s)) for compute_s, memory_s in zip(*both, strict=True)]
+
+
+def _decode_steps(figure: Figure) -> int:
+    """Decode steps in a figure's time: the first new token comes from the prefill itself."""
+    if figure.covers == "generate":
+        return (figure.new_tokens or 1) - 1
+    return 1 if figure.covers == "decode" else 0
+
+
+def _least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, kv: _Array) -> tuple[_Array, _Array]:
+    """Seconds by side of the steps of an array: sum over operators of max(FLOPs / peak, bytes / bandwidth).
+
+    `width` are bytes a weight, `kv` those of an element of the cache, where a file tells them; 0 where it does not.
+    """
+    zeros = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
+    compute_s, memory_s = zeros.copy(), zeros.copy()
+    for operator in work.operators:
+        need = operator.work(step, ExecutionPath())
+        weights = need.weight_bytes * np.where(width > 0, width / _itemsize(operator), 1.0)
+        cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
+        nbytes = zeros + weights + cache + need.embedding_bytes + need.logits_bytes
+        moved_s = nbytes / under.bytes_per_s
+        done_s = (zeros + need.model_flops) / under.peak(dtype_name(operator.dtype), dtype)
+        compute_s += np.where(done_s > moved_s, done_s, 0.0)
+        memory_s += np.where(done_s > moved_s, 0.0, moved_s)
+    return compute_s, memory_s
+
+
+def _itemsize(operator: Operator) -> float:
+    """Bytes of one weight as it was counted; those that a quantisation wrote fewer for keep their own count."""
+    return max(1.0, float(operator.dtype.itemsize))

@@ -1,0 +1,88 @@
+"""A gate that measures its own new side: the base's grid again, with the time spent where the answer is still open."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from profiler.diagnosis.compare import compare
+from profiler.diagnosis.gate import Gate, gate
+from profiler.diagnosis.sides import Asked, Side
+from profiler.engines.base import Engine
+from profiler.grid import Cell, Phase
+from profiler.job.comparing import gated, thresholds
+from profiler.job.options import Options
+from profiler.job.request import prepare_again
+from profiler.job.run import Listener, execute
+from profiler.machine.machine import Machine
+from profiler.record.sides import asked_of, read_side, timed_cells
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan, sweep
+from profiler.timing.visit import Bench, visit_safely
+
+# The sweep itself gets this share of the budget; what it leaves and the rest go to what is open.
+_SWEEP_SHARE = 0.4
+_MOST_ROUNDS = 50
+_SEED = 0
+
+
+def rerun(base: Path, max_slowdown: str, options: Options, listener: Listener) -> Gate:
+    """Measure the grid of a run anew and gate it against that run; `options` as in `prepare_again`.
+
+    Raises RequestError where the run cannot be repeated here.
+    """
+    limits = thresholds(max_slowdown)
+    prepared = prepare_again(base, options)
+    before = read_side(base)
+    run = execute(prepared, listener, lambda *args, **named: visits_of_open(before, limits, *args, **named))
+    return gated(base, run.folder, max_slowdown)
+
+
+def visits_of_open(
+    before: Side,
+    limits: Mapping[Phase, float],
+    engines: Mapping[str, Engine],
+    plan: Plan,
+    *,
+    machine: Machine,
+    vocab_size: int,
+    on_round: Callable[[], None] = lambda: None,
+    **named: object,
+) -> Iterator[Visit | Gap]:
+    """A sweep, and then round after round of those cells alone that a gate against `before` leaves open.
+
+    The rounds are shuffled (seeded), so that drift hits all open cells alike, and end with the budget.
+    """
+    start_s = machine.now_s()
+    seen: dict[Cell, list[Visit]] = {}
+    short = replace(plan, budget_s=_SWEEP_SHARE * plan.budget_s)
+    for outcome in sweep(engines, short, machine=machine, vocab_size=vocab_size, on_round=on_round, **named):  # type: ignore[arg-type]
+        if isinstance(outcome, Visit):
+            seen.setdefault(outcome.cell, []).append(outcome)
+        yield outcome
+    bench, shuffle = Bench(machine, vocab_size), random.Random(_SEED)
+    for round_number in range(1, _MOST_ROUNDS):
+        still_open = open_cells(before, limits, seen)
+        shuffle.shuffle(still_open)
+        on_round()
+        for cell in still_open:
+            if machine.now_s() - start_s + seen[cell][-1].wall_s > plan.budget_s:
+                return
+            outcome = visit_safely(engines[cell.engine], cell, round_number, bench)
+            if isinstance(outcome, Visit):
+                seen[cell].append(outcome)
+            yield outcome
+        if not still_open:
+            return
+
+
+def open_cells(before: Side, limits: Mapping[Phase, float], seen: Mapping[Cell, list[Visit]]) -> list[Cell]:
+    """The cells that a gate leaves open as far as they are measured, those that most time would decide last."""
+    cells: dict[Asked, Cell] = {asked_of(key): key.cell for cell in seen for key in cell.keys}
+    after = replace(before, cells=timed_cells(seen), witness=None)
+    found = gate(compare(before, after), limits)
+    waiting = [item for item in found.cells if item.decision == "open"]
+    waiting.sort(key=lambda item: item.more_s)
+    return list(dict.fromkeys(cells[item.change.asked] for item in waiting if item.change.asked in cells))

@@ -1,0 +1,157 @@
+"""What every reader gives: figures of another tool, as values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from profiler.errors import RequestError
+from profiler.grid import Phase
+
+Covers = Literal["prefill", "decode", "generate"]
+"""What a time covers: a whole prompt, one decode step, or both together."""
+
+# JSON nests no deeper than this in any file that a tool writes.
+_LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of another tool. Shapes that its file does not name are None."""
+
+    covers: Covers
+    seconds: float
+    """Of the whole prompt, of one decode step, or of prompt and decode loop together."""
+    batch_size: int | None = None
+    prompt_len: int | None = None
+    context_len: int | None = None
+    """Tokens in the cache before the prompt, or before the first decode step where no prompt was run."""
+    new_tokens: int | None = None
+    samples_s: tuple[float, ...] = ()
+    """The same time of each repetition, where the file keeps them."""
+    half_width_s: float = 0.0
+    """Of its 95 % interval; 0 where the file tells no spread."""
+    requests: int | None = None
+    """Requests that shared `seconds`, where the time is not one batch's."""
+    repeats: int = 0
+    """How often it was measured; 0 where the file does not say."""
+    chunk_tokens: int | None = None
+    """Tokens of a prompt that are processed at a time, so that weights are read once for each chunk."""
+    weight_bytes: float | None = None
+    """Bytes a parameter as stored, where the file tells what the weights take."""
+    kv_itemsize: int | None = None
+    notes: tuple[str, ...] = ()
+    """What is to be known of the figure before it is believed."""
+
+    @property
+    def has_step(self) -> bool:
+        """Whether it is about a prefill or a decode step alone, of a known shape."""
+        return self.covers != "generate" and self.batch_size is not None and self.depth is not None
+
+    @property
+    def depth(self) -> int | None:
+        """Tokens in the cache when decoding begins, or those of the prompt."""
+        known = [length for length in (self.prompt_len, self.context_len) if length is not None]
+        return sum(known) if known else None
+
+    @property
+    def step_phase(self) -> Phase:
+        return "prefill" if self.covers == "prefill" else "decode"
+
+    @property
+    def tokens(self) -> int | None:
+        """New tokens that the time went into: those of the prompts, or those that were generated."""
+        each = {"prefill": self.prompt_len, "decode": 1, "generate": self.new_tokens}[self.covers]
+        return None if each is None or self.batch_size is None else each * self.batch_size
+
+    def of_one_batch(self) -> Figure:
+        """The time of one batch, where the file tells that of many requests: as many at a time as the batch holds."""
+        if self.requests is None or self.batch_size is None:
+            return self
+        batch_size = min(self.batch_size, self.requests)
+        return replace(self, seconds=self.seconds * batch_size / self.requests, batch_size=batch_size, requests=None)
+
+    def with_shapes(self, prompt_len: int | None, batch_size: int | None, new_tokens: int | None) -> Figure:
+        """With the given shapes where the file names none."""
+        if prompt_len is batch_size is new_tokens is None:
+            return self
+        return replace(
+            self,
+            prompt_len=prompt_len if self.prompt_len is None and self.context_len is None else self.prompt_len,
+            batch_size=batch_size if self.batch_size is None else self.batch_size,
+            new_tokens=new_tokens if self.new_tokens is None else self.new_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class ForeignFile:
+    """One file of another tool."""
+
+    name: str
+    tool: str
+    figures: tuple[Figure, ...]
+    created: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What it says of the model, the device and the software, by the names that a comparison uses."""
+
+
+def seconds_of(value: object, what: str, scale: float = 1.0) -> float:
+    """A positive finite number of seconds. Raises RequestError naming `what` for anything else."""
+    return number_of(value, what) * scale
+
+
+def number_of(value: object, what: str) -> float:
+    """A positive finite number, also where it was written as text. Raises RequestError naming `what`."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"{what} is no number: {shown(value)}.") from None
+    if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
+        raise RequestError(f"{what} is no positive number: {shown(value)}.")
+    return number
+
+
+def whole_of(value: object, what: str, least: int = 0) -> int:
+    """A whole number of at least `least`. Raises RequestError naming `what`."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"{what} is no number: {shown(value)}.") from None
+    if not number.is_integer() or not least <= number < 2**53:
+        raise RequestError(f"{what} is no whole number of {least} or more: {shown(value)}.")
+    return int(number)
+
+
+def samples_of(values: object, what: str, scale: float = 1.0) -> tuple[float, ...]:
+    """A list of positive times in seconds; nothing where there is no list. Raises RequestError naming `what`."""
+    if not isinstance(values, list):
+        return ()
+    return tuple(seconds_of(value, what, scale) for value in values)
+
+
+def inner(record: Mapping[str, Any], *names: str) -> Any:
+    """The value under a path of names, or None where there is none."""
+    value: Any = record
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def texts(named: Mapping[str, object]) -> dict[str, str]:
+    """Settings as short texts, without those that a file does not tell."""
+    return {name: shown(value) for name, value in named.items() if value not in (None, "")}
+
+
+def shown(value: object) -> str:
+    """Anything that a file holds as one short line of printable text."""
+    text = "".join(sign if sign.isprintable() else " " for sign in str(value)[: 2 * _LONGEST_TEXT])
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+
+
+def middle_s(samples_s: Sequence[float]) -> float:
+    """The median of some times."""
+    ordered = sorted(samples_s)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,0 +1,121 @@
+"""A file of another tool, told by its content: JSON, lines of JSON, CSV, or a Markdown table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import RequestError
+from profiler.record.readers import (
+    aiperf,
+    guidellm,
+    llama_bench,
+    optimum_benchmark,
+    serving,
+    sglang,
+    table,
+    transformers_benchmark,
+    vllm,
+)
+from profiler.record.readers.figures import ForeignFile, shown
+
+Record = Mapping[str, Any]
+Reader = Callable[[list[Record]], ForeignFile | None]
+
+_MOST_BYTES = 512 * 2**20
+# Each says None to what is not its own; the more particular ones stand first.
+READERS: tuple[Reader, ...] = (
+    llama_bench.read,
+    optimum_benchmark.read,
+    guidellm.read,
+    aiperf.read,
+    sglang.read,
+    transformers_benchmark.read,
+    vllm.read,
+    serving.read,
+    table.read,
+)
+TOOLS = (
+    "llama-bench (json, jsonl, csv, md), optimum-benchmark, vllm bench, SGLang bench, GuideLLM, AIPerf, genai-perf,"
+    " transformers' benchmark, or a CSV with batch_size, prompt_len, new_tokens, tokens_per_s"
+)
+
+
+def read_foreign(path: Path) -> ForeignFile:
+    """Another tool's file. Raises RequestError with one line for what is broken, too large, or of no known tool."""
+    records = _records(path)
+    for read in READERS:
+        try:
+            found = read(records)
+        except RequestError as error:
+            raise RequestError(f"{path}: {error}") from None
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            raise RequestError(f"{path} is damaged: {type(error).__name__}: {shown(error)}.") from None
+        if found is not None:
+            if not found.figures:
+                raise RequestError(f"{path}: {found.tool} wrote no figure of a prefill or a decode into it.")
+            return ForeignFile(str(path), found.tool, found.figures, found.created, found.settings)
+    raise RequestError(f"{path} is no result file that is known here; known are {TOOLS}.")
+
+
+def _records(path: Path) -> list[Record]:
+    """The file's objects or rows, whatever it is written in."""
+    try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise RequestError(f"{path} has {size} bytes, more than the {_MOST_BYTES} that are read of a result file.")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise RequestError(f"{path} is no text file.") from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if not text.strip():
+        raise RequestError(f"{path} is empty.")
+    if text.lstrip()[0] in "[{":
+        return _json(path, text)
+    rows = _markdown(text) if text.lstrip().startswith("|") else _csv(path, text)
+    return list(rows)
+
+
+def _json(path: Path, text: str) -> list[Record]:
+    """One document, a list of objects, or an object a line."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise RequestError(f"{path} is nested too deeply to be a result file.") from None
+    except ValueError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
+            raise RequestError(f"{path} is broken JSON: {shown(error)}.") from None
+        content = [_line(path, number, line) for number, line in enumerate(lines, 1)]
+    records = content if isinstance(content, list) else [content]
+    if not all(isinstance(record, dict) for record in records):
+        raise RequestError(f"{path} is no result file: it holds no objects.")
+    return records
+
+
+def _line(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path} is broken in line {number}: {shown(error)}.") from None
+
+
+def _csv(path: Path, text: str) -> list[Record]:
+    try:
+        reader = csv.DictReader(io.StringIO(text), strict=True)
+        return [{(name or "").strip(): value for name, value in row.items()} for row in reader]
+    except csv.Error as error:
+        raise RequestError(f"{path} is broken CSV: {shown(error)}.") from None
+
+
+def _markdown(text: str) -> list[Record]:
+    """The rows of the first table; lines around it are left out."""
+    lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    header, *rows = cells
+    return [dict(zip(header, row, strict=False)) for row in rows if not all(set(cell) <= set("-: ") for cell in row)]

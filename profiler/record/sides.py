@@ -1,0 +1,169 @@
+"""What a comparison holds against another: a run folder, or another tool's file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.sides import Asked, Side, Timed, Witness
+from profiler.diagnosis.step_time import TERMS
+from profiler.grid import PHASES, Cell, CellKey, Phase
+from profiler.record.document import RunDocument
+from profiler.record.readers.figures import Figure, ForeignFile
+from profiler.record.readers.reading import read_foreign
+from profiler.record.run import Run, read_gathered, read_run
+from profiler.roofs.values import Look, swing
+from profiler.timing.outcomes import Visit, phase_medians, phase_samples
+from profiler.timing.sampling import Spread, estimate, spread_of
+
+ROOFSCOPE = "roofscope"
+
+
+def read_side(path: Path) -> Side:
+    """A run folder, or a file of another tool, as one side of a comparison. Raises RunError or RequestError."""
+    return side_of_file(read_foreign(path)) if path.is_file() else side_of_run(read_run(path))
+
+
+def side_of_run(run: Run) -> Side:
+    """A run as one side: its times estimated again from the raw samples, its splits as they were judged.
+
+    Raises RunError for samples that cannot be read.
+    """
+    document = run.document
+    gathered = read_gathered(run.folder, document)
+    half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
+    cells = timed_cells(gathered.visits, gathered.looks)
+    for row in run.measured:
+        if (asked := asked_of(row.key)) in cells:
+            cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
+    ceilings = document.ceilings
+    memory = ceilings.ceilings
+    readings = document.health.readings
+    return Side(
+        name=str(run.folder),
+        created=document.created,
+        tool=ROOFSCOPE,
+        settings=_settings(document),
+        cells=cells,
+        clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
+        witness=Witness(
+            memory_bytes_per_s=memory.memory_bytes_per_s,
+            memory_half_width=memory.memory_half_width,
+            compute_flops_per_s=memory.compute_flops_per_s(document.model.dtype),
+            compute_half_width=memory.compute_half_width(document.model.dtype),
+            roofs_at_unix_s=ceilings.measured_at_unix_s,
+            looks=tuple(gathered.looks),
+        ),
+        is_cpu=document.device.kind == "cpu",
+    )
+
+
+def asked_of(key: CellKey) -> Asked:
+    """What was asked for in a cell of a run."""
+    cell = key.cell
+    return Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
+
+
+def timed_cells(visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[Look] = ()) -> dict[Asked, Timed]:
+    """The time of every cell from its visits, by today's rules; without its split."""
+    samples = {key: phase_samples(key.phase, known) for cell, known in visits.items() if known for key in cell.keys}
+    spreads: dict[Phase, Spread] = {
+        phase: spread_of(
+            (phase_medians(phase, visits[key.cell]) for key in samples if key.phase == phase), swing(looks)
+        )
+        for phase in PHASES
+    }
+    return {
+        asked_of(key): _timed(visits[key.cell], of_cell, spreads[key.phase])
+        for key, of_cell in samples.items()
+        if any(of_cell)
+    }
+
+
+def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: Spread) -> Timed:
+    time_s = estimate(samples, spread)
+    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
+    watched_s = sum(wall_s for _, wall_s in busy)
+    return Timed(
+        median_s=time_s.median_s,
+        low_s=time_s.low_s,
+        high_s=time_s.high_s,
+        visits=len(samples),
+        drift=spread.drift,
+        visit_s=sum(visit.wall_s for visit in visits) / len(visits),
+        foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / watched_s if watched_s else 0.0,
+    )
+
+
+def _with_split(timed: Timed, row: CellResult, half_widths_s: Mapping[str, float]) -> Timed:
+    terms = {name: getattr(row, name) for name in TERMS}
+    # The split is of the time as it was judged then; what today's rules make of that time is not explained.
+    terms["unexplained_s"] += timed.median_s - row.latency_s
+    known = all(map(math.isfinite, terms.values()))
+    return replace(timed, terms=terms if known else {}, half_widths_s=half_widths_s)
+
+
+def _settings(document: RunDocument) -> dict[str, str]:
+    """Everything that two runs may differ in, what decides most first.
+
+    A folder's or a GGUF file's name is no identity, since a model before and after a change have one each.
+    """
+    model, device, engine = document.model, document.device, document.engine
+    named = model.kind in ("card", "hub")
+    settings = {
+        "model" if named else "model's name": model.id,
+        "parameters": str(model.params),
+        "architecture": model.architecture,
+        "device": device.name,
+        "revision": model.revision or "-",
+        "precision": model.precision,
+        "compute dtype": model.compute_dtype,
+        "double quantisation": _yes(model.double_quant),
+        "weights": model.weights,
+        "attention": model.attention,
+        "engine": ", ".join(engine.names),
+        "threads": str(device.threads),
+        "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
+        "new tokens": str(document.grid.new_tokens),
+    }
+    for where, path in document.counting.paths.items():
+        settings |= {f"{where}: {name}": str(value) for name, value in asdict(path).items()}
+    settings |= {name: version for name, version in document.software.items() if name != "system"}
+    settings["system"] = document.software.get("system", "-")
+    settings |= {name: str(value) for name, value in document.health.settings.items()}
+    settings["roofscope"] = document.roofscope
+    settings["card memory"] = str(device.memory_bytes)
+    settings["budget"] = f"{engine.budget_s:g} s"
+    return settings
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def side_of_file(file: ForeignFile) -> Side:
+    """Another tool's file as one side; what names no shape is left out."""
+    return Side(
+        name=file.name,
+        created=file.created,
+        tool=file.tool,
+        settings=dict(file.settings),
+        cells={_asked(figure): _foreign(figure) for figure in file.figures if figure.has_step},
+    )
+
+
+def _asked(figure: Figure) -> Asked:
+    return Asked(figure.step_phase, figure.batch_size or 1, figure.prompt_len or 0, figure.context_len or 0, "")
+
+
+def _foreign(figure: Figure) -> Timed:
+    """A foreign figure's time; each repetition of it is a visit of its own."""
+    if len(figure.samples_s) > 1:
+        each = [[value] for value in figure.samples_s]
+        time_s = estimate(each)
+        return Timed(time_s.median_s, time_s.low_s, time_s.high_s, len(each))
+    middle, half = figure.seconds, figure.half_width_s
+    return Timed(middle, max(middle - half, 0.01 * middle), middle + half, figure.repeats)

@@ -1,0 +1,223 @@
+"""What changed between runs, in words and rows: for the terminal, the page, JSON and Python."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pandas as pd
+
+from profiler.diagnosis.compare import Change, Comparison, History, Verdict
+from profiler.diagnosis.sides import Asked, Difference, Timed
+from profiler.diagnosis.step_time import TERM_NAMES, TERMS
+from profiler.units import duration
+
+CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "what moved")
+# A difference between machines that is smaller than this is not worth a sentence.
+_WORTH_SAYING = 0.005
+_MOST_SENTENCES = 5
+
+
+def signed(share: float) -> str:
+    """`0.071` -> `+7.1 %`."""
+    return f"{100 * share:+.1f} %"
+
+
+def signed_duration(seconds: float) -> str:
+    """`0.0021` -> `+2.10 ms`."""
+    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+
+
+def change_words(change: Change) -> str:
+    """`7.1 % (5.9 to 8.3) slower: dispatch +2.10 ms of +2.30 ms`; what was divided out is named."""
+    if change.verdict not in ("slower", "faster"):
+        return f"{change.verdict} ({change.because or interval_words(change)})"
+    sign = 1 if change.verdict == "slower" else -1
+    ends = sorted(100 * sign * end for end in (change.low, change.high))
+    text = f"{100 * sign * change.change:.1f} % ({ends[0]:.1f} to {ends[1]:.1f}) {change.verdict}"
+    moved = moved_words(change)
+    return f"{text}: {moved}" if moved else text
+
+
+def moved_words(change: Change) -> str:
+    """`dispatch +2.10 ms of +2.30 ms`, or nothing where no term is known to have moved."""
+    if change.moved is None:
+        return ""
+    return (
+        f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])} of"
+        f" {signed_duration(change.gained_s)}"
+    )
+
+
+def moved_briefly(change: Change) -> str:
+    """`dispatch +2.10 ms`, for a row that holds the rest."""
+    return "" if change.moved is None else f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
+
+
+def interval_words(change: Change) -> str:
+    """`-1.2 .. +3.4 %`."""
+    return f"{100 * change.low:+.1f} .. {100 * change.high:+.1f} %"
+
+
+def comparison_sentences(comparison: Comparison) -> list[str]:
+    """The answer: how many cells changed, the machine's own part, and the cells that changed most."""
+    if not comparison.comparable:
+        reasons = "; ".join(item.words for item in comparison.differences if item.weight == "refuses")
+        return [f"Not comparable ({reasons}): side by side, without a verdict."]
+    counts = Counter(item.verdict for item in comparison.changes)
+    told = [f"{counts[name]} {words}" for name, words in _COUNTED if counts[name]]
+    found = [f"Of {len(comparison.changes)} cells {', '.join(told)}{_alone(comparison)}."]
+    found += machine_sentences(comparison)
+    claimed = [item for item in comparison.changes if item.verdict in ("slower", "faster")]
+    claimed.sort(key=lambda item: -abs(math.log1p(item.change)))
+    found += [f"{item.asked.name} is {change_words(item)}." for item in claimed[:_MOST_SENTENCES]]
+    unclaimed = Counter(item.because for item in comparison.changes if item.because)
+    if unclaimed:
+        found.append(f"Not claimed: {', '.join(f'{n} cells ({why})' for why, n in unclaimed.most_common(3))}.")
+    return found
+
+
+_COUNTED: tuple[tuple[Verdict, str], ...] = (
+    ("slower", "are slower"),
+    ("faster", "are faster"),
+    ("same", "are the same"),
+    ("inconclusive", "cannot be told"),
+)
+
+
+def _alone(comparison: Comparison) -> str:
+    if not comparison.only_before and not comparison.only_after:
+        return ""
+    return f"; {comparison.only_before} cells stand in the first alone, {comparison.only_after} in the second"
+
+
+def machine_sentences(comparison: Comparison) -> list[str]:
+    """What the machine itself did, where that is beyond doubt."""
+    found = []
+    for shift in comparison.shifts:
+        if shift.is_claim and abs(shift.ratio - 1) > _WORTH_SAYING:
+            word = "slower" if shift.ratio > 1 else "faster"
+            by = f"{100 * abs(shift.ratio - 1):.0f} % {word}"
+            roofs = f", and its roof by {signed(shift.roof_ratio - 1)} of time" if shift.roof_ratio else ""
+            told = "it is divided out" if any(item.machine for item in comparison.changes) else "nothing is divided out"
+            found.append(f"The machine itself was {by} at {shift.resource} (its sentinel{roofs}); {told}.")
+    return found
+
+
+def difference_lines(differences: Sequence[Difference]) -> list[str]:
+    """What is not the same, what may explain a change on top."""
+    return [item.words for item in differences]
+
+
+def change_rows(comparison: Comparison) -> list[list[str]]:
+    """Every cell, in the order of the columns."""
+    return [
+        [
+            item.asked.name,
+            duration(item.before.median_s),
+            duration(item.after.median_s),
+            signed(item.change),
+            interval_words(item) if item.visits else "-",
+            item.verdict if comparison.comparable else "-",
+            moved_briefly(item) or item.because,
+        ]
+        for item in comparison.changes
+    ]
+
+
+def asked_json(asked: Asked) -> dict[str, object]:
+    """The columns that tell a cell."""
+    return dict(asked._asdict())
+
+
+def change_json(change: Change) -> dict[str, object]:
+    """One cell of the contract; what is not known is null."""
+    return {
+        **asked_json(change.asked),
+        "before_s": change.before.median_s,
+        "after_s": change.after.median_s,
+        "change": change.change,
+        "low": change.low,
+        "high": change.high,
+        "verdict": change.verdict,
+        "because": change.because,
+        "moved": change.moved,
+        "terms": dict(change.terms),
+        "machine": change.machine,
+        "before_visits": change.before.visits,
+        "after_visits": change.after.visits,
+    }
+
+
+def comparison_json(comparison: Comparison) -> dict[str, object]:
+    """The document of `roofscope compare A B --format json`."""
+    return {
+        "comparable": comparison.comparable,
+        "before": comparison.before.name,
+        "after": comparison.after.name,
+        "differences": [asdict(item) for item in comparison.differences],
+        "machine": [{**asdict(shift), "claimed": shift.is_claim} for shift in comparison.shifts],
+        "answer": comparison_sentences(comparison),
+        "only_before": comparison.only_before,
+        "only_after": comparison.only_after,
+        "cells": [change_json(change) for change in comparison.changes],
+    }
+
+
+def changes_frame(comparison: Comparison) -> pd.DataFrame:
+    """The cells as a table: a row each, the gain of every term a column of its own."""
+    rows = []
+    for change in comparison.changes:
+        row = change_json(change)
+        row.pop("terms")
+        rows.append({**row, **{name: change.terms.get(name, math.nan) for name in TERMS}})
+    return pd.DataFrame(rows)
+
+
+def history_rows(history: History) -> list[list[str]]:
+    """A cell a row, a run a column: its time, and what changed at that step."""
+    rows = []
+    for cell in history.cells:
+        steps = {step.at: step.change for step in cell.steps}
+        times = [_time_words(timed, steps.get(number)) for number, timed in enumerate(cell.times)]
+        rows.append([cell.asked.name, *times])
+    return rows
+
+
+def _time_words(timed: Timed | None, change: Change | None) -> str:
+    if timed is None:
+        return "-"
+    return duration(timed.median_s) + (f" ({signed(change.change)})" if change else "")
+
+
+def history_sentences(history: History) -> list[str]:
+    """The steps at which most cells changed, with what differed there."""
+    at = Counter(step.at for cell in history.cells for step in cell.steps)
+    found = []
+    for number in sorted(at):
+        reasons = [item.words for item in history.differences[number]][:3]
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        found.append(f"At {history.sides[number].name} {at[number]} of {len(history.cells)} cells changed{why}.")
+        changes = [step.change for cell in history.cells for step in cell.steps if step.at == number]
+        worst = max(changes, key=lambda item: abs(math.log1p(item.change)))
+        found.append(f"{worst.asked.name} became {change_words(worst)}.")
+    return found or [f"No cell changed over {len(history.sides)} runs, as far as can be told."]
+
+
+def history_json(history: History) -> dict[str, object]:
+    """The document of `roofscope compare` of more than two runs."""
+    return {
+        "runs": [{"name": side.name, "created": side.created, "tool": side.tool} for side in history.sides],
+        "differences": [[asdict(item) for item in of_run] for of_run in history.differences],
+        "answer": history_sentences(history),
+        "cells": [
+            {
+                **asked_json(cell.asked),
+                "times_s": [None if timed is None else timed.median_s for timed in cell.times],
+                "steps": [{"at": step.at, **change_json(step.change)} for step in cell.steps],
+            }
+            for cell in history.cells
+        ],
+    }

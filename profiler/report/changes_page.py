@@ -1,0 +1,55 @@
+"""changes.html: two runs on one page, what changed between them and which terms moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from profiler.diagnosis.compare import Comparison, compare
+from profiler.record.run import Run
+from profiler.record.sides import side_of_run
+from profiler.report.changes import CHANGE_COLUMNS, change_rows, comparison_sentences, difference_lines
+from profiler.report.html import link_from, templates
+from profiler.report.svg import inline_svg
+
+CHANGES_FILE = "changes.html"
+_WATERFALL = "From the time before to the time after, term by term"
+_ROOFLINES = "Both runs under their own measured roofs"
+_SPLITS = "Where the time of every cell goes"
+
+
+def write_changes(before: Run, after: Run) -> Path:
+    """Write changes.html into the later run's folder, and say where."""
+    path = after.folder / CHANGES_FILE
+    path.write_text(html_changes(before, after, after.folder), encoding="utf-8")
+    return path
+
+
+def html_changes(before: Run, after: Run, folder: Path) -> str:
+    """Two runs held against each other as one HTML document, which links to their own pages from `folder`."""
+    comparison = compare(side_of_run(before), side_of_run(after))
+    runs = [before, after]
+    drawable = all(run.measured for run in runs)
+    return (
+        templates()
+        .get_template("changes.html.j2")
+        .render(
+            first=before,
+            runs=[(word, run, link_from(run, folder)) for word, run in zip(("before", "after"), runs, strict=True)],
+            answer=comparison_sentences(comparison),
+            differences=difference_lines(comparison.differences),
+            waterfall=_drawn(runs, "waterfall", _WATERFALL) if drawable and _has_terms(comparison) else None,
+            splits=[_drawn([run], "split", _SPLITS) for run in runs] if drawable else [],
+            rooflines=_drawn(runs, "devices", _ROOFLINES) if drawable else None,
+            columns=CHANGE_COLUMNS,
+            rows=change_rows(comparison),
+        )
+    )
+
+
+def _has_terms(comparison: Comparison) -> bool:
+    return any(change.terms for change in comparison.changes)
+
+
+def _drawn(runs: Sequence[Run], name: str, label: str) -> str:
+    return inline_svg(runs, name, label)

@@ -1,0 +1,80 @@
+"""What changed, on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiler.diagnosis.compare import Comparison, History
+from profiler.diagnosis.gate import Gate
+from profiler.report.changes import (
+    CHANGE_COLUMNS,
+    change_rows,
+    comparison_sentences,
+    difference_lines,
+    history_rows,
+    history_sentences,
+    machine_sentences,
+)
+from profiler.report.gating import GATE_COLUMNS, gate_line, gate_rows
+
+_MOST_ROWS = 200
+_COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
+
+
+def print_changes(comparison: Comparison, console: Console) -> None:
+    """Print two runs held against each other: the answer, what differs, every cell."""
+    console.print()
+    for sentence in comparison_sentences(comparison):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    print_differences(difference_lines(comparison.differences), console)
+    console.print(table(CHANGE_COLUMNS, change_rows(comparison)))
+    for word, side in (("before", comparison.before), ("after", comparison.after)):
+        console.print(Text(f"{word}: {side.name} ({side.created or side.tool})", style="dim"))
+
+
+def print_differences(lines: Sequence[str], console: Console) -> None:
+    """Print what is not the same on both sides, a line each."""
+    for line in lines:
+        console.print(Text(f"differs: {line}"))
+    if not lines:
+        console.print(Text("nothing that is known differs between the two"))
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print several runs, oldest first, a column each."""
+    console.print()
+    for sentence in history_sentences(history):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    columns = ("cell", *(f"run {number}" for number in range(len(history.sides))))
+    console.print(table(columns, history_rows(history)))
+    for number, side in enumerate(history.sides):
+        console.print(Text(f"run {number}: {side.name} ({side.created or side.tool})", style="dim"))
+
+
+def print_gate(gate: Gate, console: Console) -> None:
+    """Print a gate: its answer in a line, what differs, every cell."""
+    console.print(Text(gate_line(gate), style="bold"))
+    for sentence in machine_sentences(gate.comparison):
+        console.print(Text(sentence))
+    print_differences(difference_lines(gate.comparison.differences), console)
+    console.print(table(GATE_COLUMNS, gate_rows(gate)))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of some columns, of the first rows where there are many."""
+    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime")
+        found.add_column(name, justify="left" if words else "right", no_wrap=name != "what moved")
+    for row in rows[:_MOST_ROWS]:
+        found.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
+    if len(rows) > _MOST_ROWS:
+        found.caption = f"{len(rows) - _MOST_ROWS} more rows: --format json has them all"
+    return found

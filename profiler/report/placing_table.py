@@ -1,0 +1,56 @@
+"""Another tool's figures under the roofs: rows, JSON, and the screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.diagnosis.foreign import Placed
+from profiler.report.changes_table import table
+from profiler.units import duration, significant
+
+PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
+
+
+def placed_json(row: Placed) -> dict[str, object]:
+    """One row of the contract."""
+    return asdict(row)
+
+
+def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
+    """Every figure, in the order of the columns."""
+    return [
+        [
+            _name(row),
+            duration(row.latency_s),
+            significant(row.tokens_per_s),
+            duration(row.floor_s),
+            row.bound,
+            f"{significant(100 * row.attained, 2)} %",
+            row.regime or "above the roof",
+        ]
+        for row in rows
+    ]
+
+
+def _name(row: Placed) -> str:
+    depth = row.prompt_len if row.phase == "prefill" else row.prompt_len + row.context_len
+    after = f" + {row.new_tokens}" if row.phase == "generate" else ""
+    return f"{row.phase} {row.batch_size} x {depth}{after}"
+
+
+def print_placed(title: str, rows: Sequence[Placed], doubts: Sequence[str], console: Console) -> None:
+    """Print figures under the roofs; notes that several share stand once."""
+    console.print(Text(title, style="bold"))
+    for doubt in doubts:
+        console.print(Text(f"warning: {doubt}"))
+    console.print(table(PLACED_COLUMNS, placed_rows(rows)))
+    notes = Counter(row.note for row in rows if row.note)
+    for note, count in notes.most_common(10):
+        first = next(row for row in rows if row.note == note)
+        of = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
+        console.print(Text(f"{of}: {note}"))

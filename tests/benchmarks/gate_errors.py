@@ -1,0 +1,170 @@
+"""How often `roofscope gate` errs: pairs of runs drawn again from the visits of real ones, with planted slowdowns.
+
+    python tests/benchmarks/gate_errors.py [--pairs 200] [--picture runs/reference/gate.png]
+
+A pair has the cells of one real run. Each visit is a real visit of that cell, moved by how far real visits of the same
+cell lay apart in any of the runs, so that both levels of noise are those of the machines that were measured. The later
+side is then made slower. What both sides share, a machine that drifts from run to run, is not in it: that is the
+sentinel's to tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.diagnosis.compare import compare
+from profiler.diagnosis.gate import gate
+from profiler.diagnosis.sides import Asked, Side, Timed
+from profiler.grid import PHASES, Phase
+from profiler.record.run import read_document, read_gathered
+from profiler.timing.outcomes import phase_medians, phase_samples
+from profiler.timing.sampling import deviations, estimate, spread_of
+
+RUNS = Path(__file__).parents[2] / "runs" / "reference"
+THRESHOLD = 0.03
+_SHOWN_VISITS = 2
+SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.06, 0.10)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The real visits that pairs are drawn from."""
+
+    visits: Mapping[Asked, Sequence[Sequence[float]]]
+    deviations: Mapping[Phase, NDArray[np.float64]]
+    """How far single visits lie from the mean of their cell, as shares, over all runs."""
+
+
+def pool_of(run: Path, others: Sequence[Path]) -> Pool:
+    """The cells of one run, with the deviations of all."""
+    apart: dict[Phase, list[NDArray[np.float64]]] = {phase: [] for phase in PHASES}
+    cells: dict[Asked, Sequence[Sequence[float]]] = {}
+    for folder in others:
+        gathered = read_gathered(folder, read_document(folder))
+        for cell, visits in gathered.visits.items():
+            for key in cell.keys:
+                samples = phase_samples(key.phase, visits)
+                if len(visits) > 1:
+                    found = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
+                    apart[key.phase].append(found * math.sqrt(found.size / (found.size - 1)))
+                if folder == run:
+                    cells[Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
+    return Pool(cells, {phase: np.concatenate(found) for phase, found in apart.items()})
+
+
+def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
+    """One run drawn from the pool, with so many visits of each cell."""
+    taken: dict[Asked, list[NDArray[np.float64]]] = {}
+    for asked, known in pool.visits.items():
+        level = np.median(np.concatenate([np.asarray(visit) for visit in known]))
+        taken[asked] = []
+        for _ in range(visits):
+            visit = np.asarray(known[random.integers(len(known))])
+            moved = 1 + random.choice(pool.deviations[asked.phase])
+            taken[asked].append(visit / np.median(visit) * level * moved)
+    spreads = {
+        phase: spread_of(
+            {number: float(np.median(visit)) for number, visit in enumerate(samples)}
+            for asked, samples in taken.items()
+            if asked.phase == phase
+        )
+        for phase in PHASES
+    }
+    cells = {}
+    for asked, samples in taken.items():
+        spread = spreads[asked.phase]
+        time_s = estimate([visit.tolist() for visit in samples], spread)
+        cells[asked] = Timed(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
+    return Side("drawn", "", "roofscope", {}, cells)
+
+
+def slower(side: Side, by: float, cells: Sequence[Asked]) -> Side:
+    """The same side with some cells slower."""
+    changed = {
+        asked: replace(
+            timed, median_s=timed.median_s * (1 + by), low_s=timed.low_s * (1 + by), high_s=timed.high_s * (1 + by)
+        )
+        for asked, timed in side.cells.items()
+        if asked in cells
+    }
+    return replace(side, cells={**side.cells, **changed})
+
+
+def outcomes(
+    pool: Pool, pairs: int, visits: int, planted: str = "all cells", seed: int = 0
+) -> dict[float, Counter[str]]:
+    """What the gate says of so many pairs, by planted slowdown: of all cells, of decode, or of one cell in turn."""
+    random = np.random.default_rng(seed)
+    found: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
+    every = list(pool.visits)
+    for pair in range(pairs):
+        cells = [every[pair % len(every)]] if planted == "one cell" else every
+        if planted == "decode":
+            cells = [asked for asked in every if asked.phase == "decode"]
+        before, after = drawn(pool, visits, random), drawn(pool, visits, random)
+        for by in SLOWDOWNS:
+            comparison = compare(before, slower(after, by, cells))
+            found[by][gate(comparison, dict.fromkeys(PHASES, THRESHOLD)).outcome] += 1
+    return found
+
+
+def reference_pools() -> dict[str, Pool]:
+    """A pool for each reference run, the deviations of all in each."""
+    folders = sorted(path.parent for path in RUNS.rglob("run.json"))
+    return {str(folder.relative_to(RUNS)): pool_of(folder, folders) for folder in folders}
+
+
+def _draw(found: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(4.2 * len(found), 3.2), sharey=True, squeeze=False)
+    colors = {"slower": "#d55e00", "inconclusive": "#888888", "pass": "#009e73"}
+    for axis, (title, counts) in zip(axes[0], found.items(), strict=True):
+        for outcome, color in colors.items():
+            shares = [100 * counts[by][outcome] / counts[by].total() for by in SLOWDOWNS]
+            axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=outcome)
+        axis.axvline(100 * THRESHOLD, color="#cccccc", zorder=0)
+        axis.set(title=title, xlabel="planted slowdown, %")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("gates, %")
+    axes[0][-1].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Print the rates, and draw them where a picture is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args()
+    pool = reference_pools()["smollm2-135m-2-cores"]
+    shown = {}
+    for visits in (1, 2, 4):
+        for planted in ("all cells", "decode", "one cell"):
+            found = outcomes(pool, asked.pairs, visits, planted)
+            title = f"{visits} visit{'s' if visits > 1 else ''}, {planted}"
+            for by, counts in found.items():
+                shares = ", ".join(
+                    f"{name} {100 * count / asked.pairs:.1f} %" for name, count in sorted(counts.items())
+                )
+                print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
+            if visits == _SHOWN_VISITS:
+                shown[title] = found
+    if asked.picture:
+        _draw(shown, asked.picture)
+
+
+if __name__ == "__main__":
+    main()

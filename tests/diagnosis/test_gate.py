@@ -1,0 +1,128 @@
+"""A gate: what passes, what does not, what cannot be told, and what more time would tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sides import asked, side, timed
+
+from profiler.diagnosis.compare import compare
+from profiler.diagnosis.gate import Gate, gate
+from profiler.errors import RequestError
+from profiler.job.comparing import thresholds
+from profiler.report.gating import budget_words, gate_github, gate_json, gate_junit, gate_line
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "runs" / "reference"
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+def gated(changes: Sequence[float], half_width: float = 0.01, visits: int = 4, allowed: float = 0.03) -> Gate:
+    """A gate over decodes that took so much longer, each time known to +-half_width / sqrt(2)."""
+    each = half_width / math.sqrt(2)
+    before = side({asked(batch): timed(0.01, each, visits) for batch in BATCHES[: len(changes)]})
+    after = side(
+        {
+            asked(batch): timed(0.01 * (1 + change), each, visits)
+            for batch, change in zip(BATCHES, changes, strict=False)
+        }
+    )
+    return gate(compare(before, after), {"decode": allowed})
+
+
+def test_nothing_changed_passes() -> None:
+    assert gated([0.0, 0.002, -0.002, 0.001]).outcome == "pass"
+
+
+def test_all_cells_slower_fail() -> None:
+    assert gated([0.05, 0.051, 0.049, 0.05]).outcome == "slower"
+
+
+def test_one_cell_alone_fails() -> None:
+    """Five cells as before and one 12 % slower: cells differ by more than their intervals, so that it stands alone."""
+    found = gated([0.0, 0.0, 0.12, 0.0, 0.0, 0.0])
+    assert found.outcome == "slower"
+    assert [cell.decision for cell in found.cells].count("slower") == 1
+
+
+def test_cells_that_agree_tell_together_what_none_tells_alone() -> None:
+    """Each known to +-2.8 % alone: six together to +-1.2 %."""
+    assert gated([0.002, -0.01, 0.012, -0.005, 0.004, 0.0], half_width=0.028).outcome == "pass"
+    assert gated([0.002], half_width=0.031).outcome == "inconclusive"
+
+
+def test_a_wide_interval_cannot_tell_and_says_what_would() -> None:
+    """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four visits of a second each, 7.1 s more."""
+    found = gated([0.0], half_width=0.05)
+    assert found.outcome == "inconclusive"
+    assert found.more_s == pytest.approx(4 * (0.05 / math.log(1.03)) ** 2 - 4, rel=0.02)
+    assert "1 cells need about 0:0" in budget_words(found)
+
+
+def test_at_the_threshold_itself_no_budget_tells() -> None:
+    found = gated([0.03], half_width=0.02)
+    assert math.isinf(found.more_s)
+    assert "no budget helps" in budget_words(found)
+    assert json.loads(json.dumps(gate_json(found)))["more_s"] is None
+
+
+def test_a_busy_neighbour_leaves_it_open() -> None:
+    before = side({asked(): timed(0.01)})
+    after = side({asked(): replace(timed(0.02), foreign_cores=1.0)})
+    found = gate(compare(before, after), {"decode": 0.03})
+    assert found.outcome == "inconclusive"
+    assert "measure again in quiet" in gate_line(found)
+
+
+def test_one_visit_each_is_no_verdict_on_a_single_cell() -> None:
+    assert gated([0.2], visits=1).outcome == "inconclusive"
+
+
+def test_thresholds_by_phase() -> None:
+    assert thresholds("3%") == thresholds("0.03") == {"prefill": 0.03, "decode": 0.03}
+    assert thresholds("decode=2.5%") == {"decode": 0.025}
+    assert thresholds("decode=3%,prefill=5%") == {"decode": 0.03, "prefill": 0.05}
+    for wrong in ("fast", "300%", "-3%", "0", "middle=3%", ""):
+        with pytest.raises(RequestError):
+            thresholds(wrong)
+
+
+@pytest.mark.parametrize("changes", [[0.0, 0.0, 0.0, 0.0], [0.05] * 4, [0.02, 0.04, 0.02, 0.04]])
+def test_every_format_says_the_same(changes: list[float]) -> None:
+    found = gated(changes)
+    document = gate_json(found)
+    suite = ElementTree.fromstring(gate_junit(found))[0]
+    failures = [case for case in suite if case.find("failure") is not None]
+    level = gate_github(found).split(" ")[0]
+    assert document["outcome"] == found.outcome
+    assert bool(failures) == (found.outcome == "slower")
+    assert int(suite.attrib["failures"]) == len(failures)
+    assert int(suite.attrib["tests"]) == len(list(suite))
+    assert level == {"pass": "::notice", "slower": "::error", "inconclusive": "::warning"}[found.outcome]
+
+
+def test_names_cannot_break_out_of_a_format() -> None:
+    evil = '<b>&"\n::error::\u2028%'
+    before = side({asked(engine=evil): timed(0.01)})
+    found = gate(compare(before, side({asked(engine=evil): timed(0.02)})), {"decode": 0.03})
+    ElementTree.fromstring(gate_junit(found))
+    assert all(line.startswith("::") for line in gate_github(found).split("\n"))
+    assert "%0A" in gate_github(found)
+
+
+def test_exit_codes(roofscope: Callable[..., object]) -> None:
+    """The same run passes, two runs of one thing do not fail, another machine is not comparable."""
+    first, again = str(REFERENCE / "smollm2-135m-2-cores"), str(REFERENCE / "smollm2-135m-precisions" / "none")
+    other = str(REFERENCE / "smollm2-135m-epyc")
+    assert roofscope("gate", first, again).code in (0, 3)  # type: ignore[attr-defined]
+    assert roofscope("gate", first, other).code == 2  # type: ignore[attr-defined]
+    assert roofscope("gate", first, again, "--max-slowdown", "x").code == 2  # type: ignore[attr-defined]
+    document = json.loads(roofscope("gate", first, again, "--format", "json").out)  # type: ignore[attr-defined]
+    assert document["comparable"]
+    assert len(document["cells"]) == 8

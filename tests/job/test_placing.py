@@ -1,0 +1,126 @@
+"""Another tool's figures under the roofs, against figures that are known from outside."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.job.placing import Shapes, place
+
+FILES = Path(__file__).parents[1] / "data" / "foreign"
+
+
+def table(path: Path, *rows: tuple[object, ...]) -> Path:
+    """A plain table of (phase, batch_size, prompt_len, new_tokens, latency_s)."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["phase", "batch_size", "prompt_len", "new_tokens", "latency_s"])
+        writer.writerows(rows)
+    return path
+
+
+def test_a_published_figure_has_the_share_that_arithmetic_gives(tmp_path: Path) -> None:
+    """gpt-fast, README: Llama-2-7B in 16 bits at batch 1 on an A100 80GB, 104.9 tokens/s behind a prompt of 5.
+
+    13.21 GB of weights but for the embedding, and 105 x 524,288 bytes of cache, over 2,039 GB/s: 6.51 ms of 9.53.
+    """
+    [row] = place(table(tmp_path / "t", ("decode", 1, 5, 200, 1 / 104.9)), "llama-2-7b", gpu="A100 80GB SXM").rows
+    assert row.floor_s == pytest.approx((13.21e9 + 105 * 524_288) / 2039e9, rel=2e-3)
+    assert row.attained == pytest.approx(0.683, abs=3e-3)
+    assert (row.bound, row.regime) == ("memory", "memory-bound")
+
+
+def test_a_prefill_is_held_against_its_flops(tmp_path: Path) -> None:
+    """A long prompt of Mistral-7B on an H100: 2 FLOPs a weight and token, and the triangle of attention.
+
+    At 2048 tokens, 7.11e9 block weights (6.98e9 without the head): 2 x 6.98e9 x 2048 + 4 x 32 x 4096 x 2048^2 / 2
+    FLOPs at 989.4 TFLOP/s.
+    """
+    [row] = place(table(tmp_path / "t", ("prefill", 1, 2048, "", 0.05)), "mistral-7b-v0.1", gpu="H100 SXM").rows
+    flops = 2 * 6.98e9 * 2048 + 4 * 32 * 4096 * 2048**2 / 2
+    assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
+    assert (row.bound, row.regime) == ("compute", "compute-bound")
+
+
+def test_the_bits_of_a_gguf_file_are_those_that_it_has() -> None:
+    """Q4_1 by its name, 5.74 bits a weight by its size: 96.58 MB and 16 x 2 rows of cache over 1,008 GB/s."""
+    found = place(FILES / "llama-bench.csv", "smollm2-135m", gpu="RTX 4090")
+    decode = next(row for row in found.rows if row.phase == "decode")
+    cache_bytes = 16 * 2 * 3 * 64 * 2 * 30
+    assert decode.floor_s == pytest.approx((96_576_768 + cache_bytes) / 1008e9, rel=0.01)
+    assert "5.74 bits a weight as stored" in decode.note
+
+
+def test_a_figure_above_the_roof_is_no_win(tmp_path: Path) -> None:
+    """14.2 GB at 3.35 TB/s take 4.2 ms: nothing decodes Mistral-7B in 16 bits in 1 ms."""
+    path = table(tmp_path / "t", ("decode", 1, 64, 32, 0.001), ("prefill", 1, 2048, "", 0.001))
+    found = place(path, "mistral-7b-v0.1", gpu="H100 SXM")
+    decode, prefill = found.rows
+    assert decode.regime is None
+    assert prefill.regime is None
+    assert "prompt tokens may be counted" in decode.note
+    assert "from a cache" in prefill.note
+    assert found.doubts == ("2 of 2 figures lie above the roof and prove nothing.",)
+
+
+def test_a_prefill_that_was_mixed_into_decode_is_found(tmp_path: Path) -> None:
+    """Tokens/s over the whole of a generation: behind 16 times the prompt a step takes 3.5 times as long."""
+    rows = [("decode", 1, prompt, 32, (prompt * 0.2e-3 + 31 * 5e-3) / 32) for prompt in (64, 256, 1024)]
+    found = place(table(tmp_path / "t", *rows), "mistral-7b-v0.1", gpu="H100 SXM")
+    assert any("the prompt's time seems to be in them" in doubt for doubt in found.doubts)
+    honest = [("decode", 1, prompt, 32, 5e-3 + prompt * 1e-7) for prompt in (64, 256, 1024)]
+    assert not place(table(tmp_path / "u", *honest), "mistral-7b-v0.1", gpu="H100 SXM").doubts
+
+
+def test_a_card_that_cannot_hold_the_model_is_named(tmp_path: Path) -> None:
+    found = place(table(tmp_path / "t", ("decode", 1, 64, 32, 1.0)), "llama-3.1-70b", gpu="T4")
+    assert "several cards, another card or another precision ran" in found.doubts[0]
+
+
+def test_a_generation_is_its_prefill_and_its_steps(tmp_path: Path) -> None:
+    both = ("generate", 4, 128, 32, 1.0)
+    path = table(tmp_path / "t", both, ("prefill", 4, 128, "", 1.0), ("decode", 4, 128, 32, 1.0))
+    whole, prefill, step = place(path, "smollm2-135m", gpu="H100 SXM").rows
+    assert whole.floor_s == pytest.approx(prefill.floor_s + 31 * step.floor_s)
+
+
+def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., object]) -> None:
+    arguments = ("place", str(FILES / "vllm-latency.json"), "--model", "smollm2-135m", "--gpu", "T4")
+    refused = roofscope(*arguments)
+    assert refused.code == 2  # type: ignore[attr-defined]
+    assert "give --batch-sizes and --prompt-lens and --new-tokens" in refused.err  # type: ignore[attr-defined]
+    done = roofscope(*arguments, "--prompt-lens", "128", "--batch-sizes", "4", "--new-tokens", "32", "--format", "json")
+    [row] = json.loads(done.out)["rows"]  # type: ignore[attr-defined]
+    assert (row["phase"], row["batch_size"], row["prompt_len"], row["new_tokens"]) == ("generate", 4, 128, 32)
+    assert row["tokens_per_s"] == pytest.approx(4 * 32 / row["latency_s"])
+    with pytest.raises(RequestError, match="2 values for 1 figures"):
+        place(FILES / "vllm-latency.json", "smollm2-135m", gpu="T4", shapes=Shapes((1, 2), (1,), (32,)))
+
+
+def test_requests_are_shared_out_over_batches() -> None:
+    """8 requests in 6.636 s, 4 at a time: 3.318 s a batch."""
+    shapes = Shapes((64,), (4,), (16,))
+    [row] = place(FILES / "vllm-throughput.json", "smollm2-135m", gpu="T4", shapes=shapes).rows
+    assert row.latency_s == pytest.approx(6.6361353 / 2)
+
+
+def test_a_card_is_asked_for_or_told_by_the_file(roofscope: Callable[..., object]) -> None:
+    refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
+    assert "Give --gpu CARD, or --here" in refused.err  # type: ignore[attr-defined]
+    assert place(FILES / "transformers.json", "smollm2-135m").under.name == "A10G, datasheet"
+    both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
+    assert both.code == 2  # type: ignore[attr-defined]
+
+
+def test_a_hundred_thousand_rows_take_a_moment(tmp_path: Path) -> None:
+    path = table(tmp_path / "t", *(("decode", 1 + row % 64, 1 + row, 32, 0.01) for row in range(100_000)))
+    begun = time.process_time()
+    found = place(path, "smollm2-135m", gpu="H100 SXM")
+    assert len(found.rows) == 100_000
+    assert time.process_time() - begun < 6, "3 s on a machine of its own"

@@ -1,0 +1,189 @@
+"""Other tools' files: told by their content, read to the figure, refused in one line where they are broken."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.record.readers.figures import Figure
+from profiler.record.readers.reading import read_foreign
+
+FILES = Path(__file__).parents[1] / "data" / "foreign"
+
+
+def figures(name: str) -> tuple[Figure, ...]:
+    return read_foreign(FILES / name).figures
+
+
+def test_llama_bench_says_the_same_in_every_format() -> None:
+    """avg_ns of the csv: 269742369 ns for 128 tokens, 170182648 ns for 32; the md file is another run of the same."""
+    first, second, third = figures("llama-bench.csv")
+    assert (first.covers, first.prompt_len, first.batch_size) == ("prefill", 128, 1)
+    assert first.seconds == pytest.approx(0.269742369)
+    assert (third.covers, third.new_tokens, third.depth) == ("decode", 32, 0)
+    assert third.seconds == pytest.approx(0.170182648 / 32)
+    # 96,576,768 bytes for 134,515,008 parameters: 5.74 bits each, though the file's name says 4.
+    assert 8 * second.weight_bytes == pytest.approx(5.744, abs=1e-3)  # type: ignore[operator]
+    by_md = figures("llama-bench.md")
+    assert [figure.covers for figure in by_md] == ["prefill", "prefill", "decode"]
+    assert by_md[0].seconds == pytest.approx(128 / 459.02)
+    assert 8 * by_md[0].weight_bytes == pytest.approx(5.744, abs=1e-2)  # type: ignore[operator]
+    # Five repetitions with a standard deviation of 33.97 of 159.18 tokens/s: +- 2 x 33.97 / sqrt(5) of them.
+    assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18 / math.sqrt(5))
+
+
+def test_llama_bench_keeps_every_repetition() -> None:
+    for name in ("llama-bench.json", "llama-bench.jsonl"):
+        records = [json.loads(line) for line in (FILES / name).read_text().splitlines()] if "jsonl" in name else None
+        records = records or json.loads((FILES / name).read_text())
+        for record, figure in zip(records, figures(name), strict=True):
+            steps = record["n_gen"] if not record["n_prompt"] else 1
+            assert figure.samples_s == pytest.approx([value / 1e9 / steps for value in record["samples_ns"]])
+            assert figure.repeats == 3
+
+
+def test_llama_bench_tells_depth_and_mixed_tests() -> None:
+    prefill, decode, mixed = figures("llama-bench-depth.md")
+    assert (prefill.prompt_len, prefill.context_len) == (64, 128)
+    assert (decode.context_len, decode.new_tokens, decode.seconds) == (128, 16, pytest.approx(1 / 68.49))
+    assert (mixed.covers, mixed.seconds) == ("generate", pytest.approx(80 / 104.02))
+    assert "prompt and generation in one figure" in mixed.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "expected"),
+    [
+        # (what, batch, prompt, new tokens, seconds)
+        ("vllm-latency.json", "vllm bench latency", [("generate", None, None, None, 10.974134)]),
+        ("vllm-throughput.json", "vllm bench throughput", [("generate", None, None, None, None)]),
+        ("vllm-serve.json", "vllm bench serve", [("prefill", 1, 512, 128, 0.24), ("decode", 8, 512, 128, 0.024)]),
+        ("guidellm.json", "GuideLLM", [("prefill", 1, 64, 16, 0.0869989), ("decode", 2, 64, 16, 0.0206266)]),
+        ("aiperf.json", "AIPerf", [("prefill", 1, 256, 64, 0.17505), ("decode", 2, 256, 64, 0.03473)]),
+        (
+            "sglang.jsonl",
+            "SGLang bench_one_batch",
+            [
+                ("prefill", 1, 256, 32, 0.02),
+                ("decode", 1, 256, 32, 0.008),
+                ("prefill", 14, 512, 32, 0.3),
+                ("decode", 14, 512, 32, 0.01),
+            ],
+        ),
+        ("optimum.json", "optimum-benchmark", [("prefill", 2, 64, 16, None), ("decode", 2, 64, 16, None)]),
+        (
+            "transformers.json",
+            "transformers benchmark",
+            [("prefill", 2, 128, 64, 0.055), ("decode", 2, 128, 64, 0.0245)],
+        ),
+        ("table.csv", "table", [("decode", 1, 512, 128, 1 / 104.9), ("decode", 8, 512, 128, 8 / 700)]),
+    ],
+)
+def test_each_tool_is_told_by_its_content(
+    name: str, tool: str, expected: list[tuple[object, ...]], tmp_path: Path
+) -> None:
+    other_name = tmp_path / "anything.txt"
+    other_name.write_bytes((FILES / name).read_bytes())
+    file = read_foreign(other_name)
+    assert file.tool == tool
+    found = [(item.covers, item.batch_size, item.prompt_len, item.new_tokens) for item in file.figures]
+    assert found == [row[:4] for row in expected]
+    for figure, (*_, seconds) in zip(file.figures, expected, strict=True):
+        if seconds is not None:
+            assert figure.seconds == pytest.approx(seconds, rel=1e-5)
+
+
+def test_a_whole_decode_loop_is_told_by_the_step() -> None:
+    """optimum-benchmark times the 15 steps behind the first token at once; its throughput is batch x 15 over that."""
+    report = json.loads((FILES / "optimum.json").read_text())["report"]["decode"]
+    decode = figures("optimum.json")[1]
+    assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
+    assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
+
+
+def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:
+    """256 tokens/s at 24 ms a token: 6.1 sequences at a time."""
+    content = json.loads((FILES / "vllm-serve.json").read_text())
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps({**content, "max_concurrency": None}))
+    decode = read_foreign(path).figures[1]
+    assert decode.batch_size == round(256 * 0.024)
+    assert "estimated" in decode.notes[0]
+
+
+BROKEN = {
+    "empty": "",
+    "nothing but space": "  \n",
+    "cut off": '[{"model_type": "x", "n_prompt": 1, "n_gen"',
+    "an object of nobody": '{"a": 1}',
+    "a number": "7",
+    "a list of numbers": "[1, 2]",
+    "nested": "[" * 200_000,
+    "no number": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": "fast"}]',
+    "negative": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": -1}]',
+    "not finite": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": NaN}]',
+    "huge": '[{"model_type": "x", "n_prompt": 1e300, "n_gen": 0, "avg_ns": 1}]',
+    "a list where a number should be": '[{"model_type": "x", "n_prompt": [], "n_gen": 0, "avg_ns": 1}]',
+    "a text where an object should be": '{"benchmarks": ["x"]}',
+    "no benchmark": '{"benchmarks": []}',
+    "half a line": '{"batch_size": 1, "input_len": 8, "output_len": 8, "prefill_latency": 1}\n{"batch_size": 1, "inp',
+    "a row too short": "batch_size,prompt_len,new_tokens,tokens_per_s\n1\n",
+    "markup in a phase": "batch_size,prompt_len,phase,latency_s\n1,8,<script>alert(1)</script>,1\n",
+    "a quote without an end": 'batch_size,prompt_len,latency_s\n1,"8,1\n',
+    "a table without a row": "| model | test | t/s |\n| --- | --- | --- |\n",
+    "a test of another kind": "| model | test | t/s |\n| --- | --- | --- |\n| x | zz9 | fast |\n",
+    "zeros of nothing": "\0" * 100,
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(BROKEN[name])
+    with pytest.raises(RequestError) as refused:
+        read_foreign(path)
+    text = str(refused.value)
+    assert len(text.splitlines()) == 1
+    assert text.isprintable()
+    assert len(text) < 700
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir() if path.suffix != ".txt"))
+def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: str, tmp_path: Path) -> None:
+    content = (FILES / name).read_bytes()
+    for share in range(1, 20):
+        path = tmp_path / "file"
+        path.write_bytes(content[: share * len(content) // 20])
+        try:
+            found = read_foreign(path).figures
+        except RequestError as refused:
+            lines = str(refused).splitlines()
+            found = ()
+        else:
+            lines = []
+        assert found or len(lines) == 1
+
+
+def test_a_picture_and_a_folder_are_no_result_files(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe" * 10)
+    with pytest.raises(RequestError, match="no text file"):
+        read_foreign(path)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_foreign(tmp_path)
+
+
+def test_a_hundred_thousand_rows_are_read_in_a_moment(tmp_path: Path) -> None:
+    path = tmp_path / "many.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["phase", "batch_size", "prompt_len", "new_tokens", "latency_s"])
+        writer.writerows(["decode", 1 + row % 64, 1 + row, 32, 0.01] for row in range(100_000))
+    begun = time.process_time()
+    assert len(read_foreign(path).figures) == 100_000
+    assert time.process_time() - begun < 3

@@ -1,0 +1,59 @@
+"""Two runs on one page, and their words."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import PRECISIONS, WHOLE, with_document
+from pages import Page
+
+from profiler.job.comparing import compared
+from profiler.record.run import read_run
+from profiler.report.changes import change_rows, comparison_sentences
+from profiler.report.changes_page import html_changes, write_changes
+from profiler.report.changes_table import print_changes
+from profiler.report.console import screen
+
+
+def test_the_page_holds_both(tmp_path: Path) -> None:
+    before = read_run(shutil.copytree(PRECISIONS / "none", tmp_path / "none"))
+    after = read_run(shutil.copytree(PRECISIONS / "nf4", tmp_path / "nf4"))
+    page = Page(write_changes(before, after).read_text(encoding="utf-8"))
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
+    assert links == ["../none/report.html", "report.html"]
+    assert page.count("svg") == 4, "waterfall, two splits, both rooflines"
+    assert "precision float32 -> bfloat16, nf4" in page.words
+    assert "prefill 1 x 64" in page.words
+    assert not page.open
+    assert page.count("script") == 0
+
+
+def test_names_are_escaped() -> None:
+    evil = "<script>alert(1)</script>"
+    run = read_run(PRECISIONS / "none")
+    named = with_document(run, model=replace(run.model, id=evil), software={evil: evil})
+    text = html_changes(named, with_document(named, software={evil: "2"}), Path("/runs"))
+    assert evil not in text
+    assert evil in Page(text).words
+
+
+def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = compared(WHOLE, PRECISIONS / "none")
+    print_changes(comparison, screen())
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "Of 8 cells" in printed
+    assert "24 cells stand in the first alone" in printed
+
+
+def test_a_faster_precision_is_told_with_what_moved() -> None:
+    """nf4 streams 4.6 times fewer weights and converts them: both terms stand in the row of a decode."""
+    comparison = compared(PRECISIONS / "none", PRECISIONS / "nf4")
+    first = next(change for change in comparison.changes if change.asked.phase == "decode")
+    assert first.terms["weights_s"] < 0
+    assert sum(first.terms.values()) == pytest.approx(first.gained_s)
+    assert len(change_rows(comparison)) == 8
+    assert any("slower" in sentence or "faster" in sentence for sentence in comparison_sentences(comparison))
