@@ -1,0 +1,70 @@
+"""The simulated world: cards, a host and its clock, in the place of torch.cuda and of the profiler's sense of time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from . import nvml
+from .card import Card
+from .cuda import Driver, strict
+from .guard import answer_guard
+from .host import Host, SimulatedThreading, SimulatedTime
+from .mode import CardMode
+from .truth import Truth
+
+TIMED = (
+    "profiler.machine.clock",
+    "profiler.machine.machine",
+    "profiler.machine.telemetry",
+    "profiler.roofs.cache",
+    "profiler.timing.foreign_load",
+)
+"""The modules of the profiler that read a clock."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Cards in a host, for as long as they are simulated."""
+
+    host: Host
+    cards: tuple[Card, ...]
+    driver: Driver
+
+    @property
+    def card(self) -> Card:
+        return self.cards[0]
+
+
+@contextlib.contextmanager
+def simulated(*truths: Truth) -> Iterator[World]:
+    """Within, this process has these cards and no other clock than their host's."""
+    answer_guard()
+    host = Host()
+    cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
+    driver = Driver(cards)
+    world = World(host, cards, driver)
+    with contextlib.ExitStack() as stack:
+        for name, value in strict(driver.names()).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push", lambda name: 0))
+        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop", lambda: 0))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(mock.patch.dict(sys.modules, {"pynvml": nvml.answers(cards)}))
+        clock: Any = SimulatedTime(host)
+        for module in TIMED:
+            __import__(module)
+            stack.enter_context(mock.patch.object(sys.modules[module], "time", clock))
+        stack.enter_context(
+            mock.patch.object(sys.modules["profiler.machine.telemetry"], "threading", SimulatedThreading(host))
+        )
+        # `torch.tensor(data, device="cuda")` then makes a tensor of the host and moves it, as under torch's fake mode.
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.enter_context(CardMode(cards, host))
+        yield world
