@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .allocator import Allocator
 from .host import Host
 from .stream import Stream
 from .truth import Truth
+
+_LULL_S = 1e-4
+"""Kernels that follow each other closer than this are one span of being busy."""
 
 Region = tuple[int, int]
 """Address and bytes."""
@@ -29,20 +32,17 @@ class Work:
     """Seconds over a link, for a copy from elsewhere."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Kernel:
     """What one kernel did: an entry of the log."""
 
-    name: str
-    flops: float
-    dtype: str
-    memory_bytes: float
-    l2_bytes: float
-    link_s: float
-    start_s: float
-    duration_s: float
+    work: Work
+    memory_bytes: int
+    l2_bytes: int
     launched: bool
     """Whether the host launched it; all but the first of a replayed graph are not."""
+    duration_s: float = 0.0
+    start_s: float = 0.0
 
 
 class Cache:
@@ -106,23 +106,18 @@ class Card:
             self.host.advance(self.truth.launch_s)
             self.stream.capture.record(work)  # type: ignore[attr-defined]
             return
-        kernel = self.run(work)
-        start_s = self.stream.submit(kernel.duration_s, self.truth.launch_s)
-        self._note([replace(kernel, start_s=start_s, launched=True)] if self.log is not None else [], start_s)
-        self._keep_busy(start_s, kernel.duration_s)
+        kernel = self._run(work, launched=True)
+        self._submit([kernel], self.truth.launch_s)
 
     def replay(self, works: Sequence[Work]) -> None:
         """Send recorded kernels to the current stream as one launch."""
-        kernels = [self.run(work) for work in works]
-        duration_s = sum(kernel.duration_s for kernel in kernels)
-        start_s = self.stream.submit(duration_s, self.truth.graph_launch_s)
-        self._note([replace(kernel, launched=number == 0) for number, kernel in enumerate(kernels)], start_s)
-        self._keep_busy(start_s, duration_s)
+        kernels = [self._run(work, launched=number == 0) for number, work in enumerate(works)]
+        self._submit(kernels, self.truth.graph_launch_s)
 
-    def run(self, work: Work) -> Kernel:
+    def _run(self, work: Work, *, launched: bool) -> Kernel:
         """What a kernel takes now, with what the cache holds."""
-        truth, cache = self.truth, self._cache
-        memory_bytes = l2_bytes = 0.0
+        cache = self._cache
+        memory_bytes = l2_bytes = 0
         for region in work.reads:
             if cache.hit(region):
                 l2_bytes += region[1]
@@ -133,8 +128,24 @@ class Card:
                 l2_bytes += region[1]
             else:
                 memory_bytes += region[1]
-        kernel = Kernel(work.name, work.flops, work.dtype, memory_bytes, l2_bytes, work.link_s, 0.0, 0.0, False)
-        return replace(kernel, duration_s=duration_s(kernel, truth, self.clock_share))
+        kernel = Kernel(work, memory_bytes, l2_bytes, launched)
+        kernel.duration_s = duration_s(kernel, self.truth, self.clock_share)
+        return kernel
+
+    def _submit(self, kernels: Sequence[Kernel], host_s: float) -> None:
+        seconds = sum(kernel.duration_s for kernel in kernels)
+        start_s = self.stream.submit(seconds, host_s)
+        self.busy_s += seconds
+        if self.spans and start_s - self.spans[-1][1] < _LULL_S:
+            self.spans[-1] = (self.spans[-1][0], start_s + seconds)
+        else:
+            self.spans.append((start_s, start_s + seconds))
+            del self.spans[:-64]
+        if self.log is not None:
+            for kernel in kernels:
+                kernel.start_s = start_s
+                start_s += kernel.duration_s
+                self.log.append(kernel)
 
     def active_share(self, window_s: float) -> float:
         """Share of the last seconds in which any kernel ran."""
@@ -142,26 +153,11 @@ class Card:
         busy = sum(max(0.0, min(end, now) - max(start, now - window_s)) for start, end in self.spans)
         return min(1.0, busy / window_s)
 
-    def _note(self, kernels: list[Kernel], start_s: float) -> None:
-        if self.log is not None:
-            for kernel in kernels:
-                self.log.append(replace(kernel, start_s=start_s))
-                start_s += kernel.duration_s
-
-    def _keep_busy(self, start_s: float, seconds: float) -> None:
-        self.busy_s += seconds
-        if self.spans and start_s - self.spans[-1][1] < 1e-4:
-            self.spans[-1] = (self.spans[-1][0], start_s + seconds)
-        else:
-            self.spans.append((start_s, start_s + seconds))
-            del self.spans[:-64]
-
 
 def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
     """max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or what a link takes."""
+    work = kernel.work
     moving_s = kernel.memory_bytes / truth.bytes_per_s + kernel.l2_bytes / (truth.l2_bytes_per_s * clock_share)
-    computing_s = 0.0
-    if kernel.flops:
-        computing_s = kernel.flops / (truth.flops_per_s[kernel.dtype] * clock_share)
-    share = next((share for part, share in truth.kernel_share.items() if part in kernel.name), 1.0)
-    return max(moving_s / share, computing_s / share, kernel.link_s, truth.smallest_kernel_s)
+    computing_s = work.flops / (truth.flops_per_s[work.dtype] * clock_share) if work.flops else 0.0
+    share = next((share for part, share in truth.kernel_share.items() if part in work.name), 1.0)
+    return max(moving_s / share, computing_s / share, work.link_s, truth.smallest_kernel_s)

@@ -22,6 +22,7 @@ from .pricing import (
     nbytes,
     product_dtype,
 )
+from .shapes import Shapes
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,17 +33,24 @@ _HELD_FOR_REAL = 32 << 20
 class CardMode(TorchDispatchMode):
     """Routes operators to cards. A value that is read is a wait, and reads as one (`False` for a truth)."""
 
+    # Dynamo never traces what is simulated; its guard around each call would take a fifth of the time.
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __init__(self, cards: Sequence[Card], host: Host) -> None:
         super().__init__()
         self._cards = cards
         self._host = host
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._shapes = Shapes(self._fake)
         self._blocks: dict[int, tuple[Block, Card, Any]] = {}
         self._pinned: set[int] = set()
         self._workspaces: dict[object, Block] = {}
         self._composite: dict[Any, bool] = {}
         self._special = {
             aten.scaled_dot_product_attention.default: self._attend,
+            aten.linear.default: self._linear,
             aten._fused_sdp_choice.default: self._choose,
             aten._local_scalar_dense.default: self._read_value,
             aten._to_copy.default: self._to_copy,
@@ -70,7 +78,7 @@ class CardMode(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = self._faked(func, args, kwargs)
+        result = self._shapes.result(func, args, kwargs)
         outputs = list(_tensors([result]))
         card = self._card_of(outputs, tensors)
         if card is not None:
@@ -177,6 +185,21 @@ class CardMode(TorchDispatchMode):
             size = (32 << 20) if card.truth.capability >= (9, 0) else (8 << 20)
             self._workspaces[card.stream] = card.memory.allocate(size, card.stream)
 
+    def _linear(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """One product, as cuBLAS runs it: the views around it are not worth their time here."""
+        x, weight, *bias = args
+        with self:
+            result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+        card = self._cards[x.device.index]
+        self._workspace(card)
+        dtype = product_dtype(x)
+        operands = [*(b for b in bias if b is not None), x, weight]
+        name, flops = f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}", _linear_flops(x, weight)
+        card.launch(
+            Work(name, tuple(self.region(tensor) for tensor in operands), (self.region(result),), flops, dtype)
+        )
+        return result
+
     def _attend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         query, key, value = args[:3]
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
@@ -277,6 +300,10 @@ class CardMode(TorchDispatchMode):
         card.launch(Work("copy over the link", link_s=size / speed))
         if not (pinned and asynchronous):
             card.stream.synchronize()
+
+
+def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:
+    return 2.0 * x.numel() * weight.shape[0]
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

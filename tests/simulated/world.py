@@ -28,6 +28,10 @@ TIMED = (
 """The modules of the profiler that read a clock."""
 
 
+ENOUGH = {"profiler.roofs.sampling._MOST_SAMPLES": 8, "profiler.probes.dispatch._TWIN_STEPS": 8}
+"""A card without noise needs no hundred samples."""
+
+
 @dataclass(frozen=True)
 class World:
     """Cards in a host, for as long as they are simulated."""
@@ -55,7 +59,9 @@ def simulated(*truths: Truth) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push", lambda name: 0))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop", lambda: 0))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
-        stack.enter_context(mock.patch.dict(sys.modules, {"pynvml": nvml.answers(cards)}))
+        stack.enter_context(_module("pynvml", nvml.answers(cards)))
+        for name, count in ENOUGH.items():
+            stack.enter_context(mock.patch(name, count))
         clock: Any = SimulatedTime(host)
         for module in TIMED:
             __import__(module)
@@ -68,3 +74,17 @@ def simulated(*truths: Truth) -> Iterator[World]:
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(CardMode(cards, host))
         yield world
+
+
+@contextlib.contextmanager
+def _module(name: str, module: Any) -> Iterator[None]:
+    """Within, `import name` gives this; what is imported meanwhile stays imported."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
