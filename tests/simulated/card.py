@@ -41,6 +41,8 @@ class Kernel:
     l2_bytes: int
     launched: bool
     """Whether the host launched it; all but the first of a replayed graph are not."""
+    awaited: bool = False
+    """Whether the host waited for it."""
     duration_s: float = 0.0
     start_s: float = 0.0
 

@@ -146,6 +146,8 @@ class CardMode(TorchDispatchMode):
             name = f"{name} {dtype}"
             self._workspace(card)
         writes = [tensor for tensor in (fresh if fresh else outputs) if tensor.device.type == "cuda"]
+        if not any(tensor.numel() for tensor in writes):
+            return
         read, written = [self.region(tensor) for tensor in reads], [self.region(tensor) for tensor in writes]
         if func in GATHERS:
             table = read[GATHERS[func]]
@@ -289,6 +291,8 @@ class CardMode(TorchDispatchMode):
         between = source.device.type == target.device.type
         card = self._cards[(target if target.device.type == "cuda" else source).device.index]
         truth, size = card.truth, min(nbytes(source), nbytes(target))
+        if not size:
+            return
         if between:
             card.launch(Work("copy between cards", link_s=size / truth.peer_bytes_per_s))
             return

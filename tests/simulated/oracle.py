@@ -154,6 +154,8 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
             if kernel.launched:
                 host_s += truth.graph_launch_s if len(step) > 1 and not step[1].launched else truth.launch_s
             ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
+            if kernel.awaited:
+                host_s = ready_s
         host_s += truth.event_s
         ends.append(ready_s)
     if len(ends) == 1:
@@ -175,7 +177,7 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float) -> st
 def replace_link(kernel: Kernel) -> Kernel:
     """The same kernel over a faster link."""
     work = replace(kernel.work, link_s=kernel.work.link_s / _FASTER)
-    return Kernel(work, kernel.memory_bytes, kernel.l2_bytes, kernel.launched)
+    return Kernel(work, kernel.memory_bytes, kernel.l2_bytes, kernel.launched, kernel.awaited)
 
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:

@@ -58,6 +58,8 @@ class Stream:
     def synchronize(self) -> None:
         """Let the host wait for all that was sent here."""
         self.refuse_capture()
+        if self.card.log:
+            self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)
 
 
