@@ -196,10 +196,11 @@ class CardMode(TorchDispatchMode):
         self._workspace(card)
         dtype = product_dtype(x)
         operands = [*(b for b in bias if b is not None), x, weight]
-        name, flops = f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}", _linear_flops(x, weight)
-        card.launch(
-            Work(name, tuple(self.region(tensor) for tensor in operands), (self.region(result),), flops, dtype)
+        name, flops = (
+            f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}",
+            _linear_flops(x, weight),
         )
+        card.launch(Work(name, tuple(self.region(tensor) for tensor in operands), (self.region(result),), flops, dtype))
         return result
 
     def _attend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

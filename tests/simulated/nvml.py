@@ -39,7 +39,9 @@ def answers(cards: Sequence[Card]) -> Any:
         nvmlDeviceGetPowerManagementDefaultLimit=lambda card: round(card.truth.power_w * 1000),
         nvmlDeviceGetUtilizationRates=utilisation,
         nvmlDeviceGetTemperature=lambda card, kind: 60,
-        nvmlDeviceGetMemoryInfo=lambda card: types.SimpleNamespace(used=card.memory.total_bytes - card.memory.driver_free),
+        nvmlDeviceGetMemoryInfo=lambda card: types.SimpleNamespace(
+            used=card.memory.total_bytes - card.memory.driver_free
+        ),
         nvmlDeviceGetComputeRunningProcesses=processes,
         nvmlDeviceGetTotalEnergyConsumption=lambda card: round(
             1e3 * card.truth.power_w * (0.2 * card.host.now_s + 0.7 * card.busy_s)

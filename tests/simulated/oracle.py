@@ -194,9 +194,7 @@ def _faster(truth: Truth) -> dict[str, Truth]:
             bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
         ),
         "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
-        "overhead-bound": truth.but(
-            launch_s=truth.launch_s / _FASTER, graph_launch_s=truth.graph_launch_s / _FASTER
-        ),
+        "overhead-bound": truth.but(launch_s=truth.launch_s / _FASTER, graph_launch_s=truth.graph_launch_s / _FASTER),
     }
 
 
@@ -208,6 +206,7 @@ def _eager(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
     held: dict[str, Any] = {}
 
     def prefill(ids: torch.Tensor) -> torch.Tensor:
+        held.clear()
         output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
         held["cache"] = output.past_key_values
         return output.logits[:, -1:].argmax(-1)

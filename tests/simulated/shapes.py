@@ -60,9 +60,7 @@ def _key(values: Any) -> tuple[Any, ...]:
     parts: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            parts.append(
-                (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, type(value))
-            )
+            parts.append((value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, type(value)))
         elif isinstance(value, (list, tuple)):
             parts.append(_key(value))
         else:
