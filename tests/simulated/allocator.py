@@ -1,7 +1,8 @@
 """torch's caching allocator: what is reserved is not what is allocated, and a freed block waits for its like.
 
-After c10/cuda/CUDACachingAllocator.cpp (torch 2.13): blocks of 512 B; requests up to 1 MiB share segments of 2 MiB, those
-under 10 MiB segments of 20 MiB, larger ones get their own, rounded to 2 MiB; best fit, split, merged with free neighbours.
+After c10/cuda/CUDACachingAllocator.cpp (torch 2.13): blocks of 512 B; requests up to 1 MiB share segments of 2 MiB,
+those under 10 MiB segments of 20 MiB, larger ones get their own, rounded to 2 MiB; best fit, split, merged with free
+neighbours.
 """
 
 from __future__ import annotations
@@ -111,10 +112,8 @@ class Allocator:
         return blocks.pop(at)[2]
 
     def _segment(self, pool: Pool, size: int) -> Block | None:
-        if pool[1]:
-            nbytes = _SMALL_SEGMENT
-        else:
-            nbytes = _LARGE_SEGMENT if size < _LARGE else -(-size // _ROUND) * _ROUND
+        large = _LARGE_SEGMENT if size < _LARGE else -(-size // _ROUND) * _ROUND
+        nbytes = _SMALL_SEGMENT if pool[1] else large
         if nbytes > self.driver_free:
             return None
         self.reserved += nbytes

@@ -1,7 +1,8 @@
 """Which kernel `scaled_dot_product_attention` takes on a card, and what it costs.
 
-After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): flash from compute capability 8.0 on, in 16 bits,
-without a mask, at one head width of at most 256; memory-efficient without grouped heads, bfloat16 from 8.0 on; else math.
+After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): flash from compute capability 8.0 on, in 16
+bits, without a mask, at one head width of at most 256; memory-efficient without grouped heads, bfloat16 from 8.0 on;
+else math.
 """
 
 from __future__ import annotations

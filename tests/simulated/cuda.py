@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
 from .card import Card
 from .graph import Graph
 from .stream import Event, Stream
@@ -131,19 +132,8 @@ class Driver:
 
         return CurrentGraph
 
-    @contextlib.contextmanager
-    def _on_stream(self, stream: Stream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        # As torch.cuda.StreamContext: the card of the stream becomes the current one meanwhile.
-        device, before = self._current, stream.card.stream
-        self._set_stream(stream)
-        try:
-            yield
-        finally:
-            stream.card.stream = before
-            self._current = device
+    def _on_stream(self, stream: Stream | None) -> OnStream:
+        return OnStream(self, stream)
 
     @contextlib.contextmanager
     def _on_device(self, device: Any) -> Iterator[None]:
@@ -179,6 +169,24 @@ class Driver:
                 self._stream.__exit__(*error)
 
         return GraphContext
+
+
+class OnStream:
+    """torch.cuda.StreamContext: the stream and its card become the current ones until the block is left."""
+
+    def __init__(self, driver: Driver, stream: Stream | None) -> None:
+        self._driver = driver
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = torch.cuda.current_device(), self._stream.card.stream
+            torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            device, self._stream.card.stream = self._before
+            torch.cuda.set_device(device)
 
 
 def uuid_of(card: Card) -> uuid.UUID:

@@ -1,4 +1,4 @@
-"""The device guard that torch asks for before it touches a tensor on `cuda`, for a torch that was built without CUDA."""
+"""The device guard that torch asks for before it touches a tensor on `cuda`, for a torch built without CUDA."""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from . import attention
 from .allocator import Block
 from .card import Card, Region, Work
@@ -23,8 +26,6 @@ from .pricing import (
     product_dtype,
 )
 from .shapes import Shapes
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
@@ -109,10 +110,7 @@ class CardMode(TorchDispatchMode):
         like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
         large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
         to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
-        if not large or to_meta:
-            result = func(*args, **kwargs)
-        else:
-            result = self._faked(func, args, kwargs)
+        result = self._faked(func, args, kwargs) if large and not to_meta else func(*args, **kwargs)
         if pinned:
             self._pinned.add(result.untyped_storage()._cdata)
         return result

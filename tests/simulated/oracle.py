@@ -5,6 +5,7 @@ Nothing of the profiler's measuring, counting or judging is asked; it only loads
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +161,7 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
         ends.append(ready_s)
     if len(ends) == 1:
         return ends[0]
-    return statistics.median(after - before for before, after in zip(ends[1:-1], ends[2:], strict=True))
+    return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
 
 
 def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+
 from . import nvml
 from .card import Card
 from .cuda import Driver, strict
@@ -56,8 +57,8 @@ def simulated(*truths: Truth) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push", lambda name: 0))
-        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop", lambda: 0))
+        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
+        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(_module("pynvml", nvml.answers(cards)))
         for name, count in ENOUGH.items():
