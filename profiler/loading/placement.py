@@ -35,7 +35,9 @@ class Placement:
         for end in range(len(parts), -1, -1):
             placed = self.device_map.get(".".join(parts[:end]))
             if placed is not None:
-                return None if placed == "disk" else torch.device(placed)
+                if placed == "disk":
+                    return None
+                return torch.device("cuda", placed) if isinstance(placed, int) else torch.device(placed)
         return torch.device("cpu")
 
     def as_text(self) -> dict[str, str]:

@@ -68,6 +68,7 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
     card = world.card
     prefill(ids)
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with _logged(card) as log:
         token = prefill(ids)
@@ -218,24 +219,27 @@ def _eager(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
     return prefill, decode
 
 
-def _static(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Prefill, Decode]:
     from transformers import StaticCache
 
-    cache = StaticCache(config=model.config, max_cache_len=slots)
+    held: dict[str, Any] = {}
 
     def prefill(ids: torch.Tensor) -> torch.Tensor:
-        cache.reset()
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        if kept and held:
+            held["cache"].reset()
+        else:
+            held["cache"] = StaticCache(config=model.config, max_cache_len=slots)
+        output = model(input_ids=ids, past_key_values=held["cache"], use_cache=True, logits_to_keep=1)
         return output.logits[:, -1:].argmax(-1)
 
     def decode(token: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        return model(input_ids=token, past_key_values=held["cache"], use_cache=True).logits[:, -1:].argmax(-1)
 
     return prefill, decode
 
 
 def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
-    prefill, step = _static(model, batch, slots)
+    prefill, step = _static(model, batch, slots, kept=True)  # a graph holds the address of its cache
     token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

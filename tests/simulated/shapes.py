@@ -48,11 +48,13 @@ class Shapes:
     def _made(self, spec: Spec, args: Sequence[Any]) -> FakeTensor:
         shape, stride, offset, dtype, device, view = spec
         storage = args[0].untyped_storage() if view else None
-        with in_kernel_invocation_manager(self._fake):
+        # A view of a weight is no inference tensor either.
+        inference = args[0].is_inference() if view else torch.is_inference_mode_enabled()
+        with torch.inference_mode(inference), in_kernel_invocation_manager(self._fake):
             made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             if storage is not None:
                 made.set_(storage, offset, shape, stride)
-        return FakeTensor(self._fake, made, device)
+            return FakeTensor(self._fake, made, device)
 
 
 def _key(values: Any) -> tuple[Any, ...]:

@@ -50,6 +50,8 @@ class World:
 def simulated(*truths: Truth) -> Iterator[World]:
     """Within, this process has these cards and no other clock than their host's."""
     answer_guard()
+    with contextlib.suppress(ImportError):
+        import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
     host = Host()
     cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
     driver = Driver(cards)
@@ -61,6 +63,7 @@ def simulated(*truths: Truth) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(_module("pynvml", nvml.answers(cards)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
         for name, count in ENOUGH.items():
             stack.enter_context(mock.patch(name, count))
         clock: Any = SimulatedTime(host)
@@ -75,6 +78,17 @@ def simulated(*truths: Truth) -> Iterator[World]:
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(CardMode(cards, host))
         yield world
+
+
+def _to(whole: Any) -> Any:
+    """`tensor.to(0)`: torch asks its own build for the accelerator that the number belongs to."""
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return whole(tensor, *args, **kwargs)
+
+    return to
 
 
 @contextlib.contextmanager
