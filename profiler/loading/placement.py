@@ -24,8 +24,8 @@ _RESERVE_BYTES = 1_500_000_000
 class Placement:
     """accelerate's placement of a model over devices, the host's memory and the disk."""
 
-    device_map: dict[str, Any]
-    """Module name -> CUDA index, `cpu` or `disk`."""
+    device_map: dict[str, str]
+    """Module name -> `cuda:N`, `cpu` or `disk`."""
     folder: tempfile.TemporaryDirectory[str] | None
     """Holds what went to the disk; None when nothing did."""
 
@@ -35,9 +35,7 @@ class Placement:
         for end in range(len(parts), -1, -1):
             placed = self.device_map.get(".".join(parts[:end]))
             if placed is not None:
-                if placed == "disk":
-                    return None
-                return torch.device("cuda", placed) if isinstance(placed, int) else torch.device(placed)
+                return None if placed == "disk" else torch.device(placed)
         return torch.device("cpu")
 
     def as_text(self) -> dict[str, str]:
@@ -62,7 +60,8 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
         # Other cards of the host are left alone: what lies there would be run there.
         budget = {device.index: room, "cpu": get_max_memory()["cpu"]}
     no_split = list(getattr(module, "_no_split_modules", None) or [])
-    device_map: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
+    inferred: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
+    device_map = {name: f"cuda:{where}" if isinstance(where, int) else where for name, where in inferred.items()}
     if "disk" not in device_map.values():
         return Placement(device_map, None)
     folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
@@ -122,8 +121,7 @@ def dispatch(module: nn.Module, placement: Placement, device: torch.device, inde
     if folder is not None:
         save_offload_index(index, folder)
     # accelerate compares the main device with the string "cpu" to decide what counts as offloaded.
-    main = "cpu" if device.type == "cpu" else device.index
-    dispatch_model(module, dict(placement.device_map), main_device=main, offload_dir=folder, force_hooks=True)
+    dispatch_model(module, dict(placement.device_map), main_device=str(device), offload_dir=folder, force_hooks=True)
 
 
 def offloaded_bytes(module: nn.Module, placement: Placement | None) -> dict[str, int]:

@@ -116,8 +116,7 @@ class CardMode(TorchDispatchMode):
         return result
 
     def _faked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with self._fake:
-            return func(*args, **kwargs)
+        return self._shapes.asked(func, args, kwargs)
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)

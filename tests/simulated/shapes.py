@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,22 +29,30 @@ class Shapes:
             name = func._schema.name.removeprefix("aten::")
             if name.endswith("_") and name not in _RESHAPING and args and isinstance(args[0], FakeTensor):
                 return args[0]
-            return self._asked(func, args, kwargs)
+            return self.asked(func, args, kwargs)
         try:
             key = (func, _key(args), _key(kwargs.values()), *kwargs)
             spec = self._known.get(key)
         except TypeError:
-            return self._asked(func, args, kwargs)
+            return self.asked(func, args, kwargs)
         if spec is not None:
             return self._made(spec, args)
-        result = self._asked(func, args, kwargs)
+        result = self.asked(func, args, kwargs)
         if key not in self._known:
             self._known[key] = _spec(result, args)
         return result
 
-    def _asked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with self._fake:
-            return func(*args, **kwargs)
+    def asked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What torch's fake mode gives, which knows no subclasses."""
+        disguised = [(each, type(each)) for each in (*args, *kwargs.values()) if _is_disguised(each)]
+        try:
+            for each, _ in disguised:
+                each.__class__ = FakeTensor
+            with self._fake:
+                return func(*args, **kwargs)
+        finally:
+            for each, kind in disguised:
+                each.__class__ = kind
 
     def _made(self, spec: Spec, args: Sequence[Any]) -> FakeTensor:
         shape, stride, offset, dtype, device, view = spec
@@ -55,6 +64,42 @@ class Shapes:
             if storage is not None:
                 made.set_(storage, offset, shape, stride)
             return FakeTensor(self._fake, made, device)
+
+
+@functools.cache
+def _disguise(kind: type) -> type:
+    return type(kind.__name__, (kind, FakeTensor), {})
+
+
+def _is_disguised(value: Any) -> bool:
+    return isinstance(value, FakeTensor) and type(value) is not FakeTensor
+
+
+def make_subclass(whole: Any) -> Any:
+    """torch.Tensor._make_subclass for fake tensors too: bitsandbytes' weights are a class of their own."""
+
+    def make(kind: type, data: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(data, FakeTensor):
+            made: torch.Tensor = whole(kind, data, *args, **kwargs)
+            return made
+        made = data.detach()
+        made.__class__ = _disguise(kind)
+        return made
+
+    return make
+
+
+def copied(whole: Any) -> Any:
+    """FakeTensor.__new__ for one that is given another: accelerate makes a moved weight of the old one's own class."""
+
+    def new(kind: type, first: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(first, FakeTensor):
+            return whole(kind, first, *args, **kwargs)
+        made = first.detach()
+        made._is_param = True
+        return made
+
+    return new
 
 
 def _key(values: Any) -> tuple[Any, ...]:

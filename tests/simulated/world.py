@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import nvml
 from .card import Card
@@ -17,6 +18,7 @@ from .cuda import Driver, strict
 from .guard import answer_guard
 from .host import Host, SimulatedThreading, SimulatedTime
 from .mode import CardMode
+from .shapes import copied, make_subclass
 from .truth import Truth
 
 TIMED = (
@@ -63,6 +65,9 @@ def simulated(*truths: Truth) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(_module("pynvml", nvml.answers(cards)))
+        make = staticmethod(make_subclass(torch.Tensor._make_subclass))
+        stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
+        stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
         for name, count in ENOUGH.items():
             stack.enter_context(mock.patch(name, count))
