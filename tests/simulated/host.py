@@ -69,6 +69,9 @@ class SimulatedTime:
     def perf_counter_ns(self) -> int:
         return round(self._host.now_s * 1e9)
 
+    def thread_time_ns(self) -> int:
+        return self.perf_counter_ns()
+
     def monotonic(self) -> float:
         return self._host.now_s
 

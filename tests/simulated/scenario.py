@@ -66,6 +66,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
             "new_tokens": scenario.new_tokens,
             "out": parent / "run",
             "fresh": True,
+            "no_levers": True,
             **options,
         }
         run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())

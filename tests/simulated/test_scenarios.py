@@ -62,10 +62,11 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
         if phase.phase == "decode":
             expected = {"slow": "overhead-bound", "middling": "overhead-bound", "fast": "memory-bound"}[host]
             assert phase.regime == expected
+            # A third of the step is the host's: exposed dispatch has to be half of it for a label of its own.
             allowed = {expected, "mixed"} if host == "middling" else {expected}
             assert row["regime"] in allowed
-            # What the tiny kernels take is in no term, and is taken for the host's.
-            assert row["dispatch_s"] >= phase.exposed_dispatch_s - REST * phase.latency_s
+            assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
+            assert abs(row["unexplained_s"]) < REST * phase.latency_s
 
 
 @pytest.mark.parametrize("engine", ["static", "graph"])
@@ -77,6 +78,16 @@ def test_a_graph_takes_the_host_out_of_the_step(engine: str, tmp_path: Path) -> 
     for phase, row in held(scenario, truth, run, tmp_path):
         if phase.phase == "decode":
             assert (phase.regime, row["regime"]) == (expected, expected)
+
+
+@pytest.mark.xfail(reason="a window's prefill cannot be captured, and its small kernels are then timed with the host")
+def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
+    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph holds."""
+    scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
+    run, _ = said(scenario, [H100], tmp_path)
+    for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
+        assert abs(row["unexplained_s"]) < REST * phase.latency_s
+        assert row["regime"] != "kernel-bound"
 
 
 def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class Truth:
     l2_bytes_per_s: float
     launch_s: float = 7e-6
     """What a kernel costs the host, Python and all."""
+    host_operator_s: float = 1e-6
+    """What an operator on the host's own small tensors costs it."""
     event_s: float = 1e-6
     """What recording an event costs the host."""
     graph_launch_s: float = 10e-6

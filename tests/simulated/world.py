@@ -31,7 +31,13 @@ TIMED = (
 """The modules of the profiler that read a clock."""
 
 
-ENOUGH = {"profiler.roofs.sampling._MOST_SAMPLES": 8, "profiler.probes.dispatch._TWIN_STEPS": 8}
+ENOUGH = {
+    "profiler.roofs.sampling._MOST_SAMPLES": 8,
+    "profiler.probes.dispatch._TWIN_STEPS": 8,
+    "profiler.probes.replay._ENOUGH_SAMPLES": 8,
+    "profiler.roofs.host._RUN_STEPS": 4,
+    "profiler.roofs.host.measure_host_pace.__defaults__": (1e-3,),
+}
 """A card without noise needs no hundred samples."""
 
 
