@@ -9,6 +9,8 @@ from collections.abc import Sequence
 class FakeClock:
     """Every mark is one second after the last."""
 
+    ahead = False
+
     def __init__(self) -> None:
         self.now = 0.0
 

@@ -30,6 +30,8 @@ class Engine(Protocol):
     host moves."""
     keeps_last_logits: bool
     """Whether the LM head runs on the last position alone in a prefill."""
+    kept_bytes: int
+    """Bytes that it holds for other shapes than the one that it was prepared for last."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
 

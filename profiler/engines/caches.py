@@ -34,6 +34,11 @@ def unwindowed(cache: Any, slots: int) -> Any:
     return cache
 
 
+def moving_window(cache: Any) -> bool:
+    """Whether a layer of a static cache has a window that moves on once it is full."""
+    return any(hasattr(layer, "cumulative_length_int") for layer in cache.layers)
+
+
 def deepen(cache: Any, context: int) -> None:
     """Let a cache that holds one token hold `context` random ones; recurrent states have no depth and stay.
 

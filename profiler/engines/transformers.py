@@ -9,9 +9,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from profiler.engines.base import DecodeState
-from profiler.engines.caches import cache_of, deepen, greedy_token, static_cache, unwindowed
+from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
+from profiler.machine.memory import storage_bytes
+
+Step = Callable[[torch.Tensor, Any], torch.Tensor]
 
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
@@ -28,6 +31,7 @@ class EagerEngine:
     hookable: ClassVar[bool] = True
     has_twin: ClassVar[bool] = True
     replays_as_graph: ClassVar[bool] = False
+    kept_bytes: int = 0
     graph_breaks: int | None = None
 
     def __init__(self, model: Any, machine: Machine) -> None:
@@ -89,16 +93,19 @@ class CompileEngine(StaticEngine):
         torch._dynamo.reset()  # compiled code is kept by function, not by model: nothing of another engine may stay
         # Past the limit of recompilations torch would run the step uncompiled without a word.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        mode = "reduce-overhead" if machine.captures else None
-        self._step: Callable[[torch.Tensor, Any], torch.Tensor] = torch.compile(self._token, mode=mode)
+        self._compiled: Step = torch.compile(self._token)
+        self._captured: Step = (
+            torch.compile(self._token_captured, mode="reduce-overhead") if machine.captures else self._compiled
+        )
         self._caches: dict[tuple[int, int], Any] = {}
         self.graph_breaks: int = 0
 
     def prepare(self, batch: int, slots: int) -> None:
         """Compile for this shape; its cache is kept, because the compiled code holds its address."""
+        self.kept_bytes = sum(_bytes_of(cache) for shape, cache in self._caches.items() if shape != (batch, slots))
         if (batch, slots) in self._caches:
             return
-        self._caches[batch, slots] = static_cache(self._model, slots)
+        self._caches[batch, slots] = unwindowed(static_cache(self._model, slots), slots)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 + 2 * len(self._caches))
         try:
             state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
@@ -117,8 +124,10 @@ class CompileEngine(StaticEngine):
 
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()
+        # A window that moves is counted by the host: as a graph each of its positions would be recorded anew.
+        step = self._compiled if moving_window(state.cache) else self._captured
         # A graph's output lives in the graph's own memory, which the next replay overwrites.
-        return DecodeState(state.cache, self._step(state.token_B1, state.cache).clone())
+        return DecodeState(state.cache, step(state.token_B1, state.cache).clone())
 
     def _slots(self, batch: int, slots: int) -> Any:
         cache = self._caches[batch, slots]
@@ -127,6 +136,16 @@ class CompileEngine(StaticEngine):
 
     def _token(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
         return greedy_token(self._model(input_ids=token_B1, past_key_values=cache, use_cache=True))
+
+    def _token_captured(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
+        """The same under a name of its own: torch keeps compiled code by function."""
+        return self._token(token_B1, cache)
+
+
+def _bytes_of(cache: Any) -> int:
+    return storage_bytes(
+        tensor for layer in cache.layers for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    )
 
 
 class GraphEngine(StaticEngine):

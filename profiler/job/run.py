@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,6 +12,7 @@ from profiler.diagnosis.facts import CellPeak, DispatchSamples, Facts, Predicted
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import ENGINES
+from profiler.errors import RequestError, first_line
 from profiler.grid import Cell
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
@@ -200,7 +203,9 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     """Sweep the cells, replay their kernels, and look for what neither explains."""
     grid, machine, budget_s = prepared.grid, subject.machine, prepared.options.budget_s
     stages.begin("timing")
+    before_bytes = machine.allocated_bytes()
     sentinel = Sentinel(machine)
+    own_bytes = machine.allocated_bytes() - before_bytes
 
     def look() -> float:
         ledger.add(sentinel.look())
@@ -217,6 +222,7 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             Plan(grid, budget_s, expected_s=_expected_visit_s(ledger.facts)),
             machine=machine,
             vocab_size=subject.vocab_size,
+            own_bytes=own_bytes,
             fits=subject.no_room,
             on_progress=lambda progress: stages.listener.progress(progress, len(grid.cells)),
             on_round=look,
@@ -236,18 +242,34 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
         return
     stages.begin("replays", "replaying each cell's kernels alone")
     measured = [cell for cell in grid.cells if cell in ledger.gathered.visits]
-    for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
-        ledger.add(replays)
-    _try_levers(prepared, subject, ledger, stages)
+    with _cut_short(stages, "the replays"):
+        for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
+            ledger.add(replays)
+    with _cut_short(stages, "trying levers"):
+        _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s
     for key in judge_run(ledger.facts).unexplained:
         if machine.now_s() > deadline_s:
             break
         if key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
-            for hooked in hook_cell(subject, key.cell):
-                if hooked.key == key:
-                    ledger.add(hooked)
+            with _cut_short(stages, key.name):
+                for hooked in hook_cell(subject, key.cell):
+                    if hooked.key == key:
+                        ledger.add(hooked)
+
+
+@contextlib.contextmanager
+def _cut_short(stages: _Stages, what: str) -> Iterator[None]:
+    """What is measured beside the sweep ends early where it runs out of memory or fails; the sweep's figures stand."""
+    try:
+        yield
+    except (RuntimeError, RequestError) as error:
+        stages.listener.stage(f"{what} ended early: {first_line(error)}")
+    else:
+        return
+    gc.collect()
+    stages.machine.release()
 
 
 def _try_levers(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages) -> None:
@@ -270,13 +292,14 @@ def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _
         stages.begin("looking inside", "looking inside a step")
         for name in subject.engines:
             cells = [cell for cell in ledger.gathered.visits if cell.engine == name]
-            for hooked in (hooked for cell in cells for hooked in hook_cell(subject, cell)):
-                ledger.add(hooked)
-            ends = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
-            for number, cell in enumerate(dict.fromkeys([*ends[:1], *ends[-1:]])):
-                folder = store.folder if wants.trace and number == 0 else None
-                for activity in trace_cell(subject, cell, folder):
-                    ledger.add(activity)
+            with _cut_short(stages, f"looking inside {name}"):
+                for hooked in (hooked for cell in cells for hooked in hook_cell(subject, cell)):
+                    ledger.add(hooked)
+                ends = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
+                for number, cell in enumerate(dict.fromkeys([*ends[:1], *ends[-1:]])):
+                    folder = store.folder if wants.trace and number == 0 else None
+                    for activity in trace_cell(subject, cell, folder):
+                        ledger.add(activity)
     if prepared.quality_ids:
         stages.begin("quality", "holding the quantised model against the unquantised one")
         ledger.add(check_quality(subject.loaded, prepared.quality_ids))

@@ -16,14 +16,16 @@ from profiler.machine.memory import available_bytes, storage_bytes
 
 # A device that is filled to the last byte cannot run a step; accelerate's own maps keep about as much back.
 _FILL_LIMIT = 0.9
+_RESERVE_BYTES = 1_500_000_000
+"""What a CUDA device keeps free beside the weights: the buffers of the roofs, and a small cell."""
 
 
 @dataclass(frozen=True)
 class Placement:
     """accelerate's placement of a model over devices, the host's memory and the disk."""
 
-    device_map: dict[str, Any]
-    """Module name -> CUDA index, `cpu` or `disk`."""
+    device_map: dict[str, str]
+    """Module name -> `cuda:N`, `cpu` or `disk`."""
     folder: tempfile.TemporaryDirectory[str] | None
     """Holds what went to the disk; None when nothing did."""
 
@@ -47,15 +49,19 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
     not work either: no room on the disk, or weights of bitsandbytes, which cannot live there.
     """
     need = planned_weight_bytes(module)
-    room = int(available_bytes(device) * _FILL_LIMIT)
+    room = _room(device)
     if need <= room:
         return None
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_max_memory
 
-    budget: dict[Any, Any] = {"cpu": room} if device.type == "cpu" else get_max_memory()
+    budget: dict[Any, Any] = {"cpu": room}
+    if device.type == "cuda":
+        # Other cards of the host are left alone: what lies there would be run there.
+        budget = {device.index: room, "cpu": get_max_memory()["cpu"]}
     no_split = list(getattr(module, "_no_split_modules", None) or [])
-    device_map: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
+    inferred: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
+    device_map = {name: f"cuda:{where}" if isinstance(where, int) else where for name, where in inferred.items()}
     if "disk" not in device_map.values():
         return Placement(device_map, None)
     folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
@@ -72,6 +78,13 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
             " use a 16-bit --dtype, --quant nf4, or a smaller model."
         )
     return Placement(device_map, folder)
+
+
+def _room(device: torch.device) -> int:
+    """Bytes of `device` that weights may take."""
+    free = available_bytes(device)
+    most = int(free * _FILL_LIMIT)
+    return most if device.type == "cpu" else max(0, min(most, free - _RESERVE_BYTES))
 
 
 def planned_weight_bytes(module: nn.Module) -> int:
@@ -108,8 +121,7 @@ def dispatch(module: nn.Module, placement: Placement, device: torch.device, inde
     if folder is not None:
         save_offload_index(index, folder)
     # accelerate compares the main device with the string "cpu" to decide what counts as offloaded.
-    main = "cpu" if device.type == "cpu" else device.index
-    dispatch_model(module, dict(placement.device_map), main_device=main, offload_dir=folder, force_hooks=True)
+    dispatch_model(module, dict(placement.device_map), main_device=str(device), offload_dir=folder, force_hooks=True)
 
 
 def offloaded_bytes(module: nn.Module, placement: Placement | None) -> dict[str, int]:

@@ -73,6 +73,10 @@ class Machine:
         """Most bytes in use since `reset_peak`; None where the system does not say."""
         return memory.peak_bytes(self.device)
 
+    def allocated_bytes(self) -> int:
+        """Bytes of the device that live tensors of this process hold; 0 on a CPU, which does not keep count of them."""
+        return memory.allocated_bytes(self.device)
+
     def used_bytes(self) -> int | None:
         """Bytes of the device in use by everyone on it; None on a CPU."""
         return memory.used_bytes(self.device)
@@ -117,12 +121,17 @@ class CudaMachine(Machine):
         self._cuda.empty_cache()
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        graph = self._cuda.CUDAGraph()
+        graph, before = self._cuda.CUDAGraph(), self._cuda.current_stream(self.device)
         try:
             with self._cuda.graph(graph):
                 work()
         except RuntimeError as error:
-            raise RequestError(f"this cannot be captured as a CUDA graph: {first_line(error)}.") from error
+            # torch.cuda.graph ends a failed capture before it leaves its stream, and does not come to leave it then.
+            self._cuda.set_stream(before)
+            if isinstance(error, self._cuda.OutOfMemoryError):
+                raise
+            first = error.__context__ or error  # ending a failed capture fails once more
+            raise RequestError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
         replay: Callable[[], object] = graph.replay
         return replay
 

@@ -16,12 +16,15 @@ _RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`; on a CPU the container's (cgroup) limit counts."""
+    """Bytes that can still be allocated on `device`; on a CPU the container's (cgroup) limit counts.
+
+    What torch's allocator keeps for its next tensors is free to us, though the driver calls it used.
+    """
     if device.type == "cuda":
         import torch
 
         free, _total = torch.cuda.mem_get_info(device)
-        return int(free)
+        return int(free) + _kept_bytes(device)
     import psutil
 
     return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
@@ -83,6 +86,22 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes of a CUDA device that live tensors of this process hold; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    return int(torch.cuda.memory_allocated(device))
+
+
+def _kept_bytes(device: torch.device) -> int:
+    """Bytes that torch's caching allocator has of a CUDA device and no tensor holds."""
+    import torch
+
+    return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
 def used_bytes(device: torch.device) -> int | None:
     """Bytes of a CUDA device in use by everyone on it; None on a CPU, where the process's own peak says more."""
     if device.type != "cuda":
@@ -90,7 +109,7 @@ def used_bytes(device: torch.device) -> int | None:
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
-    return int(total - free)
+    return int(total - free) - _kept_bytes(device)
 
 
 def _cgroup_limits() -> list[int]:
@@ -128,7 +147,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
                 sizes[id(inner)] = inner.numel() * inner.element_size()
             else:
                 storage = inner.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
+                sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
 
 

@@ -16,6 +16,8 @@ THROTTLE_BITS = {
 }
 _CLOCK_DROP = 0.05
 _BUSY_NEIGHBOUR_CORES = 0.3
+# NVML's utilisation is of the sixth of a second to second before it (nvml.h, nvmlUtilization_t).
+_UTILISATION_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,14 @@ def throttled(readings: Sequence[Reading], spans: Sequence[tuple[float, float]])
 
 
 def active(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> ActiveShares:
-    """Medians of what was reported during (start, seconds) spans of time."""
-    during = _during(readings, spans)
-    sm = [r.sm_active for r in during if r.sm_active is not None]
-    memory = [r.memory_active for r in during if r.memory_active is not None]
-    clocks = [r.clock_hz for r in during if r.clock_hz is not None]
+    """Medians of what was reported during (start, seconds) spans of time.
+
+    A share is of the time before its reading, so that those of a span's first second are left out.
+    """
+    settled = _during(readings, [(start + _UTILISATION_S, seconds - _UTILISATION_S) for start, seconds in spans])
+    sm = [r.sm_active for r in settled if r.sm_active is not None]
+    memory = [r.memory_active for r in settled if r.memory_active is not None]
+    clocks = [r.clock_hz for r in _during(readings, spans) if r.clock_hz is not None]
     return ActiveShares(_middle(sm), _middle(memory), _middle(clocks))
 
 

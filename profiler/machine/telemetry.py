@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -78,9 +78,7 @@ class NvmlSource:
             sm_active=None if active is None else active.gpu / 100,
             memory_active=None if active is None else active.memory / 100,
             throttle=tuple(name for bit, name in THROTTLE_BITS.items() if (reasons or 0) & bit),
-            other_processes=None
-            if processes is None
-            else sum(process.pid != psutil.Process().pid for process in processes),
+            other_processes=None if processes is None else _others([process.pid for process in processes]),
         )
 
     def facts(self) -> Facts:
@@ -108,6 +106,14 @@ class NvmlSource:
         except Exception:
             self._missing[name] = None
             return None
+
+
+def _others(pids: Sequence[int]) -> int | None:
+    """How many of the processes on a card are not this one; None where this one is not among them.
+
+    In a container NVML gives the host's numbers, and our own process would be taken for a neighbour.
+    """
+    return len(pids) - 1 if os.getpid() in pids else None
 
 
 class HostSource:

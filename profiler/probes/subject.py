@@ -13,6 +13,7 @@ from profiler.diagnosis.facts import Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
+from profiler.machine.device import compute_capability
 from profiler.machine.machine import Machine
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
@@ -86,7 +87,11 @@ class Subject:
         cores = [op for op in self.work.operators if isinstance(op, AttentionCore)]
         shapes = {(op.weight.in_features, op.weight.out_features) for op in linears}
         fuses = not self.machine.is_cuda and four_bit_fuses_on_cpu()
-        dense_from = [four_bit_dense_from_rows(request.device, torch.bfloat16, *shape) for shape in shapes]
+        halves = (
+            torch.float16 if self.machine.is_cuda and compute_capability(request.device) < (8, 0) else torch.bfloat16
+        )
+        computed = request.dtype if request.dtype.itemsize == 2 else halves
+        dense_from = [four_bit_dense_from_rows(request.device, computed, *shape) for shape in shapes]
         return ModelFacts(
             id=request.source.name,
             kind=request.source.kind,

@@ -47,7 +47,7 @@ def activity(key: CellKey, intervals: Sequence[tuple[float, float]]) -> Activity
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:
-    """Kernels and gaps of a prefill and a decode step of a cell.
+    """Kernels and gaps of a prefill and a decode step of a cell; of neither where the device does not tell (no CUPTI).
 
     With a `folder`, the decode step is kept there as a Chrome trace as well.
     """
@@ -67,7 +67,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
         target = None if folder is None else folder / TRACE
         decode = _under_profiler(lambda: engine.decode(state), machine, target)
         found.append(activity(CellKey("decode", cell), decode))
-    return found
+    return [activity for activity in found if activity.kernels]
 
 
 def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[tuple[float, float]]:

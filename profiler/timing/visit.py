@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -30,15 +31,18 @@ _MORE_PREFILLS_S = 0.8
 
 
 def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
-    """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`."""
+    """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
+
+    It has the very shape that is timed, since another number of slots would be compiled and captured for nothing. What
+    cannot run is left to its visit, which says so.
+    """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
     bench = Bench(machine, vocab_size)
-    cell = replace(cell, new_tokens=_WARM_UP_STEPS + 1)
-    with torch.inference_mode(), no_gc():
+    with contextlib.suppress(RuntimeError, RequestError), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
-            loop = _run(engine, cell, bench)
+            loop = _run(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
             recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
@@ -50,6 +54,8 @@ class Bench:
 
     machine: Machine
     vocab_size: int
+    own_bytes: int = 0
+    """Bytes of the device that this profiler holds beside the model, and which no cell needs."""
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
@@ -57,12 +63,19 @@ def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) ->
     try:
         with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
-    except torch.OutOfMemoryError as error:
-        return _out_of_memory(cell, bench.machine, error)
     except (RuntimeError, RequestError) as error:
-        if "not enough memory" in str(error) or "out of memory" in str(error).lower():
-            return _out_of_memory(cell, bench.machine, error)
-        return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+        gap = _gap(cell, error)
+    # Only here: as long as the error is handled, its traceback holds the tensors of the step that failed.
+    gc.collect()
+    bench.machine.release()
+    return gap
+
+
+def _gap(cell: Cell, error: Exception) -> Gap:
+    text = str(error).lower()
+    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text:
+        return Gap(cell, "oom", "out of memory")
+    return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
 def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:
@@ -74,9 +87,11 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     prefills = _prefills(engine, cell, bench)
     warm_ups = _warm_prefill(prefills) if round_number == 0 else []
     machine.reset_peak()
-    load, at_unix_s, before_j = ForeignLoad(), machine.unix_s(), machine.source.energy_j()
+    # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
+    load = None if machine.is_cuda else ForeignLoad()
+    at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
-    after_j, foreign_cores = machine.source.energy_j(), load.cores()
+    after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
     _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
@@ -88,7 +103,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         decode_s=loop.decode_s,
         wall_s=loop.wall_s,
         warm_up_s=tuple(warm_ups),
-        peak_memory_bytes=machine.peak_bytes(),
+        peak_memory_bytes=_peak_of_cell(engine, bench),
         at_unix_s=at_unix_s,
         energy_j=None if before_j is None or after_j is None else after_j - before_j,
         ttft_s=loop.ttft_s,
@@ -101,6 +116,12 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         prefill_faults=loop.prefill_faults,
         decode_faults=loop.decode_faults,
     )
+
+
+def _peak_of_cell(engine: Engine, bench: Bench) -> int | None:
+    """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
+    peak = bench.machine.peak_bytes()
+    return None if peak is None else peak - bench.own_bytes - engine.kept_bytes
 
 
 @dataclass(frozen=True)
@@ -117,8 +138,8 @@ class _Loop:
     decode_faults: int
 
 
-def _run(engine: Engine, cell: Cell, bench: Bench) -> _Loop:
-    """One prefill and its decode steps with a mark after each; nothing is read before the end of the loop.
+def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) -> _Loop:
+    """One prefill and its decode steps (or `steps` of them) with a mark after each, read at the end of the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
@@ -141,7 +162,7 @@ def _run(engine: Engine, cell: Cell, bench: Bench) -> _Loop:
     faults_between = page_faults()
     loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
-    for _ in range(cell.decode_steps):
+    for _ in range(cell.decode_steps if steps is None else steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
     issued_s = machine.now_s()
@@ -196,10 +217,3 @@ def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
     """Random token ids [batch, prompt], the same for the same cell: as long as asked, with no tokenizer involved."""
     generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
     return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)
-
-
-def _out_of_memory(cell: Cell, machine: Machine, error: Exception) -> Gap:
-    del error
-    gc.collect()
-    machine.release()
-    return Gap(cell, "oom", "out of memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,9 @@ class FakeNvml:
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
 
-    def __init__(self, broken: tuple[str, ...] = ()) -> None:
+    def __init__(self, broken: tuple[str, ...] = (), pids: tuple[int, ...] = (os.getpid(), -1)) -> None:
         self.broken = broken
+        self.pids = pids
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -28,7 +30,7 @@ class FakeNvml:
             "nvmlInit": None,
             "nvmlDeviceGetHandleByUUID": "card",
             "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x1,
-            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=-1)],
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in self.pids],
             "nvmlDeviceGetClockInfo": 1410,
             "nvmlDeviceGetPowerUsage": 699_000,
             "nvmlDeviceGetEnforcedPowerLimit": 700_000,
@@ -68,6 +70,12 @@ def test_a_capped_and_shared_card() -> None:
     text = " ".join(complaints([reading] * 3))
     assert "power cap" in text
     assert "1 other processes" in text
+
+
+def test_a_container_that_hides_our_own_process_says_nothing_of_others() -> None:
+    """NVML gives the host's process numbers there, among which ours is a stranger's."""
+    assert NvmlSource("GPU-0", FakeNvml(pids=(4711,))).read().other_processes is None
+    assert NvmlSource("GPU-0", FakeNvml(pids=(os.getpid(),))).read().other_processes == 0
 
 
 def test_a_field_that_fails_is_named_and_the_rest_stands() -> None:
@@ -131,14 +139,15 @@ def test_a_busy_neighbour_is_seen() -> None:
 
 
 def test_activity_is_that_of_the_visits_alone() -> None:
-    """Readings between two visits belong to another cell."""
+    """Readings between two visits belong to another cell, and so does what is read in a visit's first second."""
     readings = [
-        Reading(sm_active=share, memory_active=share / 2, at_unix_s=at)
-        for at, share in ((0.5, 0.9), (5.0, 0.1), (10.5, 0.7), (11.0, 0.8))
+        Reading(sm_active=share, memory_active=share / 2, clock_hz=1e9, at_unix_s=at)
+        for at, share in ((0.5, 0.1), (1.5, 0.9), (5.0, 0.1), (10.5, 0.1), (11.5, 0.7), (12.0, 0.8))
     ]
-    found = active(readings, [(0.0, 1.0), (10.0, 1.0)])
+    found = active(readings, [(0.0, 2.0), (10.0, 2.0)])
     assert (found.sm, found.memory) == (0.8, 0.4)
-    assert active(readings, [(20.0, 1.0)]) == ActiveShares(None, None)
+    assert active(readings, [(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to tell"
+    assert active(readings, [(20.0, 2.0)]) == ActiveShares(None, None)
 
 
 def test_what_held_the_card_back_is_that_of_the_visits_alone() -> None:

@@ -30,6 +30,8 @@ def test_the_same_work_takes_about_the_same_time() -> None:
 class Settling:
     """Seconds of successive calls: slow at first, as after a large prefill, then steady."""
 
+    ahead = False
+
     def __init__(self, seconds: list[float]) -> None:
         self._seconds = seconds
         self._at = 0

@@ -28,6 +28,7 @@ class FakeEngine:
     name = "eager"
     cache = "dynamic"
     keeps_last_logits = True
+    kept_bytes = 0
 
     def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:
         self.oom_from = oom_from

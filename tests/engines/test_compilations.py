@@ -1,0 +1,108 @@
+"""What torch.compile is given: a backend that records instead of compiling tells how often, and with which inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from profiler.engines.transformers import CompileEngine
+from profiler.machine.machine import Machine
+
+_SHARED = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+WINDOW = 16
+
+
+def _llama() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SHARED))
+
+
+def _windowed() -> Any:
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**_SHARED, sliding_window=WINDOW))
+
+
+def _experts() -> Any:
+    config = transformers.MixtralConfig(**_SHARED, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+    return transformers.MixtralForCausalLM(config)
+
+
+class Capturing(Machine):
+    """This CPU, as if it captured graphs."""
+
+    captures = True
+
+
+@dataclass
+class Recorded:
+    """Compilations by mode, and the inputs of each that are numbers and not tensors."""
+
+    compilations: list[str] = field(default_factory=list)
+    numbers: list[object] = field(default_factory=list)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Stands for inductor, and for CUDA graphs in the mode that records them."""
+    seen = Recorded()
+    compile_for_real = torch.compile
+
+    def compile_(function: Callable[..., Any], mode: str | None = None) -> Any:
+        def backend(module: Any, inputs: Any) -> Any:
+            seen.compilations.append(mode or "default")
+            seen.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
+            return module.forward
+
+        return compile_for_real(function, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return seen
+
+
+def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, steps: int = 6) -> None:
+    with torch.inference_mode():
+        for _ in range(visits):
+            engine.prepare(2, slots)
+            state = engine.prefill(torch.ones(2, prompt, dtype=torch.long), slots)
+            for _ in range(steps):
+                state = engine.decode(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "pieces"), [(_llama, 1), (_windowed, 1), (_experts, None)])
+def test_a_shape_is_compiled_once_and_no_position_is_an_input(
+    make: Callable[[], Any], pieces: int | None, recorded: Recorded
+) -> None:
+    """A number that changes from step to step would be recorded as one more CUDA graph each time."""
+    engine = CompileEngine(make().eval(), Capturing(torch.device("cpu")))
+    _visits(engine, prompt=6, slots=WINDOW, visits=1)
+    first = len(recorded.compilations)
+    assert pieces is None or first == pieces
+    assert set(recorded.compilations) == {"reduce-overhead"}
+    assert recorded.numbers == []
+    _visits(engine, prompt=6, slots=WINDOW)
+    assert len(recorded.compilations) == first, "later visits find it compiled"
+    _visits(engine, prompt=4, slots=WINDOW)
+    assert len(recorded.compilations) == first, "another depth of the same cache as well"
+
+
+@pytest.mark.slow
+def test_a_window_that_moves_is_not_captured(recorded: Recorded) -> None:
+    """Its position is the host's number: compiled once it may be an input, as a CUDA graph each would be another."""
+    engine = CompileEngine(_windowed().eval(), Capturing(torch.device("cpu")))
+    _visits(engine, prompt=12, slots=24, visits=1, steps=8)
+    assert set(recorded.compilations) == {"default"}
+    first = len(recorded.compilations)
+    _visits(engine, prompt=12, slots=24, steps=8)
+    assert len(recorded.compilations) == first

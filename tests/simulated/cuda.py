@@ -1,0 +1,209 @@
+"""What torch.cuda answers while cards are simulated; a name that is not answered here is an error."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .card import Card
+from .graph import Graph
+from .stream import Event, Stream
+
+
+class Driver:
+    """Answers for the cards; `names` are attributes of torch.cuda."""
+
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self._cards = cards
+        self._current = 0
+
+    def card(self, device: Any = None) -> Card:
+        if device is None:
+            return self._cards[self._current]
+        if isinstance(device, int):
+            return self._cards[device]
+        index = torch.device(device).index
+        return self._cards[self._current if index is None else index]
+
+    def names(self) -> dict[str, Any]:
+        """The attributes of torch.cuda that are answered."""
+        return {
+            "_lazy_init": lambda: None,
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "device_count": lambda: len(self._cards),
+            "current_device": lambda: self._current,
+            "set_device": self._set_device,
+            "get_device_properties": self._properties,
+            "get_device_capability": lambda device=None: self.card(device).truth.capability,
+            "get_device_name": lambda device=None: self.card(device).truth.name,
+            "is_bf16_supported": lambda including_emulation=True: (
+                including_emulation or self.card().truth.capability >= (8, 0)
+            ),
+            "mem_get_info": self._mem_get_info,
+            "memory_allocated": lambda device=None: self.card(device).memory.allocated,
+            "memory_reserved": lambda device=None: self.card(device).memory.reserved,
+            "max_memory_allocated": lambda device=None: self.card(device).memory.peak_allocated,
+            "reset_peak_memory_stats": self._reset_peak,
+            "empty_cache": self._empty_cache,
+            "synchronize": self._synchronize,
+            "current_stream": lambda device=None: self.card(device).stream,
+            "default_stream": lambda device=None: self.card(device).default_stream,
+            "set_stream": self._set_stream,
+            "Stream": self._stream_type(),
+            "Event": self._event_type(),
+            "CUDAGraph": self._graph_type(),
+            "is_current_stream_capturing": lambda: self.card().stream.capture is not None,
+            "stream": self._on_stream,
+            "device": self._on_device,
+            "graph": self._graph_context(),
+            "manual_seed_all": lambda seed: None,
+            "manual_seed": lambda seed: None,
+        }
+
+    def _set_device(self, device: Any) -> None:
+        self._current = self.card(device).index
+
+    def _properties(self, device: Any = None) -> Any:
+        card = self.card(device)
+        truth = card.truth
+        return types.SimpleNamespace(
+            name=truth.name,
+            major=truth.capability[0],
+            minor=truth.capability[1],
+            total_memory=truth.memory_bytes,
+            multi_processor_count=truth.processors,
+            L2_cache_size=truth.l2_bytes,
+            uuid=uuid_of(card),
+            warp_size=32,
+        )
+
+    def _mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        memory = self.card(device).memory
+        return memory.driver_free, memory.total_bytes
+
+    def _reset_peak(self, device: Any = None) -> None:
+        memory = self.card(device).memory
+        memory.peak_allocated = memory.allocated
+
+    def _empty_cache(self) -> None:
+        for card in self._cards:
+            card.memory.release()
+
+    def _synchronize(self, device: Any = None) -> None:
+        card = self.card(device)
+        card.stream.refuse_capture()
+        for stream in card.streams:
+            card.host.wait_until(stream.ready_s)
+
+    def _set_stream(self, stream: Stream) -> None:
+        self._current = stream.card.index
+        stream.card.stream = stream
+
+    def _stream_type(self) -> type[Stream]:
+        driver = self
+
+        class CurrentStream(Stream):
+            def __init__(self, device: Any = None) -> None:
+                super().__init__(driver.card(device))
+
+        return CurrentStream
+
+    def _event_type(self) -> type[Event]:
+        driver = self
+
+        class CurrentEvent(Event):
+            def record(self, stream: Stream | None = None) -> None:
+                super().record(driver.card().stream if stream is None else stream)
+
+        return CurrentEvent
+
+    def _graph_type(self) -> type[Graph]:
+        driver = self
+
+        class CurrentGraph(Graph):
+            def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
+                super().capture_begin(driver.card())
+
+        return CurrentGraph
+
+    def _on_stream(self, stream: Stream | None) -> OnStream:
+        return OnStream(self, stream)
+
+    @contextlib.contextmanager
+    def _on_device(self, device: Any) -> Iterator[None]:
+        before = self._current
+        self._set_device(device)
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def _graph_context(self) -> Callable[..., Any]:
+        driver = self
+
+        class GraphContext:
+            """torch.cuda.graph, with its order of leaving: what fails in `capture_end` leaves the stream behind."""
+
+            streams: dict[int, Stream] = {}  # noqa: RUF012
+
+            def __init__(self, graph: Graph, stream: Stream | None = None, **_: Any) -> None:
+                self._graph = graph
+                # One capture stream for the process, made on whatever card is current then.
+                default = self.streams.setdefault(id(driver), Stream(driver.card()))
+                self._stream = driver._on_stream(default if stream is None else stream)
+
+            def __enter__(self) -> None:
+                driver._synchronize()
+                driver._empty_cache()
+                self._stream.__enter__()
+                self._graph.capture_begin(driver.card())
+
+            def __exit__(self, *error: Any) -> None:
+                self._graph.capture_end()
+                self._stream.__exit__(*error)
+
+        return GraphContext
+
+
+class OnStream:
+    """torch.cuda.StreamContext: the stream and its card become the current ones until the block is left."""
+
+    def __init__(self, driver: Driver, stream: Stream | None) -> None:
+        self._driver = driver
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before = torch.cuda.current_device(), self._stream.card.stream
+            torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            device, self._stream.card.stream = self._before
+            torch.cuda.set_device(device)
+
+
+def uuid_of(card: Card) -> uuid.UUID:
+    """A card's UUID, as NVML and torch give it."""
+    return uuid.UUID(int=0xC0FFEE00 + card.index)
+
+
+def strict(names: dict[str, Any]) -> dict[str, Any]:
+    """`names`, and an error for every other function that torch.cuda offers."""
+    kept = {*names, "OutOfMemoryError", "is_initialized", "check_error"}
+
+    def refusing(name: str) -> Callable[..., Any]:
+        def refuse(*_args: Any, **_kwargs: Any) -> Any:
+            raise NotImplementedError(f"the simulated card does not answer torch.cuda.{name}")
+
+        return refuse
+
+    public = {name for name in torch.cuda.__all__ if name not in kept and not name.startswith("_")}
+    functions = {name for name in public if isinstance(getattr(torch.cuda, name), types.FunctionType)}
+    return {**{name: refusing(name) for name in functions}, **names}

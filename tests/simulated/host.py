@@ -1,0 +1,143 @@
+"""The simulated host: one clock that moves only as work is asked for, and threads that sleep by it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import strftime
+from typing import Any
+
+
+class Host:
+    """Seconds of the simulated host, and who sleeps until when."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.unix_at_start_s = 1.8e9 - self.now_s
+        self._sleepers: list[Sleep] = []
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.wait_until(self.now_s + seconds)
+
+    def wait_until(self, moment_s: float) -> None:
+        """Let time pass until then; whoever sleeps wakes on the way, in order."""
+        if self._sleepers:
+            while due := [sleep for sleep in self._sleepers if sleep.until_s <= moment_s]:
+                first = min(due, key=lambda sleep: sleep.until_s)
+                self.now_s = max(self.now_s, first.until_s)
+                first.wake()
+        self.now_s = max(self.now_s, moment_s)
+
+    def sleep_until(self, moment_s: float) -> Sleep:
+        sleep = Sleep(self, moment_s)
+        self._sleepers.append(sleep)
+        return sleep
+
+    def forget(self, sleep: Sleep) -> None:
+        if sleep in self._sleepers:
+            self._sleepers.remove(sleep)
+
+
+class Sleep:
+    """A thread that sleeps; whoever wakes it waits until it sleeps again or ends, so that one thread runs at a time."""
+
+    def __init__(self, host: Host, until_s: float) -> None:
+        self.until_s = until_s
+        self._host = host
+        self._woken = threading.Event()
+        self.settled = threading.Event()
+
+    def wake(self) -> None:
+        self._host.forget(self)
+        self._woken.set()
+        self.settled.wait()
+
+    def wait(self) -> None:
+        self._woken.wait()
+
+
+class SimulatedTime:
+    """Stands for the module `time`; a name that it lacks is an error."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def perf_counter(self) -> float:
+        return self._host.now_s
+
+    def perf_counter_ns(self) -> int:
+        return round(self._host.now_s * 1e9)
+
+    def thread_time_ns(self) -> int:
+        return self.perf_counter_ns()
+
+    def monotonic(self) -> float:
+        return self._host.now_s
+
+    def process_time(self) -> float:
+        return self._host.now_s
+
+    def time(self) -> float:
+        return self._host.unix_at_start_s + self._host.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._host.advance(seconds)
+
+    strftime = staticmethod(strftime)
+
+
+class SimulatedThreading:
+    """Stands for the module `threading`: threads that wait on an event with a timeout sleep by the host's clock."""
+
+    def __init__(self, host: Host) -> None:
+        last: dict[threading.Thread, Sleep] = {}
+
+        def settle(thread: threading.Thread) -> None:
+            """Let whoever woke this thread go on."""
+            if thread in last:
+                last.pop(thread).settled.set()
+
+        class Event:
+            def __init__(self) -> None:
+                self._set = False
+                self._sleep: Sleep | None = None
+
+            def set(self) -> None:
+                self._set = True
+                if self._sleep is not None:
+                    self._sleep.wake()
+
+            def wait(self, timeout: float) -> bool:
+                if self._set:
+                    return True
+                thread = threading.current_thread()
+                mine = self._sleep = host.sleep_until(host.now_s + timeout)
+                settle(thread)
+                last[thread] = mine
+                mine.wait()
+                self._sleep = None
+                return self._set
+
+        class Thread:
+            def __init__(self, *, target: Callable[[], Any], name: str, daemon: bool) -> None:
+                self._target = target
+                self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
+                self._begun = Sleep(host, 0.0)
+
+            def _run(self) -> None:
+                last[threading.current_thread()] = self._begun
+                try:
+                    self._target()
+                finally:
+                    settle(threading.current_thread())
+
+            def start(self) -> None:
+                self._thread.start()
+                self._begun.settled.wait()
+
+            def join(self, timeout: float | None = None) -> None:
+                self._thread.join(timeout)
+
+        self.Event = Event
+        self.Thread = Thread

@@ -1,0 +1,317 @@
+"""The mode under which every operator of torch passes: those of a card are priced and sent to it, none computes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import attention
+from .allocator import Block
+from .card import Card, Region, Work
+from .graph import Graph
+from .host import Host
+from .pricing import (
+    ALLOCATIONS,
+    GATHERS,
+    PRODUCTS,
+    SCATTERS,
+    aten,
+    experts_hit,
+    nbytes,
+    product_dtype,
+)
+from .shapes import Shapes
+
+_HELD_FOR_REAL = 32 << 20
+"""Larger tensors of the host are fake too: they only wait there for their way over the link."""
+
+
+class CardMode(TorchDispatchMode):
+    """Routes operators to cards. A value that is read is a wait, and reads as one (`False` for a truth)."""
+
+    # Dynamo never traces what is simulated; its guard around each call would take a fifth of the time.
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, cards: Sequence[Card], host: Host) -> None:
+        super().__init__()
+        self._cards = cards
+        self._host = host
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._shapes = Shapes(self._fake)
+        self._blocks: dict[int, tuple[Block, Card, Any]] = {}
+        self._pinned: set[int] = set()
+        self._workspaces: dict[object, Block] = {}
+        self._composite: dict[Any, bool] = {}
+        self._special = {
+            aten.scaled_dot_product_attention.default: self._attend,
+            aten.linear.default: self._linear,
+            aten._fused_sdp_choice.default: self._choose,
+            aten._local_scalar_dense.default: self._read_value,
+            aten._to_copy.default: self._to_copy,
+            aten.copy_.default: self._copy,
+            aten.is_pinned.default: lambda args, kwargs: args[0].untyped_storage()._cdata in self._pinned,
+            aten.record_stream.default: lambda args, kwargs: None,
+            aten.nonzero.default: self._unknown_size,
+            aten.masked_select.default: self._unknown_size,
+        }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        device = kwargs.get("device")
+        wanted = torch.device(device) if device is not None else None
+        on_card = (wanted is not None and wanted.type == "cuda") or any(isinstance(t, FakeTensor) for t in tensors)
+        if not on_card:
+            return self._on_host(func, tensors, args, kwargs)
+        if func in self._special:
+            return self._special[func](args, kwargs)
+        if self._is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = self._shapes.result(func, args, kwargs)
+        outputs = list(_tensors([result]))
+        card = self._card_of(outputs, tensors)
+        if card is not None:
+            self._send(card, func, args, tensors, outputs)
+        return result
+
+    def region(self, tensor: torch.Tensor) -> Region:
+        """Where a tensor lies on its card."""
+        block = self._blocks[tensor.untyped_storage()._cdata][0]
+        return block.address + tensor.storage_offset() * tensor.element_size(), nbytes(tensor)
+
+    def _is_composite(self, func: Any) -> bool:
+        known = self._composite.get(func)
+        if known is None:
+            known = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
+                func.name(), "CompositeImplicitAutograd"
+            )
+            self._composite[func] = known
+        return known
+
+    def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self._host.advance(self._cards[0].truth.host_operator_s)
+        pinned = kwargs.pop("pin_memory", False)
+        size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        numel = 1
+        for side in size if all(isinstance(side, int) for side in size) else ():
+            numel *= side
+        # Whatever the dtype, this is large; a `like` of a planned weight is made by empty_like on the host.
+        like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
+        large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
+        to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
+        result = self._faked(func, args, kwargs) if large and not to_meta else func(*args, **kwargs)
+        if pinned:
+            self._pinned.add(result.untyped_storage()._cdata)
+        return result
+
+    def _faked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self._shapes.asked(func, args, kwargs)
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
+
+    def _card_of(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Card | None:
+        for tensor in (*outputs, *inputs):
+            if tensor.device.type == "cuda":
+                return self._cards[tensor.device.index]
+        return None
+
+    def _send(
+        self, card: Card, func: Any, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        """Take memory for what is new, and run what is more than a view or an allocation."""
+        fresh = [tensor for tensor in outputs if self._take(tensor)]
+        mutated = func._schema.is_mutable
+        if func in ALLOCATIONS or not (fresh or mutated) or func is aten.detach_.default:
+            return
+        reads = [tensor for tensor in inputs if tensor.device.type == "cuda" and tensor.numel()]
+        flops, dtype, name = 0.0, "", str(func)
+        if func in PRODUCTS:
+            flops, operand = PRODUCTS[func](args)
+            dtype = product_dtype(operand)
+            name = f"{name} {dtype}"
+            self._workspace(card)
+        writes = [tensor for tensor in (fresh if fresh else outputs) if tensor.device.type == "cuda"]
+        if not any(tensor.numel() for tensor in writes):
+            return
+        read, written = [self.region(tensor) for tensor in reads], [self.region(tensor) for tensor in writes]
+        if func in GATHERS:
+            table = read[GATHERS[func]]
+            read[GATHERS[func]] = (table[0], min(table[1], sum(size for _, size in written)))
+        elif func in SCATTERS:
+            given = max((size for _, size in read[1:]), default=0)
+            written, read = [(start, min(size, given)) for start, size in written], read[1:]
+        elif func is aten._grouped_mm.default:
+            experts, (start, size) = args[1].shape[0], read[1]
+            read[1] = (start, int(size * experts_hit(experts, args[0].shape[0])))
+        elif func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")) or not inputs:
+            read = []
+        card.launch(Work(name, tuple(read), tuple(written), flops, dtype))
+
+    def _take(self, tensor: torch.Tensor) -> bool:
+        """Give a new storage its memory; whether it was new."""
+        if tensor.device.type != "cuda":
+            return False
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._blocks:
+            return False
+        card = self._cards[tensor.device.index]
+        stream = card.stream
+        owner = stream.capture.pool if isinstance(stream.capture, Graph) else stream
+        block = card.memory.allocate(storage.nbytes(), owner)
+        self._blocks[key] = (block, card, weakref.ref(storage, lambda _, key=key: self._drop(key)))
+        return True
+
+    def _drop(self, key: int) -> None:
+        block, card, _ = self._blocks.pop(key)
+        card.memory.free(block)
+
+    def _workspace(self, card: Card) -> None:
+        """cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before)."""
+        if card.stream not in self._workspaces:
+            size = (32 << 20) if card.truth.capability >= (9, 0) else (8 << 20)
+            self._workspaces[card.stream] = card.memory.allocate(size, card.stream)
+
+    def _linear(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """One product, as cuBLAS runs it: the views around it are not worth their time here."""
+        x, weight, *bias = args
+        with self:
+            result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+        card = self._cards[x.device.index]
+        self._workspace(card)
+        dtype = product_dtype(x)
+        operands = [*(b for b in bias if b is not None), x, weight]
+        name, flops = (
+            f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}",
+            _linear_flops(x, weight),
+        )
+        card.launch(Work(name, tuple(self.region(tensor) for tensor in operands), (self.region(result),), flops, dtype))
+        return result
+
+    def _attend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        query, key, value = args[:3]
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
+        grouped = kwargs.get("enable_gqa", False)
+        card = self._cards[query.device.index]
+        picked = attention.choice(card.truth.capability, query, key, value, mask, grouped)
+        if picked == attention.MATH:
+            with self:
+                attend = aten._scaled_dot_product_attention_math.default
+                options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
+                return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
+        name = "flash attention" if picked == attention.FLASH else "memory-efficient attention"
+        with self:
+            result = attention.output(query, value)
+        operands = [query, key, value, *([] if mask is None else [mask])]
+        dtype = product_dtype(query)
+        work = Work(
+            f"{name} {dtype}",
+            tuple(self.region(tensor) for tensor in operands),
+            (self.region(result),),
+            attention.flops(query, key, value, causal),
+            dtype,
+        )
+        card.launch(work)
+        return result
+
+    def _choose(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+        query, key, value = args[:3]
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        capability = self._cards[query.device.index].truth.capability
+        return attention.choice(capability, query, key, value, mask, kwargs.get("enable_gqa", False))
+
+    def _read_value(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool | int | float:
+        tensor = args[0]
+        if tensor.device.type == "cuda":
+            self._wait_for(self._cards[tensor.device.index])
+        if tensor.dtype is torch.bool:
+            return False
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
+
+    def _wait_for(self, card: Card) -> None:
+        card.stream.synchronize()
+        self._host.advance(card.truth.launch_s)
+
+    def _to_copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        source = args[0]
+        target = torch.device(kwargs.get("device") or source.device)
+        if target.type == "cuda" and target.index is None:
+            current = torch.cuda.current_device()
+            target = torch.device("cuda", current)
+            kwargs["device"] = target
+        if source.device == target:
+            result = self._faked(aten._to_copy.default, args, kwargs)
+            if target.type == "cuda":
+                self._send(self._cards[target.index], aten._to_copy.default, args, [source], [result])
+            return result
+        if target.type == "cpu" and nbytes(source) <= _HELD_FOR_REAL:
+            result = torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+        else:
+            result = self._faked(aten._to_copy.default, [self._as_fake(source)], kwargs)
+        self._take(result)
+        self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
+        return result
+
+    def _copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        target, source = args[:2]
+        asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+        if source.device != target.device and (isinstance(target, FakeTensor) or target.device.type == "cpu"):
+            if isinstance(target, FakeTensor):
+                self._faked(aten.copy_.default, [target, self._as_fake(source)], {})
+            self._cross(source, target, asynchronous=asynchronous)
+            return target
+        result = self._faked(aten.copy_.default, args, kwargs)
+        if target.device.type == "cuda":
+            card = self._cards[target.device.index]
+            card.launch(Work("aten.copy_.default", (self.region(source),), (self.region(target),)))
+        return result
+
+    def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
+        """Move bytes over a link: asynchronous from pinned memory and between cards, a wait for the host otherwise."""
+        if "cuda" not in (source.device.type, target.device.type):
+            return
+        between = source.device.type == target.device.type
+        card = self._cards[(target if target.device.type == "cuda" else source).device.index]
+        truth, size = card.truth, min(nbytes(source), nbytes(target))
+        if not size:
+            return
+        if between:
+            card.launch(Work("copy between cards", link_s=size / truth.peer_bytes_per_s))
+            return
+        host_side = source if source.device.type == "cpu" else target
+        pinned = host_side.untyped_storage()._cdata in self._pinned
+        speed = truth.link_bytes_per_s * (1.0 if pinned else truth.pageable_share)
+        if not (pinned and asynchronous):
+            card.stream.refuse_capture()
+        card.launch(Work("copy over the link", link_s=size / speed))
+        if not (pinned and asynchronous):
+            card.stream.synchronize()
+
+
+def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:
+    return 2.0 * x.numel() * weight.shape[0]
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

@@ -1,0 +1,287 @@
+"""What is so: each cell stepped by plain calls of transformers on a card of its own, and read off the card's log.
+
+Nothing of the profiler's measuring, counting or judging is asked; it only loads models that come quantised.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .card import Card, Kernel, duration_s
+from .pricing import PRODUCTS
+from .truth import Truth
+from .world import World
+
+_PRODUCTS = tuple(str(func) for func in PRODUCTS)
+_ATTENTION = ("flash attention", "memory-efficient attention")
+_FASTER = 1.25
+_ALIKE = 1.25
+_LOST = 0.5
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of one cell as it is."""
+
+    phase: str
+    batch_size: int
+    prompt_len: int
+    latency_s: float
+    regime: str
+    """The resource whose speed the step follows most; `kernel-bound` where half of it is lost in kernels."""
+    device_s: float
+    """What its kernels take."""
+    exposed_dispatch_s: float
+    """What the card idles, waiting for the host."""
+    launches: int
+    weights_s: float
+    """Weights of products that memory bounds, at the card's bandwidth."""
+    kv_s: float
+    """Keys and values that attention reads, where memory bounds it."""
+    compute_s: float
+    """FLOPs of products and attention that arithmetic bounds, at the card's peaks."""
+    link_s: float
+    peak_bytes: int
+
+
+def phases(
+    world: World, model: Any, engine: str, batch_sizes: Sequence[int], prompt_lens: Sequence[int], new_tokens: int
+) -> list[Phase]:
+    """The truth of each cell's prefill and of the median step of its decode loop."""
+    found = []
+    for prompt_len in prompt_lens:
+        for batch_size in batch_sizes:
+            with torch.inference_mode():
+                found += _cell(world, model, engine, batch_size, prompt_len, new_tokens)
+    return found
+
+
+def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_tokens: int) -> list[Phase]:
+    ids = torch.zeros(batch, prompt, dtype=torch.long, device="cuda")
+    prefill, decode = _ENGINES[engine](model, batch, prompt + new_tokens)
+    card = world.card
+    prefill(ids)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with _logged(card) as log:
+        token = prefill(ids)
+    found = [_phase("prefill", batch, prompt, [log], card.truth, launches_only=False)]
+    torch.cuda.synchronize()
+    steps = []
+    for _ in range(new_tokens - 1):
+        with _logged(card) as log:
+            token = decode(token)
+        steps.append(log)
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.synchronize()
+    found.append(_phase("decode", batch, prompt, steps, card.truth, launches_only=True))
+    del token
+    return [replace(phase, peak_bytes=peak) for phase in found]
+
+
+class _logged:  # noqa: N801
+    """The card's kernels while the block lasts."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
+    def __enter__(self) -> list[Kernel]:
+        self._card.log = log = []
+        return log
+
+    def __exit__(self, *_: object) -> None:
+        self._card.log = None
+
+
+def _phase(
+    name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], truth: Truth, *, launches_only: bool
+) -> Phase:
+    middle = steps[len(steps) // 2]
+    latency_s = timeline_s(steps, truth)
+    device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
+    weights_s = kv_s = compute_s = 0.0
+    for kernel in middle:
+        part = _part(kernel)
+        if part is None:
+            continue
+        computing_s = kernel.work.flops / truth.flops_per_s[kernel.work.dtype]
+        required = kernel.work.reads[-1][1] if part == "weights" else kernel.work.reads[1][1] + kernel.work.reads[2][1]
+        moving_s = required / truth.bytes_per_s
+        if computing_s > moving_s:
+            compute_s += computing_s
+        elif part == "weights":
+            weights_s += moving_s
+        else:
+            kv_s += moving_s
+    return Phase(
+        phase=name,
+        batch_size=batch,
+        prompt_len=prompt,
+        latency_s=latency_s,
+        regime=_regime(steps, truth, latency_s),
+        device_s=device_s,
+        exposed_dispatch_s=max(0.0, latency_s - device_s),
+        launches=sum(kernel.launched for kernel in middle),
+        weights_s=weights_s,
+        kv_s=kv_s,
+        compute_s=compute_s,
+        link_s=sum(kernel.work.link_s for kernel in middle),
+        peak_bytes=0,
+    )
+
+
+def _part(kernel: Kernel) -> str | None:
+    name = kernel.work.name
+    if name.startswith(_ATTENTION):
+        return "kv"
+    return "weights" if name.startswith(_PRODUCTS) else None
+
+
+def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
+    """Seconds of a step on a card: a single one from its first launch, the median of several in a row between ends.
+
+    The host launches in order; a kernel starts when it was launched and the one before it has ended.
+    """
+    host_s = ready_s = 0.0
+    ends = []
+    for step in steps:
+        for kernel in step:
+            if kernel.launched:
+                host_s += truth.graph_launch_s if len(step) > 1 and not step[1].launched else truth.launch_s
+            ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
+            if kernel.awaited:
+                host_s = ready_s
+        host_s += truth.event_s
+        ends.append(ready_s)
+    if len(ends) == 1:
+        return ends[0]
+    return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
+
+
+def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float) -> str:
+    lost_s = statistics.median(sum(_lost_s(kernel, truth) for kernel in step) for step in steps)
+    if lost_s > _LOST * latency_s:
+        return "kernel-bound"
+    gains = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
+    linked = [[replace_link(kernel) for kernel in step] for step in steps]
+    gains["link-bound"] = latency_s - timeline_s(linked, truth)
+    (first, most), (_, second), *_ = sorted(gains.items(), key=lambda item: -item[1])
+    return first if most > _ALIKE * second else "mixed"
+
+
+def replace_link(kernel: Kernel) -> Kernel:
+    """The same kernel over a faster link."""
+    work = replace(kernel.work, link_s=kernel.work.link_s / _FASTER)
+    return Kernel(work, kernel.memory_bytes, kernel.l2_bytes, kernel.launched, kernel.awaited)
+
+
+def _lost_s(kernel: Kernel, truth: Truth) -> float:
+    """What a product or an attention kernel takes beyond its roofs."""
+    if _part(kernel) is None:
+        return 0.0
+    whole = truth.but(kernel_share={}, smallest_kernel_s=0.0)
+    return kernel.duration_s - duration_s(kernel, whole)
+
+
+def _faster(truth: Truth) -> dict[str, Truth]:
+    return {
+        "memory-bound": truth.but(
+            bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
+        ),
+        "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
+        "overhead-bound": truth.but(launch_s=truth.launch_s / _FASTER, graph_launch_s=truth.graph_launch_s / _FASTER),
+    }
+
+
+Prefill = Callable[[torch.Tensor], torch.Tensor]
+Decode = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _eager(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+    held: dict[str, Any] = {}
+
+    def prefill(ids: torch.Tensor) -> torch.Tensor:
+        held.clear()
+        output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        held["cache"] = output.past_key_values
+        return output.logits[:, -1:].argmax(-1)
+
+    def decode(token: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=token, past_key_values=held["cache"], use_cache=True).logits[:, -1:].argmax(-1)
+
+    return prefill, decode
+
+
+def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Prefill, Decode]:
+    from transformers import StaticCache
+
+    held: dict[str, Any] = {}
+
+    def prefill(ids: torch.Tensor) -> torch.Tensor:
+        if kept and held:
+            held["cache"].reset()
+        else:
+            held["cache"] = StaticCache(config=model.config, max_cache_len=slots)
+        output = model(input_ids=ids, past_key_values=held["cache"], use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1:].argmax(-1)
+
+    def decode(token: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=token, past_key_values=held["cache"], use_cache=True).logits[:, -1:].argmax(-1)
+
+    return prefill, decode
+
+
+def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+    prefill, step = _static(model, batch, slots, kept=True)  # a graph holds the address of its cache
+    token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(token)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        token.copy_(step(token))
+
+    def decode(_: torch.Tensor) -> torch.Tensor:
+        graph.replay()
+        return token
+
+    def first(ids: torch.Tensor) -> torch.Tensor:
+        token.copy_(prefill(ids))
+        return token
+
+    return first, decode
+
+
+_ENGINES: dict[str, Callable[[Any, int, int], tuple[Prefill, Decode]]] = {
+    "eager": _eager,
+    "static": _static,
+    "graph": _graph,
+}
+
+
+def plain_model(config: Any, dtype: torch.dtype) -> Any:
+    """A model of transformers on the current card, as transformers makes it."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("cuda"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def pairs(found: Sequence[Phase], cells: Any) -> Iterator[tuple[Phase, Any]]:
+    """Each phase beside the profiler's row of it."""
+    for phase in found:
+        same = (
+            (cells["phase"] == phase.phase)
+            & (cells["batch_size"] == phase.batch_size)
+            & (cells["prompt_len"] == phase.prompt_len)
+        )
+        [row] = cells[same].to_dict("records")
+        yield phase, row

@@ -1,0 +1,86 @@
+"""A scenario: a model on simulated cards, profiled whole, and the truth of the same cells beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.job.run import execute
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.request import DTYPES
+from profiler.record.run import Run
+from profiler.report.progress import QuietListener
+
+from . import oracle
+from .truth import Truth
+from .world import World, simulated
+
+NEW_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is asked of the profiler."""
+
+    model: str
+    """A card of `models/`."""
+    layers: int | None = None
+    """None: all of them."""
+    dtype: str = "float16"
+    engine: str = "eager"
+    prompt_lens: Sequence[int] = (128, 512)
+    batch_sizes: Sequence[int] = (1, 8)
+    new_tokens: int = NEW_TOKENS
+
+    def folder(self, parent: Path) -> Path:
+        """The model with so many layers, as a folder with a config and no weights."""
+        config = load_config(resolve(self.model))
+        text = config.get_text_config()
+        if self.layers is not None:
+            text.num_hidden_layers = self.layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[: self.layers]
+        path = parent / f"{self.model}-{text.num_hidden_layers}-layers"
+        config.save_pretrained(path)
+        return path
+
+
+def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: Any) -> tuple[Run, World]:
+    """What the profiler says on these cards, through the very calls that the command line makes."""
+    folder = scenario.folder(parent)
+    with simulated(*truths) as world:
+        asked = {
+            "device": "cuda",
+            "weights": "random",
+            "dtype": scenario.dtype,
+            "engine": scenario.engine,
+            "prompt_lens": list(scenario.prompt_lens),
+            "batch_sizes": list(scenario.batch_sizes),
+            "new_tokens": scenario.new_tokens,
+            "out": parent / "run",
+            "fresh": True,
+            "no_levers": True,
+            **options,
+        }
+        run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
+    return run, world
+
+
+def so(scenario: Scenario, truth: Truth, parent: Path) -> list[oracle.Phase]:
+    """What is so: the same cells by plain calls on a card of its own."""
+    config = load_config(resolve(str(scenario.folder(parent))))
+    found = []
+    with simulated(truth) as world, torch.inference_mode():
+        model = oracle.plain_model(config, DTYPES[scenario.dtype])
+        for engine in scenario.engine.split(","):
+            found += oracle.phases(
+                world, model, engine, scenario.batch_sizes, scenario.prompt_lens, scenario.new_tokens
+            )
+    return found

@@ -1,0 +1,94 @@
+"""Streams and events: work in order, a launch queue that fills, and waits of the host."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .card import Card
+
+QUEUE = 1024
+"""Launches that a card takes before the host has to wait (CUDA's undocumented depth, about a thousand)."""
+_TICK_S = 0.5e-6
+"""Resolution of an event (CUDA Runtime API, cudaEventElapsedTime)."""
+
+CAPTURING = (
+    "CUDA error: operation not permitted when stream is capturing\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+)
+
+
+class Stream:
+    """One stream of one card."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.ready_s = 0.0
+        """When its last work ends."""
+        self.capture: object | None = None
+        """The graph that records what is sent here."""
+        self._ends: deque[float] = deque()
+        card.streams.append(self)
+
+    def submit(self, duration_s: float, host_s: float) -> float:
+        """Send work that takes the host and the stream so long; gives its start."""
+        host = self.card.host
+        host.advance(host_s)
+        ends = self._ends
+        while ends and ends[0] <= host.now_s:
+            ends.popleft()
+        if len(ends) >= QUEUE:
+            host.wait_until(ends.popleft())
+        start_s = max(host.now_s, self.ready_s)
+        self.ready_s = start_s + duration_s
+        ends.append(self.ready_s)
+        return start_s
+
+    def wait_stream(self, other: Stream) -> None:
+        """Begin what follows after all that the other has been sent."""
+        self.ready_s = max(self.ready_s, other.ready_s)
+
+    def refuse_capture(self) -> None:
+        """Raises as CUDA does when a capture meets what it cannot hold; the capture is lost with it."""
+        if self.capture is not None:
+            self.capture.invalid = True  # type: ignore[attr-defined]
+            raise RuntimeError(CAPTURING)
+
+    def synchronize(self) -> None:
+        """Let the host wait for all that was sent here."""
+        self.refuse_capture()
+        if self.card.log:
+            self.card.log[-1].awaited = True
+        self.card.host.wait_until(self.ready_s)
+
+
+class Event:
+    """torch.cuda.Event."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._timed = enable_timing
+        self._at_s: float | None = None
+        self._stream: Stream | None = None
+
+    def record(self, stream: Stream) -> None:
+        stream.card.host.advance(stream.card.truth.event_s)
+        self._stream, self._at_s = stream, max(stream.ready_s, stream.card.host.now_s)
+
+    def synchronize(self) -> None:
+        if self._stream is not None and self._at_s is not None:
+            self._stream.refuse_capture()
+            self._stream.card.host.wait_until(self._at_s)
+
+    def elapsed_time(self, other: Event) -> float:
+        """Milliseconds to another event. Raises RuntimeError as CUDA does while one of them was not reached."""
+        if not (self._timed and other._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at_s is None or other._at_s is None or self._stream is None or other._stream is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self._stream.card is not other._stream.card:
+            raise RuntimeError("CUDA error: invalid resource handle")
+        if max(self._at_s, other._at_s) > self._stream.card.host.now_s:
+            raise RuntimeError("CUDA error: device not ready")
+        ticks = round(other._at_s / _TICK_S) - round(self._at_s / _TICK_S)
+        return ticks * _TICK_S * 1e3

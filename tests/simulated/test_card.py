@@ -1,0 +1,169 @@
+"""The simulated card keeps CUDA's rules, and the machine's door to it keeps its own promises."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from profiler.errors import RequestError
+from profiler.machine.machine import Machine, machine_for
+from profiler.machine.telemetry import Watch
+
+from .guard import why_not
+from .truth import H100, T4
+from .world import World, simulated
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+CARD = torch.device("cuda", 0)
+MIB = 1 << 20
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulated(H100.but(l2_bytes=0, smallest_kernel_s=0.0)) as world:
+        yield world
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return machine_for(CARD)
+
+
+def test_a_kernel_takes_its_roof_and_the_host_runs_ahead(world: World) -> None:
+    a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    torch.cuda.synchronize()
+    began = world.host.now_s
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a @ a
+    before.record()
+    a @ a
+    after.record()
+    assert world.host.now_s - began == pytest.approx(2 * 7e-6 + 2e-6), "two launches and two events"
+    with pytest.raises(RuntimeError, match="not ready"):
+        before.elapsed_time(after)
+    torch.cuda.synchronize()
+    assert before.elapsed_time(after) == pytest.approx(1e3 * 2 * 8192**3 / 8.4e14, rel=1e-3)
+
+
+def test_the_launch_queue_fills(world: World) -> None:
+    """The host is 1,024 launches ahead at most."""
+    x = torch.zeros(300 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    began, kernel_s = world.host.now_s, 2 * 300 * MIB / H100.bytes_per_s
+    for _ in range(1100):
+        x.add_(1)
+    assert world.host.now_s - began == pytest.approx((1100 - 1024) * kernel_s, rel=0.03)
+
+
+def test_reading_a_value_waits(world: World) -> None:
+    x = torch.zeros(300 * MIB, dtype=torch.uint8, device="cuda")
+    x.add_(1)
+    x[0].item()
+    assert world.host.now_s >= world.card.stream.ready_s
+
+
+def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
+    """What a freed tensor leaves with torch is ours to allocate again, and nobody's use of the card."""
+    free, used = machine.available_bytes(), machine.used_bytes()
+    held = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+    assert machine.available_bytes() == free - (30 << 30)
+    del held
+    assert torch.cuda.memory_reserved() == 30 << 30
+    assert torch.cuda.mem_get_info()[0] < free
+    assert machine.available_bytes() == free
+    assert machine.used_bytes() == used
+    machine.release()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_memory_ends(world: World) -> None:
+    kept = torch.empty(70 << 30, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        torch.empty(12 << 30, dtype=torch.uint8, device="cuda")
+    del kept
+    torch.empty(12 << 30, dtype=torch.uint8, device="cuda")
+
+
+def test_a_cache_serves_what_was_just_touched() -> None:
+    with simulated(H100.but(smallest_kernel_s=0.0)) as world:
+        x = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
+        large = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        world.card.log = log = []
+        x.sum()
+        large.sum()
+        x.sum()
+        assert [(kernel.memory_bytes >> 20, kernel.l2_bytes >> 20) for kernel in log] == [(0, 8), (100, 0), (8, 0)]
+
+
+def test_a_replay_is_one_launch_of_all_kernels(world: World, machine: Machine) -> None:
+    x = torch.zeros(300 * MIB, dtype=torch.uint8, device="cuda")
+
+    def work() -> None:
+        for _ in range(50):
+            x.add_(1)
+
+    with machine.beside():
+        work()
+    replay = machine.capture(work)
+    torch.cuda.synchronize()
+    host_s, busy_s = world.host.now_s, world.card.busy_s
+    replay()
+    assert world.host.now_s - host_s == pytest.approx(H100.graph_launch_s)
+    assert world.card.busy_s - busy_s == pytest.approx(50 * 2 * 300 * MIB / H100.bytes_per_s)
+
+
+def test_a_capture_that_waits_fails_and_leaves_the_stream_as_it_was(world: World, machine: Machine) -> None:
+    """torch.cuda.graph itself stays on its capture stream then (torch/cuda/graphs.py, `__exit__`)."""
+    x = torch.zeros(16, device="cuda")
+    before = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.sum().item()
+    assert torch.cuda.current_stream() is not before, "torch's own way"
+    torch.cuda.set_stream(before)
+    with pytest.raises(RequestError, match="not permitted when stream is capturing"):
+        machine.capture(lambda: x.sum().item())
+    assert torch.cuda.current_stream() is before
+    machine.capture(lambda: x.add_(1))()
+
+
+def test_running_out_of_memory_in_a_capture_is_no_fault_of_the_capture(machine: Machine) -> None:
+    before = torch.cuda.current_stream()
+    with pytest.raises(torch.OutOfMemoryError):
+        machine.capture(lambda: torch.zeros(100 << 30, dtype=torch.uint8, device="cuda"))
+    assert torch.cuda.current_stream() is before
+
+
+def test_a_name_that_is_not_answered_is_an_error(world: World) -> None:
+    with pytest.raises(NotImplementedError, match="memory_summary"):
+        torch.cuda.memory_summary()
+
+
+def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
+    """Without `set_device` they would be card 0's, and a capture would hold nothing."""
+    with simulated(H100, T4) as world:
+        machine = machine_for(torch.device("cuda", 1))
+        x = torch.zeros(1 << 20, device="cuda:1")
+        with machine.beside():
+            x.add_(1)
+        busy_s = world.cards[1].busy_s
+        machine.capture(lambda: x.add_(1))()
+        assert world.cards[1].busy_s > busy_s
+        assert world.cards[0].busy_s == 0.0
+
+
+def test_a_watch_reads_by_the_simulated_clock(world: World, machine: Machine) -> None:
+    with Watch(machine.source, interval_s=0.5) as watch:
+        world.host.advance(2.2)
+    assert [reading.at_unix_s % 1 for reading in watch.readings] == [0.5, 0.0, 0.5, 0.0]
+    assert all(reading.clock_hz == H100.clock_hz for reading in watch.readings)
+
+
+def test_a_value_of_the_card_is_never_passed_for_one() -> None:
+    """Outside of the simulation there is no card again."""
+    with contextlib.suppress(RuntimeError), simulated(H100):
+        pass
+    assert not torch.cuda.is_available()

@@ -1,0 +1,179 @@
+"""The whole profiler on cards of known truth: what it says is held against what is so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler.record.run import Run
+
+from .guard import why_not
+from .oracle import Phase, pairs
+from .scenario import Scenario, said, so
+from .truth import A100, H100, RTX_4090, T4, Throttle, Truth
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+ROOFS = 0.03
+REST = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated roof must never be kept beside measured ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[tuple[Phase, dict[str, Any]]]:
+    """Each cell's truth beside its row, once what holds of every scenario was held against it."""
+    ceilings = run.document.ceilings
+    assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
+    for dtype, roof in ceilings.compute.items():
+        assert roof.per_s == pytest.approx(truth.flops_per_s[dtype], rel=ROOFS), dtype
+    assert ceilings.launch["submit_s"] == pytest.approx(truth.launch_s, rel=REST)
+    for phase, row in pairs(so(scenario, truth, parent), run.cells):
+        cell = f"{phase.phase} {phase.batch_size} x {phase.prompt_len}"
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST), cell
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST), cell
+        for name in ("weights_s", "kv_s", "compute_s"):
+            off = row[name] - getattr(phase, name)
+            assert abs(off) < REST * phase.latency_s, f"{cell}: {name} is {getattr(phase, name)}, said {row[name]}"
+        yield phase, row
+
+
+HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
+
+
+@pytest.mark.parametrize(("engine", "host"), [("eager", "slow"), ("eager", "middling"), ("eager", "fast")])
+def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) -> None:
+    """A step of 4 layers of Mistral-7B on an H100: 180 launches and 0.9 ms of kernels."""
+    truth = H100.but(launch_s=HOSTS[host])
+    scenario = Scenario("mistral-7b-v0.3", 4, engine=engine, prompt_lens=[512], batch_sizes=[1, 8])
+    run, _ = said(scenario, [truth], tmp_path)
+    for phase, row in held(scenario, truth, run, tmp_path):
+        if phase.phase == "prefill" and host != "slow":
+            assert (phase.regime, row["regime"]) == ("compute-bound", "compute-bound")
+        if phase.phase == "decode":
+            expected = {"slow": "overhead-bound", "middling": "overhead-bound", "fast": "memory-bound"}[host]
+            assert phase.regime == expected
+            # A third of the step is the host's: exposed dispatch has to be half of it for a label of its own.
+            allowed = {expected, "mixed"} if host == "middling" else {expected}
+            assert row["regime"] in allowed
+            assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
+            assert abs(row["unexplained_s"]) < REST * phase.latency_s
+
+
+@pytest.mark.parametrize("engine", ["static", "graph"])
+def test_a_graph_takes_the_host_out_of_the_step(engine: str, tmp_path: Path) -> None:
+    truth = H100.but(launch_s=20e-6)
+    scenario = Scenario("mistral-7b-v0.3", 4, engine=engine, prompt_lens=[256], batch_sizes=[1])
+    run, _ = said(scenario, [truth], tmp_path)
+    expected = {"static": "overhead-bound", "graph": "memory-bound"}[engine]
+    for phase, row in held(scenario, truth, run, tmp_path):
+        if phase.phase == "decode":
+            assert (phase.regime, row["regime"]) == (expected, expected)
+
+
+@pytest.mark.xfail(reason="a window's prefill cannot be captured, and its small kernels are then timed with the host")
+def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
+    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph holds."""
+    scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
+    run, _ = said(scenario, [H100], tmp_path)
+    for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
+        assert abs(row["unexplained_s"]) < REST * phase.latency_s
+        assert row["regime"] != "kernel-bound"
+
+
+def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
+    """What fits is run, what does not has a reason, and memory comes back after running out of it."""
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[64, 128, 256, 512, 1024], new_tokens=4)
+    run, world = said(scenario, [A100], tmp_path)
+    prefills = run.cells[run.cells["phase"] == "prefill"].set_index("batch_size")
+    assert prefills.loc[64, "status"] == "ok"
+    assert prefills.loc[1024, "status"] in ("oom", "skipped")
+    room = A100.memory_bytes - A100.taken_bytes
+    for phase in so(scenario, A100.but(memory_bytes=10 * A100.memory_bytes), tmp_path):
+        if phase.phase == "prefill":
+            status = prefills.loc[phase.batch_size, "status"]
+            if phase.peak_bytes > room:
+                assert status in ("oom", "skipped"), phase
+            elif phase.peak_bytes < 0.9 * room:
+                assert status == "ok", phase
+                said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
+                assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
+    assert world.card.memory.allocated < 1e9, "nothing of the cell that did not fit is held"
+
+
+def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
+    """8 of Mistral-7B's layers, 3.7 GB, on a T4 with 4.5: the link binds, and nothing lands on the card beside it."""
+    truth = T4.but(memory_bytes=4_500_000_000)
+    scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
+    run, world = said(scenario, [truth, truth], tmp_path)
+    placed = set((run.document.model.placement or {}).values())
+    assert placed == {"cuda:0", "cpu"}
+    assert world.cards[1].memory.reserved == 0
+    assert (run.cells["status"] == "ok").all()
+    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
+    assert decode["regime"] == "link-bound"
+    waiting = run.document.model.offloaded_bytes["host"]
+    assert decode["latency_s"] > waiting / truth.link_bytes_per_s
+
+
+def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> None:
+    """Everything runs on `cuda:1`: a stream or a graph of card 0 would time nothing."""
+    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[128], batch_sizes=[1])
+    slow = T4.but(bytes_per_s=T4.bytes_per_s / 2)
+    run, world = said(scenario, [T4, slow], tmp_path, device="cuda:1")
+    assert run.document.ceilings.memory_bytes_per_s == pytest.approx(slow.bytes_per_s, rel=ROOFS)
+    assert world.cards[0].busy_s == 0.0
+    for phase, row in pairs(so(scenario, slow, tmp_path), run.cells):
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+
+
+def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[128], batch_sizes=[1], new_tokens=4)
+    run, _ = said(scenario, [T4], tmp_path, quant="nf4", dtype="auto")
+    assert run.document.model.dtype == "float16", "a T4 has no bfloat16 units"
+    assert (run.cells["status"] == "ok").all()
+
+
+def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
+    """All layers of one of SmolLM2's linears fit into a 4090's L2, those of a step do not."""
+    scenario = Scenario("smollm2-135m", 12, prompt_lens=[128], batch_sizes=[1])
+    run, _ = said(scenario, [RTX_4090.but(launch_s=3e-6)], tmp_path)
+    assert run.document.ceilings.memory_bytes_per_s == pytest.approx(RTX_4090.bytes_per_s, rel=ROOFS)
+    for phase, row in pairs(so(scenario, RTX_4090.but(launch_s=3e-6), tmp_path), run.cells):
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+
+
+def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
+    """The roofs are measured at full clock; then the card falls to half of it."""
+    truth = H100.but(throttle=Throttle(after_busy_s=0.8, share=0.5))
+    scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
+    run, world = said(scenario, [truth], tmp_path)
+    assert world.card.clock_share == 0.5
+    [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
+    assert "throttled" in prefill.flags
+    assert prefill.regime == "compute-bound"
+    assert any("power cap" in warning for warning in run.document.warnings)
+
+
+def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
+    truth = A100.but(other_processes=1, taken_bytes=10 << 30)
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[2048], batch_sizes=[32], new_tokens=32)
+    run, _ = said(scenario, [truth], tmp_path)
+    assert any("other processes computed on this card" in warning for warning in run.document.warnings)
+
+
+@pytest.mark.parametrize(("model", "layers"), [("mixtral-8x7b", 2), ("deepseek-v2-lite", 3)])
+def test_experts(model: str, layers: int, tmp_path: Path) -> None:
+    scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
+    run, _ = said(scenario, [H100], tmp_path)
+    for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)

@@ -1,0 +1,118 @@
+"""What is true of a simulated card and its host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """From so many busy seconds on, the clock falls to a share of itself; `reason` is a bit of NVML's."""
+
+    after_busy_s: float
+    share: float
+    reason: int = 0x4
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A card as it is. Speeds are attained ones, not a datasheet's."""
+
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    """Streaming multiprocessors."""
+    memory_bytes: int
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """By the dtype of a product's operands; `tfloat32` where float32 may be rounded."""
+    l2_bytes: int
+    l2_bytes_per_s: float
+    launch_s: float = 7e-6
+    """What a kernel costs the host, Python and all."""
+    host_operator_s: float = 1e-6
+    """What an operator on the host's own small tensors costs it."""
+    event_s: float = 1e-6
+    """What recording an event costs the host."""
+    graph_launch_s: float = 10e-6
+    """What replaying a graph costs the host."""
+    smallest_kernel_s: float = 2e-6
+    link_bytes_per_s: float = 25e9
+    """From pinned host memory over PCIe."""
+    pageable_share: float = 0.5
+    """What ordinary host memory reaches of that."""
+    peer_bytes_per_s: float = 20e9
+    """From another card."""
+    clock_hz: float = 1.5e9
+    power_w: float = 300.0
+    throttle: Throttle | None = None
+    other_processes: int = 0
+    taken_bytes: int = 300 << 20
+    """Memory that the driver's context and others take."""
+    kernel_share: Mapping[str, float] = field(default_factory=dict)
+    """What a kernel reaches of its roof, by a part of its operator's name; others reach all of it."""
+
+    def but(self, **changes: Any) -> Truth:
+        """The same card in all but this."""
+        return replace(self, **changes)
+
+
+# Dense peaks and bandwidths of NVIDIA's datasheets, each at 0.85 (products) and 0.9 (streams) of it, about what such
+# cards attain; L2 sizes are those that their drivers report.
+H100 = Truth(
+    "NVIDIA H100 80GB HBM3",
+    (9, 0),
+    132,
+    80 * GIB,
+    3.0e12,
+    {"float16": 8.4e14, "bfloat16": 8.4e14, "float32": 5.7e13, "tfloat32": 4.2e14, "int8": 1.6e15, "float8": 1.6e15},
+    50 << 20,
+    9.0e12,
+    smallest_kernel_s=1.5e-6,
+    link_bytes_per_s=50e9,
+    clock_hz=1.98e9,
+    power_w=700.0,
+)
+A100 = Truth(
+    "NVIDIA A100-SXM4-40GB",
+    (8, 0),
+    108,
+    40 * GIB,
+    1.4e12,
+    {"float16": 2.65e14, "bfloat16": 2.65e14, "float32": 1.66e13, "tfloat32": 1.33e14, "int8": 5.3e14},
+    40 << 20,
+    4.5e12,
+    clock_hz=1.41e9,
+    power_w=400.0,
+)
+T4 = Truth(
+    "Tesla T4",
+    (7, 5),
+    40,
+    15 * GIB,
+    2.7e11,
+    {"float16": 4.5e13, "bfloat16": 3.0e12, "float32": 6.9e12, "int8": 9.0e13},
+    4 << 20,
+    1.0e12,
+    launch_s=10e-6,
+    smallest_kernel_s=3e-6,
+    link_bytes_per_s=12e9,
+    clock_hz=1.59e9,
+    power_w=70.0,
+)
+RTX_4090 = Truth(
+    "NVIDIA GeForce RTX 4090",
+    (8, 9),
+    128,
+    24 * GIB,
+    9.2e11,
+    {"float16": 1.4e14, "bfloat16": 1.4e14, "float32": 7.0e13, "tfloat32": 7.0e13, "int8": 5.6e14, "float8": 2.8e14},
+    72 << 20,
+    4.0e12,
+    clock_hz=2.52e9,
+    power_w=450.0,
+)

@@ -1,0 +1,116 @@
+"""The simulated world: cards, a host and its clock, in the place of torch.cuda and of the profiler's sense of time."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from . import nvml
+from .card import Card
+from .cuda import Driver, strict
+from .guard import answer_guard
+from .host import Host, SimulatedThreading, SimulatedTime
+from .mode import CardMode
+from .shapes import copied, make_subclass
+from .truth import Truth
+
+TIMED = (
+    "profiler.machine.clock",
+    "profiler.machine.machine",
+    "profiler.machine.telemetry",
+    "profiler.roofs.cache",
+    "profiler.timing.foreign_load",
+)
+"""The modules of the profiler that read a clock."""
+
+
+ENOUGH = {
+    "profiler.roofs.sampling._MOST_SAMPLES": 8,
+    "profiler.probes.dispatch._TWIN_STEPS": 8,
+    "profiler.probes.replay._ENOUGH_SAMPLES": 8,
+    "profiler.roofs.host._RUN_STEPS": 4,
+    "profiler.roofs.host.measure_host_pace.__defaults__": (1e-3,),
+}
+"""A card without noise needs no hundred samples."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Cards in a host, for as long as they are simulated."""
+
+    host: Host
+    cards: tuple[Card, ...]
+    driver: Driver
+
+    @property
+    def card(self) -> Card:
+        return self.cards[0]
+
+
+@contextlib.contextmanager
+def simulated(*truths: Truth) -> Iterator[World]:
+    """Within, this process has these cards and no other clock than their host's."""
+    answer_guard()
+    with contextlib.suppress(ImportError):
+        import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
+    host = Host()
+    cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
+    driver = Driver(cards)
+    world = World(host, cards, driver)
+    with contextlib.ExitStack() as stack:
+        for name, value in strict(driver.names()).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
+        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(_module("pynvml", nvml.answers(cards)))
+        make = staticmethod(make_subclass(torch.Tensor._make_subclass))
+        stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
+        stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
+        stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
+        for name, count in ENOUGH.items():
+            stack.enter_context(mock.patch(name, count))
+        clock: Any = SimulatedTime(host)
+        for module in TIMED:
+            __import__(module)
+            stack.enter_context(mock.patch.object(sys.modules[module], "time", clock))
+        stack.enter_context(
+            mock.patch.object(sys.modules["profiler.machine.telemetry"], "threading", SimulatedThreading(host))
+        )
+        # `torch.tensor(data, device="cuda")` then makes a tensor of the host and moves it, as under torch's fake mode.
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.enter_context(CardMode(cards, host))
+        yield world
+
+
+def _to(whole: Any) -> Any:
+    """`tensor.to(0)`: torch asks its own build for the accelerator that the number belongs to."""
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return whole(tensor, *args, **kwargs)
+
+    return to
+
+
+@contextlib.contextmanager
+def _module(name: str, module: Any) -> Iterator[None]:
+    """Within, `import name` gives this; what is imported meanwhile stays imported."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
