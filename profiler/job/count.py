@@ -190,7 +190,7 @@ def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
         raise RequestError(f"{error}.") from None
 
 
-def _dtype(name: str, config: Any) -> torch.dtype:
+def _dtype(name: str, config: object) -> torch.dtype:
     if name != "auto":
         if name not in DTYPES:
             raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
