@@ -94,7 +94,8 @@ def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.nn.Linear, "forward", thrice)
     comparison = compared(base, run("thrice"))
     assert {change.verdict for change in comparison.changes} == {"slower"}
-    assert {change.moved for change in comparison.changes} == {"kernel_s"}
+    # A decode of so small a model is mostly calls, which come thrice as well.
+    assert {change.moved for change in comparison.changes if change.asked.phase == "prefill"} == {"kernel_s"}
 
 
 def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
