@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, asks, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, one_of
 from profiler.errors import RequestError
 from profiler.grid import parse_values
 from profiler.job.options import QUANT_HELP, Options
@@ -50,18 +50,18 @@ def compare(
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
 
 
-@asks("device", "out", "budget_s", defaults={"budget_s": 120.0})
 def gate(
-    *,
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to hold against.")],
     new: Annotated[Path | None, typer.Argument(metavar="[NEW]", help="The run folder of the change.")] = None,
     max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
     rerun: Annotated[bool, typer.Option("--rerun", help="Measure BASE's grid now, instead of giving NEW.")] = False,
     model: Annotated[str | None, typer.Option(help="--rerun: where BASE's model lies, if it was a local path.")] = None,
+    budget_s: Annotated[float, typer.Option("--budget", help="--rerun: seconds for the sweep.")] = 120.0,
+    device: Annotated[str, typer.Option(help="--rerun: auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="--rerun: the new run's folder.")] = None,
     quiet: Quiet = False,
     plain: Plain = False,
     output_format: Annotated[str, typer.Option("--format", help="table, json, junit or github.")] = "table",
-    **asked: Any,
 ) -> None:
     """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
     from profiler.job.comparing import gated
@@ -75,7 +75,8 @@ def gate(
     if new is not None:
         found = gated(base, new, max_slowdown)
     else:
-        found = _measured(base, max_slowdown, Options(model=model, **asked), quiet, plain)
+        options = Options(model=model, budget_s=budget_s, device=device, out=out)
+        found = _measured(base, max_slowdown, options, quiet, plain)
     if output_format == "table":
         print_gate(found, screen(plain=plain))
     else:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from profiler.diagnosis.compare import Change, Comparison
 from profiler.grid import PHASES, Phase
-from profiler.timing.sampling import CLAIM_VISITS
+from profiler.timing.sampling import CLAIM_VISITS, LEAST_VISITS
 
 Decision = Literal["pass", "slower", "open"]
 Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
@@ -118,8 +118,8 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         mean, variance, weight = _shrunk(*own, pool) if pool and item in fair else (*own, 1.0)
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
         decision: Decision = "open"
-        # One visit each tells nothing by itself: what is claimed must come from all cells together.
-        known_by_itself = item.visits >= CLAIM_VISITS or weight < 0.5
+        # Of many cells one with a few visits is bound to look slower: what is claimed must come from all together.
+        known_by_itself = item.visits >= LEAST_VISITS or weight < 0.5
         if not item.disturbed and known_by_itself:
             decision = "slower" if mean - half_width > limit else "pass" if mean + half_width <= limit else "open"
         more_s = _more_s(item, abs(mean - limit), half_width) if decision == "open" else 0.0
@@ -146,9 +146,13 @@ def _shared(change: Change) -> float:
 
 
 def _own_variance(change: Change) -> float:
-    """Of the logarithm of a cell's change, without what all cells share."""
+    """Of the logarithm of a cell's change, without the machine's part.
+
+    What a run takes for a drift of all cells may as well be scatter of each, so that it counts here too: cells are not
+    to stand apart from their phase for less than their whole intervals.
+    """
     half_width = (math.log1p(change.high) - math.log1p(change.low)) / 2
-    return max(1e-12, (half_width / _COVERAGE) ** 2 - _shared(change) ** 2)
+    return max(1e-12, half_width**2 - change.machine_half_width**2) / _COVERAGE**2
 
 
 def _pooled(changes: Sequence[Change]) -> _Pool:

@@ -91,7 +91,10 @@ def place(
         placed(figure, floor, 8 * figure.weight_bytes if figure.weight_bytes else None)
         for figure, floor in zip(figures, floors, strict=True)
     )
-    return Placement(file, model, dtype, quant, under, rows, (*_no_room(work, figures, under), *doubts(rows)))
+    found = [*_no_room(work, figures, under), *doubts(rows)]
+    if here and any(row.regime is None for row in rows):
+        found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
+    return Placement(file, model, dtype, quant, under, rows, tuple(found))
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> list[Figure]:

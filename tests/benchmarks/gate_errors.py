@@ -26,11 +26,10 @@ from profiler.diagnosis.sides import Asked, Side, Timed
 from profiler.grid import PHASES, Phase
 from profiler.record.run import read_document, read_gathered
 from profiler.timing.outcomes import phase_medians, phase_samples
-from profiler.timing.sampling import deviations, estimate, spread_of
+from profiler.timing.sampling import LEAST_VISITS, deviations, estimate, spread_of
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03
-_SHOWN_VISITS = 2
 SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.06, 0.10)
 
 
@@ -151,7 +150,7 @@ def main() -> None:
     asked = parser.parse_args()
     pool = reference_pools()["smollm2-135m-2-cores"]
     shown = {}
-    for visits in (1, 2, 4):
+    for visits in (LEAST_VISITS, 2):
         for planted in ("all cells", "decode", "one cell"):
             found = outcomes(pool, asked.pairs, visits, planted)
             title = f"{visits} visit{'s' if visits > 1 else ''}, {planted}"
@@ -160,7 +159,7 @@ def main() -> None:
                     f"{name} {100 * count / asked.pairs:.1f} %" for name, count in sorted(counts.items())
                 )
                 print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
-            if visits == _SHOWN_VISITS:
+            if visits == LEAST_VISITS:
                 shown[title] = found
     if asked.picture:
         _draw(shown, asked.picture)
