@@ -49,6 +49,10 @@ class CardMode(TorchDispatchMode):
         self._pinned: set[int] = set()
         self._workspaces: dict[object, Block] = {}
         self._composite: dict[Any, bool] = {}
+        self._pinning = {
+            aten._pin_memory.default: self._pin,
+            aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
+        }
         self._special = {
             aten.scaled_dot_product_attention.default: self._attend,
             aten.linear.default: self._linear,
@@ -56,7 +60,6 @@ class CardMode(TorchDispatchMode):
             aten._local_scalar_dense.default: self._read_value,
             aten._to_copy.default: self._to_copy,
             aten.copy_.default: self._copy,
-            aten.is_pinned.default: lambda args, kwargs: args[0].untyped_storage()._cdata in self._pinned,
             aten.record_stream.default: lambda args, kwargs: None,
             aten.nonzero.default: self._unknown_size,
             aten.masked_select.default: self._unknown_size,
@@ -67,6 +70,8 @@ class CardMode(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        if func in self._pinning:
+            return self._pinning[func](args[0])
         device = kwargs.get("device")
         wanted = torch.device(device) if device is not None else None
         on_card = (wanted is not None and wanted.type == "cuda") or any(isinstance(t, FakeTensor) for t in tensors)
@@ -85,6 +90,11 @@ class CardMode(TorchDispatchMode):
         if card is not None:
             self._send(card, func, args, tensors, outputs)
         return result
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        copied = self._shapes.asked(aten.empty_like.default, (self._as_fake(tensor),), {})
+        self._pinned.add(copied.untyped_storage()._cdata)
+        return copied
 
     def region(self, tensor: torch.Tensor) -> Region:
         """Where a tensor lies on its card."""
@@ -261,6 +271,8 @@ class CardMode(TorchDispatchMode):
             if target.type == "cuda":
                 self._send(self._cards[target.index], aten._to_copy.default, args, [source], [result])
             return result
+        if target.type == "meta":
+            return self._shapes.asked(aten._to_copy.default, [source], kwargs)
         if target.type == "cpu" and nbytes(source) <= _HELD_FOR_REAL:
             result = torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         else:
