@@ -168,8 +168,9 @@ def estimate(visits: Sequence[Sequence[float]], spread: Spread = NO_OTHERS) -> E
     else:
         low, high = (float(end) for end in np.percentile(_resampled_medians(blocks), [2.5, 97.5]))
     by_visits, drift = _half_widths(blocks, spread)
-    least = math.hypot(by_visits, drift) * median
-    return Estimate(median, min(low, median - least), max(high, median + least), everything.size)
+    least = math.hypot(by_visits, drift)
+    # However little is known of it, a time is more than nothing.
+    return Estimate(median, min(low, median * math.exp(-least)), max(high, median * (1 + least)), everything.size)
 
 
 def narrow_enough(visits: Sequence[Sequence[float]], spread: Spread, half_width: float = TARGET_HALF_WIDTH) -> bool:
