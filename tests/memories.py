@@ -20,6 +20,8 @@ class SimulatedMemory(TorchDispatchMode):
     Buffers are never filled, so that they take no memory.
     """
 
+    ahead = False
+
     def __init__(self, bytes_per_s: Callable[[int], float], call_s: float = 0.0) -> None:
         super().__init__()
         self.bytes_per_s = bytes_per_s

@@ -81,7 +81,9 @@ def _calls_alone(subject: Subject, key: CellKey, budget_s: float) -> Iterator[Re
         if machine.captures and subject.engines[key.cell.engine].has_twin:
             small = step_of(subject, key)
             with answered(subject.loaded.module, modules):
-                rest = replay_calls({REST: [small]}, machine, budget_s=budget_s, cold_bytes=cold_bytes)
+                rest = replay_calls(
+                    {REST: [small]}, machine, budget_s=budget_s, cold_bytes=cold_bytes, captured_alone=True
+                )
             yield Replay(REST, rest[REST])
     except (RequestError, torch.OutOfMemoryError):
         return

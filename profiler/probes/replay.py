@@ -47,19 +47,27 @@ def replay_linears(
 
 
 def replay_calls(
-    calls: Mapping[Key, Sequence[Callable[[], object]]], machine: Machine, *, budget_s: float, cold_bytes: int = 0
+    calls: Mapping[Key, Sequence[Callable[[], object]]],
+    machine: Machine,
+    *,
+    budget_s: float,
+    cold_bytes: int = 0,
+    captured_alone: bool = False,
 ) -> dict[Key, tuple[float, ...]]:
     """Seconds of single calls under each key on their own, where a key has one call a layer.
 
     Calls are made layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a
     cache that holds them all, until each key is known to within 1 % or the budget is spent. On CUDA the calls of a key
     are captured as a graph and replayed: events around single calls of small kernels would time the host; there
-    `cold_bytes` are written before each replay (see `_replayed_graph`).
+    `cold_bytes` are written before each replay (see `_replayed_graph`), and with `captured_alone` a RequestError is
+    raised for what cannot be captured.
     """
     clock = machine.clock
     if machine.captures:
         each_s = budget_s / max(1, len(calls))
-        return {name: _replayed_graph(layers, machine, each_s, cold_bytes) for name, layers in calls.items()}
+        return {
+            name: _replayed_graph(layers, machine, each_s, cold_bytes, captured_alone) for name, layers in calls.items()
+        }
     order = sorted(
         ((index / len(layers), name, call) for name, layers in calls.items() for index, call in enumerate(layers)),
         key=lambda item: item[0],
@@ -102,7 +110,7 @@ def _known(samples: Sequence[float]) -> bool:
 
 
 def _replayed_graph(
-    calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int
+    calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int, captured_alone: bool
 ) -> tuple[float, ...]:
     """Seconds of one of `calls` on the device alone: all of them captured as one graph and replayed.
 
@@ -124,6 +132,8 @@ def _replayed_graph(
         try:
             again = machine.capture(every)
         except RequestError:
+            if captured_alone:
+                raise
             again = every
         again()
         samples: list[float] = []

@@ -81,7 +81,6 @@ def test_a_graph_takes_the_host_out_of_the_step(engine: str, tmp_path: Path) -> 
             assert (phase.regime, row["regime"]) == (expected, expected)
 
 
-@pytest.mark.xfail(reason="a window's prefill cannot be captured, and its small kernels are then timed with the host")
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
     """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph holds."""
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
