@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from profiler.diagnosis.regimes import Measurement, Regime, Verdict, judge
+from profiler.diagnosis.regimes import DOMINANCE, Measurement, Regime, Verdict, judge
 from profiler.diagnosis.step_time import TERM_NAMES, Demand, Dispatch, Roofs, Split, split
 from profiler.errors import RequestError
 from profiler.machine.clock import NOTHING, Timing, no_gc, time_calls, timing_of
@@ -494,5 +494,8 @@ def _label(verdict: Verdict, parts: Split) -> Label:
         return Label("inconclusive")
     if verdict.regime != "kernel-bound":
         return Label(verdict.regime)
-    dequantising = parts.dequantise_s > parts.kernel_s
-    return Label(verdict.regime, TERM_NAMES["dequantise_s" if dequantising else "kernel_s"])
+    terms = {"dequantise_s": parts.dequantise_s, "kernel_s": parts.kernel_s}
+    cause = max(terms, key=lambda name: terms[name])
+    if terms[cause] < DOMINANCE * min(terms.values()):
+        return Label("inconclusive")
+    return Label(verdict.regime, TERM_NAMES[cause])

@@ -31,7 +31,7 @@ def test_false_alarms_and_misses(pool: Pool, planted: str) -> None:
 
 @pytest.mark.slow
 def test_one_cell_among_many_alarms_no_more_falsely(pool: Pool) -> None:
-    """A slowdown of one cell among 32 is harder to see: a tenth of it passes four gates in ten, but none alarms falsely."""
+    """A slowdown of one cell among 32 is harder to see: a tenth of it passes four gates in ten; none alarms falsely."""
     found = outcomes(pool, 96, 4, "one cell")
     assert found[0.0]["slower"] < 2
     assert found[0.10]["slower"] > found[0.03]["slower"]
