@@ -181,5 +181,5 @@ def test_the_difference_of_two_engines_covers_the_truth() -> None:
 def test_a_time_is_more_than_nothing_however_little_is_known_of_it() -> None:
     """Two visits that differ by a factor of ten: the interval is wide, and its lower end above zero."""
     found = estimate([[1.0] * 8, [10.0] * 8])
-    assert 0 < found.low_s < 1.0
+    assert 0 < found.low_s <= 1.0
     assert found.high_s > 10.0
