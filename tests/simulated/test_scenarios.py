@@ -82,11 +82,14 @@ def test_a_graph_takes_the_host_out_of_the_step(engine: str, tmp_path: Path) -> 
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
-    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph holds."""
+    """A windowed layer of transformers' dynamic cache copies a number to the card: a wait, which no graph holds.
+
+    The small kernels of such a step are not known then: they stay unexplained, and nothing is blamed for them.
+    """
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [H100], tmp_path)
     for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
-        assert abs(row["unexplained_s"]) < REST * phase.latency_s
+        assert -REST * phase.latency_s < row["unexplained_s"] < 0.2 * phase.latency_s
         assert row["regime"] != "kernel-bound"
 
 
