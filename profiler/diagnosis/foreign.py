@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from profiler.diagnosis.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
+from profiler.diagnosis.step_time import Floor
 
 Side = Literal["compute", "memory"]
 
@@ -36,23 +37,6 @@ class Told(Protocol):
 
 
 @dataclass(frozen=True)
-class LeastTime:
-    """The floor of what a figure covers, by the side that binds each operator."""
-
-    compute_s: float
-    memory_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.compute_s + self.memory_s
-
-    @property
-    def bound(self) -> Side:
-        """The side on which the larger part lies."""
-        return "compute" if self.compute_s > self.memory_s else "memory"
-
-
-@dataclass(frozen=True)
 class Placed:
     """One figure under the roofs."""
 
@@ -74,7 +58,7 @@ class Placed:
     note: str
 
 
-def placed(figure: Told, floor: LeastTime, weight_bits: float | None = None) -> Placed:
+def placed(figure: Told, floor: Floor, weight_bits: float | None = None) -> Placed:
     """Place a figure whose shapes are all known; `weight_bits` are those of a weight as its file stores it."""
     attained = floor.total_s / figure.seconds
     above = attained > 1 + ROOF_TOLERANCE

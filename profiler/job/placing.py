@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.diagnosis.foreign import LeastTime, Placed, doubts, placed
+from profiler.diagnosis.foreign import Placed, doubts, placed
+from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError
 from profiler.job.count import gpu_called, model_work
 from profiler.loading.request import DTYPES, dtype_name
@@ -188,7 +189,7 @@ def _weight_bytes(work: ModelWork) -> float:
 _Array = NDArray[Any]
 
 
-def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str) -> list[LeastTime]:
+def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str) -> list[Floor]:
     """The least time of what each figure covers, all of them counted in one go."""
     batch = np.array([figure.batch_size or 1 for figure in figures], dtype=np.int64)
     prompt = np.array([figure.prompt_len or 0 for figure in figures], dtype=np.int64)
@@ -202,7 +203,7 @@ def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str
     prefill = _least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
     decode = _least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
     both = [prefills * first + steps * then for first, then in zip(prefill, decode, strict=True)]
-    return [LeastTime(float(compute_s), float(memory_s)) for compute_s, memory_s in zip(*both, strict=True)]
+    return [Floor(float(compute_s), float(memory_s)) for compute_s, memory_s in zip(*both, strict=True)]
 
 
 def _decode_steps(figure: Figure) -> int:
