@@ -28,6 +28,8 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
     "smollm2-135m-zen5-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": KERNELS},
     # 73 ms a decode step of which dispatch is 18, weights 16 and products lose 33 or more; at batch 8 dispatch rivals.
     "smollm2-135m-epyc": {"prefill": COMPUTE, "decode": {"kernel-bound", "mixed"}},
+    # 57 ms a decode step of which weights are 17, dispatch 15 and products lose 25; a prefill of 16 tokens is as slow.
+    "smollm2-135m-zen4": {"prefill": {"compute-bound", "kernel-bound"}, "decode": KERNELS},
     # 21 of 29 ms are bytes and dispatch at batch 1; from batch 4 on products fall behind.
     "smollm2-135m-2-cores": {"prefill": COMPUTE, "decode": {"memory-bound", "kernel-bound", "mixed"}},
 }
