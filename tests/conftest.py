@@ -150,24 +150,35 @@ def smollm2(gguf_file: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def real_folder(smollm2: LoadedModel, gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct's own weights as a folder of safetensors in bfloat16, with its tokenizer."""
+def short_folder(smollm2: LoadedModel, gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first six layers of SmolLM2-135M-Instruct, its own weights in bfloat16 safetensors, with its tokenizer."""
     from safetensors.torch import save_file
     from transformers import AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("real") / "smollm2-135m-instruct"
+    folder = tmp_path_factory.mktemp("short") / "smollm2-six-layers"
     folder.mkdir()
     config = {name: value for name, value in smollm2.config.to_dict().items() if name != "quantization_config"}
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    state = smollm2.module.state_dict()
-    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in state.items() if name != "lm_head.weight"}
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", "num_hidden_layers": 6}))
+    dropped = tuple(f"model.layers.{number}." for number in range(6, smollm2.config.num_hidden_layers))
+    tensors = {
+        name: value.to(torch.bfloat16).contiguous()
+        for name, value in smollm2.module.state_dict().items()
+        if name != "lm_head.weight" and not name.startswith(dropped)
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def kept_roofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a test makes no claim about time, roofs that were kept stand, however noisy the machine is."""
-    if not request.node.get_closest_marker("timing"):
-        monkeypatch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
+def hurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test makes no claim about time, a run takes none to be sure of it: roofs that were kept stand, and one
+    look at the machine is enough. The roofs' own tests are left alone.
+    """
+    if request.node.get_closest_marker("timing") or request.path.parent.name == "roofs":
+        return
+    monkeypatch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
+    monkeypatch.setattr("profiler.job.run.look_again", lambda *_: None)
+    monkeypatch.setattr("profiler.roofs.sentinel._CALLS", 1)
+    monkeypatch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 1)
+    monkeypatch.setattr("profiler.probes.dispatch._TWIN_BUDGET_S", 0.2)

@@ -158,7 +158,7 @@ def selftest(
     from profiler.roofs.measure import measure
 
     machine = machine_for(resolve_device(device))
-    results = run_selftest(machine, measure(machine, ["float32"], model_dtype="float32"))
+    results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
     if output_format == "json":
         documents = [
             {

@@ -138,8 +138,8 @@ class _Round:
     conversions: tuple[Timing, ...]
 
 
-def run_selftest(machine: Machine, ceilings: Ceilings) -> list[SelftestResult]:
-    """Time and judge each known kernel.
+def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestResult]:
+    """Time and judge one known kernel after the other.
 
     Memory and processor of a shared machine change from one minute to the next (42, 78, 92 and 103 GB/s in four runs
     on one virtual machine). So each kernel is timed in rounds, every one with a look at the roofs of its own, and is
@@ -149,7 +149,8 @@ def run_selftest(machine: Machine, ceilings: Ceilings) -> list[SelftestResult]:
     before = _Look(ceilings.memory_bytes_per_s, ceilings.compute_flops_per_s("float32"))
     with torch.inference_mode(), no_gc(), ExitStack() as stack:
         bench = _Bench(machine, ceilings, stack)
-        return [_judged(kernel, bench, before) for kernel in _kernels(bench)]
+        for kernel in _kernels(bench):
+            yield _judged(kernel, bench, before)
 
 
 class _Bench:

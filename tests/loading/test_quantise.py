@@ -85,7 +85,7 @@ QUICK = [
 
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), QUICK, ids=name_of)
 def test_real_weights_in_every_format(
-    real_folder: Path,
+    short_folder: Path,
     gguf_file: Path,
     answer_cpu_probe: Callable[[bool], None],
     quant: Quant,
@@ -97,7 +97,7 @@ def test_real_weights_in_every_format(
     answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
-    request = request_of(str(real_folder), quant, options)
+    request = request_of(str(short_folder), quant, options)
     loaded = load(request, load_config(request.source))
     step = Step(1, 1, 8)
     counted = walk(loaded.module).work(step).weight_bytes
@@ -186,9 +186,9 @@ def test_divergence_of_two_known_distributions() -> None:
 
 
 @slow
-def test_8_bits_stay_nearer_to_the_original_than_4(real_folder: Path) -> None:
+def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
     def quality(quant: Quant) -> Any:
-        request = request_of(str(real_folder), quant)
+        request = request_of(str(short_folder), quant)
         loaded: LoadedModel = load(request, load_config(request.source))
         return check_quality(loaded, text_ids(request))
 
@@ -220,12 +220,12 @@ def conversions_s(folder: Path, quant: Quant) -> float:
 @pytest.mark.timing
 @pytest.mark.parametrize("quant", ["nf4", "int8"])
 def test_a_quantised_run_fills_every_column(
-    real_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path
+    short_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path
 ) -> None:
     answer_cpu_probe(False)  # the fused kernel converts nothing
-    before_s = conversions_s(real_folder, quant)
+    before_s = conversions_s(short_folder, quant)
     run = profiler.profile(
-        str(real_folder),
+        str(short_folder),
         quant=quant,
         prompt_lens=[64],
         batch_sizes=[1, 2],
@@ -240,8 +240,8 @@ def test_a_quantised_run_fills_every_column(
         assert set(cells.columns[cells.isna().any()]) <= from_a_device | other
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     # Of nf4's conversions three quarters are work; of LLM.int8()'s nearly all is calls, which are dispatch.
-    least, most = (0.4, 1.05) if quant == "nf4" else (0.0, 0.5)
-    own_s = sorted((before_s, conversions_s(real_folder, quant)))  # a shared machine changes from minute to minute
+    least, most = (0.4, 1.3) if quant == "nf4" else (0.0, 0.6)
+    own_s = sorted((before_s, conversions_s(short_folder, quant)))  # a shared machine changes from minute to minute
     assert least * own_s[0] <= decode["dequantise_s"] < most * own_s[1]
     assert 0 < run.document.quality.mean_kl_nats < 0.5
     assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import profiler
+from profiler.diagnosis.cell import CellEvidence
+from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.job.run import execute
 from profiler.probes.trials import Pattern, pattern_of, shortened, stack_of
-from profiler.record.run import read_run
+from profiler.report.progress import QuietListener
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan, sweep
 
 _SIZES = {
     "hidden_size": 64,
@@ -81,13 +88,18 @@ def test_a_planted_cost_is_found_where_it_was_tried(
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", waiting)
     options: dict[str, Any] = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 4, "budget_s": 17}
-    run = profiler.profile(str(tiny_folder), **options, out=tmp_path / "run")
-    for evidence in read_run(run.folder).document.evidence:
+
+    def brief(engines: Any, plan: Plan, **rest: Any) -> Iterator[Visit | Gap]:
+        """A sweep that leaves most of the time to the trials."""
+        return sweep(engines, replace(plan, budget_s=1.0), **rest)
+
+    def evidence_of(name: str, **more: Any) -> Sequence[CellEvidence]:
+        prepared = prepare(Options(model=str(tiny_folder), **options, **more, out=tmp_path / name))
+        return execute(prepared, QuietListener(), brief).document.evidence
+
+    for evidence in evidence_of("run"):
         [found] = [lever for lever in evidence.levers if lever.change == "bfloat16"]
         assert found.basis == "tried"
         assert found.saves_s < -8e-3
         assert "the step takes" in found.because
-    without = profiler.profile(str(tiny_folder), **{**options, "budget_s": 2}, no_levers=True, out=tmp_path / "not")
-    assert not any(
-        lever.basis == "tried" for item in read_run(without.folder).document.evidence for lever in item.levers
-    )
+    assert not any(lever.basis == "tried" for item in evidence_of("not", no_levers=True) for lever in item.levers)

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from profiler.loading.skeleton import build_on_meta, from_config, quiet_libraries
-from profiler.work.crosscheck import crosscheck
+from profiler.work.crosscheck import Crosscheck, crosscheck
 from profiler.work.step import Step
 
 TABLE = Path(__file__).with_name("scoreboard.csv")
@@ -38,25 +38,24 @@ def score(model_type: str) -> tuple[str, str]:
         with quiet_libraries(), warnings.catch_warnings(), _time_limit():
             warnings.simplefilter("ignore")
             config = shrink(AutoConfig.for_model(model_type))
-            checks = [crosscheck(model, step) for model in [_model(config)] for step in STEPS]
+            checks = _checks(config)
     except Exception as error:
         return "not run", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
     differing = sorted({item.module for check in checks for item in check.differences})
     return ("differs", "; ".join(differing)[:160]) if differing else ("equal", "")
 
 
-def _model(config: object) -> torch.nn.Module:
+def _checks(config: object) -> list[Crosscheck]:
     """On meta where the model allows it; those that ask tensors for their values get tiny real weights on the CPU."""
     model = build_on_meta(config, torch.bfloat16, attn="eager")
     try:
-        crosscheck(model, STEPS[0])
-        crosscheck(model, STEPS[2])
+        return [crosscheck(model, step) for step in STEPS]
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error):
             raise
-        torch.manual_seed(0)
-        model = from_config(config, torch.bfloat16, "eager").eval()
-    return model
+    torch.manual_seed(0)
+    model = from_config(config, torch.bfloat16, "eager").eval()
+    return [crosscheck(model, step) for step in STEPS]
 
 
 @contextmanager
