@@ -55,6 +55,9 @@ from profiler.work.walk import ModelWork, walk
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# Stepping the hollow twin, for each phase, batch size and engine.
+_TWIN_SHARE = 0.03
+_TWIN_MOST_S = 1.5
 # Reading the model's own weights as a witness of the memory roof.
 _WITNESS_S = 0.5
 # Looking at each roof once more takes this share of it, and no longer than so many seconds.
@@ -195,7 +198,8 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     )
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid))
-    dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines)
+    twin_s = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S)
+    dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
     return subject, ceilings, dispatch
 
 

@@ -29,16 +29,20 @@ from profiler.work.walk import linear_modules, walk
 
 _TWIN_STEPS = 24
 _TWIN_RUN = 6
-_TWIN_BUDGET_S = 1.5
 _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + _TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
 
 
 def measure_dispatch(
-    loaded: LoadedModel, config: Any, machine: Machine, batch_sizes: Sequence[int], engines: Sequence[str]
+    loaded: LoadedModel,
+    config: Any,
+    machine: Machine,
+    batch_sizes: Sequence[int],
+    engines: Sequence[str],
+    budget_s: float,
 ) -> list[DispatchSamples]:
-    """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin.
+    """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin; `budget_s` for each.
 
     Engines that the twin cannot stand for are left out: compiled code of the twin would be other code than the model's,
     and take as long to compile. Empty where the twin cannot be built.
@@ -57,7 +61,7 @@ def measure_dispatch(
             kind = ENGINES[name]
             if not kind.has_twin:
                 continue
-            bench = _Bench(loaded, twin, kind(twin.module, machine), machine)
+            bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
             alone = dict(zip(PHASES, _twin_alone(bench), strict=True))
             if among_weights:
                 found += _among_weights_of(bench, alone, batch_sizes)
@@ -81,6 +85,8 @@ class _Bench:
     twin: LoadedModel
     engine: Engine
     machine: Machine
+    budget_s: float
+    """For the steps of one phase and batch size."""
 
 
 def _twin_alone(bench: _Bench) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -159,7 +165,7 @@ def _among_weights(
     linears: list[float] = []
     with_bare: list[float] = []
     with torch.inference_mode(), no_gc():
-        deadline_s = bench.machine.now_s() + _TWIN_BUDGET_S
+        deadline_s = bench.machine.now_s() + bench.budget_s
         while not steps or (len(steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
             # Steps in a row, as in a decode loop: after other work the first one finds Python colder still.
             with _real_linears(pairs, calls):

@@ -19,7 +19,7 @@ from profiler.errors import RequestError
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.request import ModelRequest
 from profiler.machine.machine import machine_for
 
 pytestmark = pytest.mark.cpu
@@ -27,18 +27,12 @@ pytestmark = pytest.mark.cpu
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
-@pytest.fixture
-def real_model(smollm2: LoadedModel) -> Any:
-    return smollm2.module
-
-
 @pytest.mark.parametrize("name", ["eager", "static", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])])
-def test_an_engine_gives_the_tokens_of_generate(real_model: Any, name: str) -> None:
+def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> None:
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
-    expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
-    found = greedy_tokens(ENGINES[name](real_model, HOST), prompt, 16)
+    expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+    found = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
     assert found[:, : expected.shape[1]].tolist() == expected.tolist()
-    assert found[0, 0] == 7042  # " Paris"
 
 
 @pytest.mark.gpu
@@ -56,12 +50,12 @@ def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, na
     )
 
 
-def test_a_recorded_graph_gives_the_tokens_of_generate(real_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph engine's own code, replayed with the rules of a CUDA graph; the second prompt meets the same graph."""
-    engine = ENGINES["graph"](real_model, recorded.machine(monkeypatch))
+    engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))
     for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
         prompt = torch.tensor([words])
-        expected = real_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
+        expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
         assert greedy_tokens(engine, prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
 
 

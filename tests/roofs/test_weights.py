@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from machines import CPU
 from memories import SimulatedMachine, SimulatedMemory
 from torch import nn
 
-from profiler.loading.request import LoadedModel
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
 from profiler.machine.memory import storage_bytes
 from profiler.roofs.values import Witness
 from profiler.roofs.weights import measure_weights
@@ -47,8 +51,10 @@ def test_tied_and_packed_weights_count_as_they_are_stored() -> None:
     assert found.nbytes == storage_bytes(tensors) == (8 + 2 + 4 + 4) * MIB
 
 
-def test_a_real_model_is_read_whole(smollm2: LoadedModel) -> None:
-    found = read(list(smollm2.module.parameters()), call_s=0.0)
+def test_a_model_is_read_whole() -> None:
+    source = resolve("smollm2-135m")
+    model = load(ModelRequest(source, CPU, torch.float32, weights="random"), load_config(source)).module
+    found = read(list(model.parameters()), call_s=0.0)
     assert found is not None
     # SmolLM2-135M: 134,515,008 parameters of four bytes, the tied embedding once.
     assert found.nbytes == 4 * 134_515_008

@@ -15,7 +15,6 @@ from machines import HOST
 from profiler.engines.base import DecodeState
 from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell, make_grid
-from profiler.loading.request import LoadedModel
 from profiler.machine.clock import timing_of
 from profiler.timing.outcomes import Gap, Visit, steady
 from profiler.timing.sweep import Plan, sweep
@@ -141,13 +140,13 @@ def test_the_first_decode_step_is_kept_apart() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timing
-def test_times_agree_with_a_plain_loop(smollm2: LoadedModel) -> None:
+def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
     """Our decode step and prefill against nothing but the model and perf_counter: within 3 %.
 
     Both are run in turn in this process, in either order, so that a drift of the machine falls on both alike; what the
     ratios of the rounds scatter is granted beside the 3 %, and a machine that scatters as much proves nothing.
     """
-    model = smollm2.module
+    model = short_model
     engine = EagerEngine(model, HOST)
     warm_up(engine, Cell(1, 128, 24), HOST, vocab_size=49152, budget_s=5.0)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
