@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.diagnosis.step_time import Dispatch
@@ -17,12 +18,32 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
         # that wait for the device and cannot be captured.
         calls_s = min(alone.median_s, sum(call.total_s for call in samples.cores))
         return Dispatch(alone.median_s, calls_s, half_width_s=alone.half_width_s)
-    step, apart = timing_of(samples.among_s), timing_of(samples.linears_s)
-    calls_s = max(0.0, timing_of(samples.with_bare_s).median_s - apart.median_s)
-    half_width_s = math.hypot(step.half_width_s, apart.half_width_s)
-    among = Timing(step.median_s - apart.median_s + calls_s, half_width_s)
+    turns = math.gcd(len(samples.among_s), len(samples.linears_s))
+    calls_s = max(0.0, _less(samples.with_bare_s, samples.linears_s, turns).median_s)
+    besides = _less(samples.among_s, samples.linears_s, turns)
+    among = Timing(besides.median_s + calls_s, besides.half_width_s)
     calls_s += sum(core.total_s for core in samples.cores)
     return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
+
+
+def _less(whole_s: Sequence[float], part_s: Sequence[float], turns: int) -> Timing:
+    """What is left of a whole without a part, both measured in every turn: neighbours in time are held together, so
+    that a minute in which the machine is slower falls on both.
+    """
+    left = [
+        (timing_of(whole), timing_of(part))
+        for whole, part in zip(_by_turn(whole_s, turns), _by_turn(part_s, turns), strict=True)
+    ]
+    differences = timing_of([whole.median_s - part.median_s for whole, part in left])
+    if turns > 1:
+        return differences
+    [(whole, part)] = left
+    return Timing(differences.median_s, math.hypot(whole.half_width_s, part.half_width_s))
+
+
+def _by_turn(values: Sequence[float], turns: int) -> list[Sequence[float]]:
+    size = len(values) // turns
+    return [values[start : start + size] for start in range(0, turns * size, size)]
 
 
 def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:

@@ -98,7 +98,7 @@ class DispatchSamples:
     among_s: tuple[float, ...] = ()
     """Steps with the model's own linears in place; empty where the twin steps alone."""
     linears_s: tuple[float, ...] = ()
-    """Those linears, one after the other."""
+    """Those linears, one after the other: as many times in every turn of steps and linears."""
     with_bare_s: tuple[float, ...] = ()
     """The same, with the twin's own linears called between them."""
     cores: tuple[Calls, ...] = ()

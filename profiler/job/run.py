@@ -56,7 +56,7 @@ _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
 # Stepping the hollow twin, for each phase, batch size and engine.
-_TWIN_SHARE = 0.03
+_TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
 # Reading the model's own weights as a witness of the memory roof.
 _WITNESS_S = 0.5

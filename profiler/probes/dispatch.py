@@ -28,7 +28,7 @@ from profiler.work.step import Step
 from profiler.work.walk import linear_modules, walk
 
 _TWIN_STEPS = 24
-_TWIN_RUN = 6
+_TWIN_RUN = 4
 _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + _TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
@@ -167,7 +167,7 @@ def _among_weights(
     with torch.inference_mode(), no_gc():
         deadline_s = bench.machine.now_s() + bench.budget_s
         while not steps or (len(steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
-            # Steps in a row, as in a decode loop: after other work the first one finds Python colder still.
+            # A few steps in a row, as in a decode loop: after other work the first one finds Python colder still.
             with _real_linears(pairs, calls):
                 state = engine.prefill(ids, _TWIN_SLOTS)
                 marks = [clock.mark()]
@@ -175,18 +175,17 @@ def _among_weights(
                     state = engine.decode(state) if query == 1 else engine.prefill(ids, _TWIN_SLOTS)
                     marks.append(clock.mark())
             steps += clock.seconds(marks)[1:]
-            for _ in range(2):
-                marks = [clock.mark()]
-                for real, x in calls:
-                    real(x)
-                marks.append(clock.mark())
-                for (real, x), (hollow, y) in zip(calls, bare, strict=True):
-                    real(x)
-                    hollow(y)
-                marks.append(clock.mark())
-                linears_s, both_s = clock.seconds(marks)
-                linears.append(linears_s)
-                with_bare.append(both_s)
+            marks = [clock.mark()]
+            for real, x in calls:
+                real(x)
+            marks.append(clock.mark())
+            for (real, x), (hollow, y) in zip(calls, bare, strict=True):
+                real(x)
+                hollow(y)
+            marks.append(clock.mark())
+            linears_s, both_s = clock.seconds(marks)
+            linears.append(linears_s)
+            with_bare.append(both_s)
     return tuple(steps), tuple(linears), tuple(with_bare)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from profiler.diagnosis.dispatch import cold_dispatch
+from profiler.diagnosis.dispatch import cold_dispatch, dispatch_of
+from profiler.diagnosis.facts import DispatchSamples
 from profiler.machine.clock import Timing
 
 WARM = Timing(6e-3, 3e-4)
@@ -26,3 +27,19 @@ def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_
     found = cold_dispatch(WARM, Timing(difference_s, 9e-3), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
     assert found.half_width_s > found.step_s
+
+
+def test_a_slow_minute_is_not_taken_for_dispatch() -> None:
+    """12 ms beside linears of 38; a neighbour makes both twice as slow from the first turn's steps on for a while."""
+    samples = DispatchSamples(
+        engine="eager",
+        phase="decode",
+        batch_size=1,
+        alone_s=(6e-3,) * 8,
+        among_s=(*[100e-3] * 6, *[50e-3] * 9),
+        linears_s=(76e-3, 38e-3, 38e-3, 38e-3, 38e-3),
+        with_bare_s=(80e-3, 40e-3, 40e-3, 40e-3, 40e-3),
+    )
+    found = dispatch_of(samples)
+    assert found.step_s == pytest.approx(14e-3), "12 ms, and the 2 ms of the linears' own calls"
+    assert found.in_kernels_s == pytest.approx(2e-3)
