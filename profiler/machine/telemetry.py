@@ -184,12 +184,17 @@ def source_for(device: torch.device) -> Source:
     if device.type == "cpu":
         return HostSource()
     try:
-        import pynvml
-        import torch
-
-        return NvmlSource(f"GPU-{torch.cuda.get_device_properties(device).uuid}", pynvml)
+        return nvml_source(device)
     except Exception:
         return NoSource()
+
+
+def nvml_source(device: torch.device) -> NvmlSource:
+    """NVML's look at a CUDA device. Raises whatever keeps it from answering: a library or a driver that is missing."""
+    import pynvml
+    import torch
+
+    return NvmlSource(f"GPU-{torch.cuda.get_device_properties(device).uuid}", pynvml)
 
 
 @dataclass
