@@ -43,6 +43,7 @@ def _root(
 
 
 for command in (
+    look.doctor,
     run.run,
     run.batch_test,
     look.count,

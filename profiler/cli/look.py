@@ -1,4 +1,4 @@
-"""The commands that look without running a model: count, ceilings, gpus, selftest, models."""
+"""The commands that look without running a model: doctor, count, ceilings, gpus, selftest, models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, one_of
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
 from profiler.job.options import QUANT_HELP
 
 
@@ -113,6 +113,29 @@ def ceilings(
         console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
     if measured.host:
         console.print(host_words(measured.host), highlight=False)
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Look what works here: driver, torch, card, NVML, compilers; which model cards fit, what to run first."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.job.doctor import examine
+
+    found = examine(device)
+    if output_format == "json":
+        print(json.dumps(asdict(found), indent=2))
+        return
+    from profiler.report.console import screen
+    from profiler.report.device_tables import findings_table
+
+    console = screen(plain=plain)
+    console.print(findings_table(found.findings), highlight=False)
+    console.print(f"run first: {found.first}", highlight=False)
 
 
 def gpus(output_format: Format = "table") -> None:

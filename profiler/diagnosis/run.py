@@ -42,6 +42,9 @@ _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", 
 _SIXTEEN_BIT = "bfloat16"
 # A residual of more than this share of a step is looked into.
 _UNEXPLAINED_SHARE = 0.20
+_ENERGY_TICK_S = 0.1
+"""How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
+_ENERGY_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -334,13 +337,25 @@ def _with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> Cell
     if key.phase == "prefill":
         return replace(row, ttft_s=_known(_median([visit.ttft_s for visit in visits])))
     generated = key.cell.batch_size * key.cell.new_tokens
-    joules = [None if visit.energy_j is None else visit.energy_j / generated for visit in visits]
     return replace(
         row,
         first_step_s=_known(_median([visit.decode_s[0] for visit in visits])),
         issue_s=_known(_issue_s(visits)),
-        joules_per_token=_known(_median(joules)),
+        joules_per_token=_known(joules_a_token(visits, generated)),
     )
+
+
+def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
+    """Joules for each of the tokens that a visit generates, from all visits together; None where that is too coarse.
+
+    A card counts energy a few times a second, so that a visit may end on the tick that it began on, or be charged a
+    whole one more: of n visits the sum is off by about sqrt(n) / 2 ticks.
+    """
+    counted = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
+    seconds = sum(wall_s for _, wall_s in counted)
+    if not counted or math.sqrt(len(counted)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
+        return None
+    return sum(joules for joules, _ in counted) / (generated * len(counted))
 
 
 def _known(value: float | None) -> float:

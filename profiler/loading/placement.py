@@ -49,7 +49,7 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
     not work either: no room on the disk, or weights of bitsandbytes, which cannot live there.
     """
     need = planned_weight_bytes(module)
-    room = _room(device)
+    room = room_bytes(device)
     if need <= room:
         return None
     from accelerate import infer_auto_device_map
@@ -80,7 +80,7 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
     return Placement(device_map, folder)
 
 
-def _room(device: torch.device) -> int:
+def room_bytes(device: torch.device) -> int:
     """Bytes of `device` that weights may take."""
     free = available_bytes(device)
     most = int(free * _FILL_LIMIT)

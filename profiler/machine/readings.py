@@ -32,7 +32,8 @@ class Reading:
     sm_active: float | None = None
     memory_active: float | None = None
     """Shares of the time in which any SM, or the memory, was active at all: no share of what they could do."""
-    throttle: tuple[str, ...] = ()
+    throttle: tuple[str, ...] | None = None
+    """What holds it back; empty where nothing does."""
     other_processes: int | None = None
     """Other processes that compute on the card."""
     busy_cores_elsewhere: float | None = None
@@ -70,13 +71,13 @@ class Health:
     memory_active: Spread | None
     temperature_c: Spread | None
     busy_cores_elsewhere: Spread | None
-    other_processes: int
-    throttle: tuple[str, ...]
+    other_processes: int | None
+    throttle: tuple[str, ...] | None
 
 
 def throttled(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> tuple[str, ...]:
     """What slowed the device down at some moment of the (start, seconds) spans of time, in alphabetical order."""
-    return tuple(sorted({name for reading in _during(readings, spans) for name in reading.throttle}))
+    return tuple(sorted({name for reading in _during(readings, spans) for name in reading.throttle or ()}))
 
 
 def active(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> ActiveShares:
@@ -101,6 +102,8 @@ def _during(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -
 
 def health(readings: Sequence[Reading]) -> Health:
     """The readings in figures: medians and extremes, and what throttled."""
+    others = [r.other_processes for r in readings if r.other_processes is not None]
+    held = [r.throttle for r in readings if r.throttle is not None]
     return Health(
         readings=len(readings),
         clock_hz=_spread([r.clock_hz for r in readings]),
@@ -109,8 +112,8 @@ def health(readings: Sequence[Reading]) -> Health:
         memory_active=_spread([r.memory_active for r in readings]),
         temperature_c=_spread([r.temperature_c for r in readings]),
         busy_cores_elsewhere=_spread([r.busy_cores_elsewhere for r in readings]),
-        other_processes=max((r.other_processes or 0 for r in readings), default=0),
-        throttle=tuple(sorted({reason for r in readings for reason in r.throttle})),
+        other_processes=max(others, default=None),
+        throttle=tuple(sorted({reason for reasons in held for reason in reasons})) if held else None,
     )
 
 
@@ -122,8 +125,9 @@ def complaints(readings: Sequence[Reading]) -> list[str]:
     elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
     if elsewhere and elsewhere.median > _BUSY_NEIGHBOUR_CORES:
         found.append(f"other processes kept {elsewhere.median:.1f} cores busy: times may be too long.")
+    held = [r.throttle for r in readings if r.throttle is not None]
     for reason in THROTTLE_BITS.values():
-        share = sum(reason in r.throttle for r in readings) / len(readings) if readings else 0.0
+        share = sum(reason in reasons for reasons in held) / len(held) if held else 0.0
         if share > 0:
             found.append(f"the card was held back ({reason}) in {100 * share:.0f} % of the readings.")
     clocks = [r.clock_hz for r in readings if r.clock_hz]

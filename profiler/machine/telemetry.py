@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -61,8 +62,17 @@ class NvmlSource:
 
     def read(self) -> Reading:
         nvml, handle = self._nvml, self._handle
-        reasons = self._ask("throttle reasons", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-        processes = self._ask("other processes", lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        # The second name of each is that of older drivers: before R535 of the reasons, before R510 of the processes.
+        reasons = self._ask(
+            "throttle reasons",
+            lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+            lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        )
+        processes = self._ask(
+            "other processes",
+            lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle),
+            lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
+        )
         clock_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         limit_mw = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
@@ -77,7 +87,7 @@ class NvmlSource:
             memory_used_bytes=self._ask("memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
             sm_active=None if active is None else active.gpu / 100,
             memory_active=None if active is None else active.memory / 100,
-            throttle=tuple(name for bit, name in THROTTLE_BITS.items() if (reasons or 0) & bit),
+            throttle=None if reasons is None else tuple(name for bit, name in THROTTLE_BITS.items() if reasons & bit),
             other_processes=None if processes is None else _others([process.pid for process in processes]),
         )
 
@@ -100,12 +110,13 @@ class NvmlSource:
         energy_mj = self._ask("energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return None if energy_mj is None else energy_mj / 1e3
 
-    def _ask(self, name: str, question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except Exception:
-            self._missing[name] = None
-            return None
+    def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
+        """The first answer; None, and the name among what is missing, where there is none."""
+        for question in questions:
+            with contextlib.suppress(Exception):
+                return question()
+        self._missing[name] = None
+        return None
 
 
 def _others(pids: Sequence[int]) -> int | None:
@@ -184,12 +195,24 @@ def source_for(device: torch.device) -> Source:
     if device.type == "cpu":
         return HostSource()
     try:
-        import pynvml
-        import torch
-
-        return NvmlSource(f"GPU-{torch.cuda.get_device_properties(device).uuid}", pynvml)
+        return nvml_source(device)
     except Exception:
         return NoSource()
+
+
+def nvml_source(device: torch.device) -> NvmlSource:
+    """NVML's look at a CUDA device, or a slice (MIG) of one, whose UUID torch gives in the same way.
+
+    Raises whatever keeps it from answering: a library or a driver that is missing.
+    """
+    import pynvml
+    import torch
+
+    uuid = torch.cuda.get_device_properties(device).uuid
+    try:
+        return NvmlSource(f"GPU-{uuid}", pynvml)
+    except pynvml.NVMLError_NotFound:
+        return NvmlSource(f"MIG-{uuid}", pynvml)
 
 
 @dataclass

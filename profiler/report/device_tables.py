@@ -70,6 +70,30 @@ def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | Non
     return table
 
 
+class Finding(Protocol):
+    """One part of an installation: whether it works (None: it is not needed), and what is to be said of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def works(self) -> bool | None: ...
+
+    @property
+    def says(self) -> str: ...
+
+
+_MARKS = {True: "ok", False: "NO", None: "-"}
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """One line a part of the installation, without a head."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for item in findings:
+        table.add_row(item.name, _MARKS[item.works], item.says)
+    return table
+
+
 def host_words(host: HostPace) -> str:
     """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
     index = host.index

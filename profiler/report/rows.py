@@ -158,13 +158,17 @@ def health_rows(run: Run) -> list[Row]:
             ["memory active", _spread(found.memory_active, "")],
             ["temperature", _spread(found.temperature_c, "°C")],
             ["cores that others kept busy", _spread(found.busy_cores_elsewhere, "")],
-            ["other processes on the device", str(found.other_processes)],
-            ["held back by", ", ".join(found.throttle) or "nothing"],
+            ["other processes on the device", _or_not_seen(found.other_processes)],
+            ["held back by", _or_not_seen(None if found.throttle is None else ", ".join(found.throttle) or "nothing")],
         ]
     rows.append(["power at rest", _NOT_SEEN if health.idle_power_w is None else scaled(health.idle_power_w, "W")])
     for name, value in health.settings.items():
-        rows.append([name.replace("_", " "), _NOT_SEEN if value is None else str(value)])
+        rows.append([name.replace("_", " "), _or_not_seen(value)])
     return [*rows, ["not to be had here", ", ".join(health.not_seen)]] if health.not_seen else rows
+
+
+def _or_not_seen(value: object) -> str:
+    return _NOT_SEEN if value is None else str(value)
 
 
 def _spread(spread: Spread | None, unit: str) -> str:

@@ -32,6 +32,7 @@ def answers(cards: Sequence[Card]) -> Any:
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=by_uuid.__getitem__,
         nvmlSystemGetDriverVersion=lambda: "580.00",
+        nvmlSystemGetCudaDriverVersion=lambda: 13000,
         nvmlDeviceGetClockInfo=lambda card, kind: round(card.truth.clock_hz * card.clock_share / 1e6),
         nvmlDeviceGetCurrentClocksEventReasons=lambda card: card.truth.throttle.reason if card.clock_share < 1 else 0,
         nvmlDeviceGetPowerUsage=lambda card: round(card.truth.power_w * 900),

@@ -71,7 +71,7 @@ def simulated(*truths: Truth) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
-        stack.enter_context(_module("pynvml", nvml.answers(cards)))
+        stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         make = staticmethod(make_subclass(torch.Tensor._make_subclass))
         stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
         stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
@@ -104,7 +104,7 @@ def _to(whole: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _module(name: str, module: Any) -> Iterator[None]:
+def standing_in(name: str, module: Any) -> Iterator[None]:
     """Within, `import name` gives this; what is imported meanwhile stays imported."""
     before = sys.modules.get(name)
     sys.modules[name] = module
