@@ -151,7 +151,7 @@ def count(
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
-    needs_bytes = planned_weight_bytes(module) + cache_bytes(work, batch, keys)
+    needs_bytes = planned_weight_bytes(module) + int(cache_bytes(work, batch, keys))
     return StepCount(
         model=source.name,
         params=work.params,
