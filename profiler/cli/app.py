@@ -53,6 +53,7 @@ for command in (
     compare.gate,
     compare.place,
     forecast.forecast,
+    forecast.rent,
     folders.judge,
     folders.export,
     folders.report,

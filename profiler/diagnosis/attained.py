@@ -30,9 +30,15 @@ class Shares:
     layer_s: float
     """Seconds that the host needs to dispatch a layer: below that no card makes a step faster."""
 
+    def compute_bound(self, work: Steps) -> Array:
+        """Whether the arithmetic of its linears takes longer than streaming them."""
+        return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
+
     def step_s(self, work: Steps) -> Array:
         """Seconds of each step: the device's, or the host's where that is longer."""
-        linears_s = np.maximum(work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth))
+        linears_s = np.maximum(
+            work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth)
+        )
         device_s = linears_s + work.kv_bytes / (self.memory * work.bandwidth)
         return np.asarray(np.maximum(device_s, self.layer_s * work.host_index * work.layers))
 
@@ -79,12 +85,18 @@ class Attained:
     models: int
 
     def range_s(self, work: Steps, phase: Phase) -> Range:
-        """The range of each step; never below the datasheet's floor."""
+        """The range of each step; never below the datasheet's floor.
+
+        Published decodes stream their weights. One whose batch is so large that arithmetic binds it strays as prefills
+        do as well.
+        """
         typical, floor = self.shares.step_s(work), work.floor_s()
-        low, high = self.spread[phase]
-        return Range(
-            np.maximum(floor, low * typical), np.maximum(floor, typical), np.maximum(floor * high, high * typical)
-        )
+        low, high = (np.full(len(typical), value) for value in self.spread[phase])
+        if phase == "decode":
+            arithmetic = self.shares.compute_bound(work)
+            low = np.where(arithmetic, np.minimum(low, self.spread["prefill"][0]), low)
+            high = np.where(arithmetic, np.maximum(high, self.spread["prefill"][1]), high)
+        return Range(np.maximum(floor, low * typical), np.maximum(floor, typical), high * np.maximum(floor, typical))
 
 
 def family_of(format_: str, batch: int, query: int) -> str:
@@ -128,9 +140,9 @@ def peak_of(sheet: Datasheet, format_: str) -> float:
     return sheet.peak_fp16_flops_per_s or sheet.peak_fp32_flops_per_s or 1.0
 
 
-_MEMORY = np.geomspace(0.2, 1.0, 40)
-_COMPUTE = np.geomspace(0.2, 1.0, 40)
-_LAYER_S = np.geomspace(2e-5, 8e-3, 60)
+_MEMORY = np.geomspace(0.2, 1.0, 28)
+_COMPUTE = np.geomspace(0.2, 1.0, 28)
+_LAYER_S = np.geomspace(4e-5, 4e-3, 40)
 _LEAST_POINTS = 12
 _LEAST_CARDS = 4
 """Below these, the points of all formats of the engine tell how far figures stray."""
@@ -168,7 +180,7 @@ def fitted(points: Sequence[Published], near: Shares) -> Shares:
         (_MEMORY, lambda now, value: Shares(value, now.compute, now.layer_s)),
         (_COMPUTE, lambda now, value: Shares(now.memory, value, now.layer_s)),
     ]
-    for _ in range(4):
+    for _ in range(2):
         before = best
         for values, make in makes:
             best = min((best, *(make(best, float(value)) for value in values)), key=off)
@@ -217,7 +229,9 @@ def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
             for family in sorted({_family(point) for point in inside}):
                 chosen = [point for point in inside if _family(point) == family]
                 shares = shares_of(others, kind, family)
-                found += [Stray(*pair, name) for pair in zip(chosen, map(float, residuals(chosen, shares)), strict=True)]
+                found += [
+                    Stray(*pair, name) for pair in zip(chosen, map(float, residuals(chosen, shares)), strict=True)
+                ]
     return found
 
 
@@ -267,7 +281,7 @@ def _spread(own: Sequence[Stray], of_kind: Sequence[Stray], phase: Phase) -> tup
 
 _LEAST_KIND_CARDS = 3
 _UNKNOWN = (0.5, 2.0)
-"""Of fewer cards no spread is told: half to twice is what calculators are off by (46 to 206 % in published comparisons)."""
+"""Of fewer cards no spread can be told: half to twice is what calculators are off by."""
 _LEAST_SPREAD = math.log(1.05)
 _STUDENT = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02, 7: 1.94, 8: 1.89, 9: 1.86, 10: 1.83}
 _NORMAL = 1.645

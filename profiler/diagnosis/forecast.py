@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
 
 import numpy as np
 
+from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.columns import Array, Demanded, OperatorColumn, Steps
 from profiler.diagnosis.facts import REST
-from profiler.diagnosis.step_time import Dispatch
+from profiler.diagnosis.step_time import TERMS, Dispatch
 from profiler.diagnosis.surface import Line, Surface, line, surface
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
@@ -128,6 +130,20 @@ class Terms:
         return np.asarray(self.weights_s + self.kv_s + self.compute_s + self.link_s)
 
 
+class KernelTimes(Protocol):
+    """What kernels take alone."""
+
+    @property
+    def lines(self) -> Mapping[tuple[str, bool], Line]:
+        """By operator: one over rows; REST is that of all small kernels together."""
+
+    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
+
+    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+        """Of these, the seconds that only convert between formats."""
+
+
 @dataclass(frozen=True)
 class Kernels:
     """What the kernels of a model take alone at other shapes, from those at which they were replayed."""
@@ -151,9 +167,7 @@ class Kernels:
         return np.zeros(len(steps)) if found is None else found
 
 
-def _along(
-    lines: Mapping[tuple[str, bool], Line], column: OperatorColumn, steps: Steps, roof_s: Array
-) -> Array | None:
+def _along(lines: Mapping[tuple[str, bool], Line], column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
     """Seconds along the lines of an operator, phase by phase where it has one for each."""
     found: Array | None = None
     for prefill in (False, True):
@@ -171,7 +185,7 @@ class Fitted:
     """A model on a device as far as its measured cells tell of it."""
 
     device: Device
-    kernels: Kernels
+    kernels: KernelTimes
     faults: Mapping[Phase, tuple[Array, Array]]
     """Octaves of measured steps and the share of the pages they touched that were new."""
     residuals: Mapping[Phase, Surface] = field(default_factory=dict)
@@ -181,8 +195,7 @@ class Fitted:
         """The split of steps that nobody measured."""
         steps, device = demanded.steps, self.device
         count = len(steps)
-        working_set = np.asarray(sum((column.model_bytes for column in demanded.columns), np.zeros(count)))
-        bandwidth = device.memory_bytes_per_s(working_set)
+        bandwidth = device.memory_bytes_per_s(_working_set(demanded))
         weights_s, kv_s, compute_s, dequantise_s, kernel_s, outside_s, own_s = (np.zeros(count) for _ in range(7))
         any_replayed = False
         for column in demanded.columns:
@@ -198,9 +211,7 @@ class Fitted:
                 own_s += roof_s
             else:
                 any_replayed = True
-                converting_s = np.minimum(
-                    alone_s, self.kernels.converting_s(column, steps, roof_s / column.count)
-                )
+                converting_s = np.minimum(alone_s, self.kernels.converting_s(column, steps, roof_s / column.count))
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
             outside_s += _outside_s(column, flops_per_s, bandwidth, alone_s is not None)
@@ -272,8 +283,7 @@ def fit(measured: Measured, device: Device) -> Fitted:
 
 def _kernels(measured: Measured, device: Device) -> Kernels:
     steps = measured.demanded.steps
-    working_set = np.asarray(sum((column.model_bytes for column in measured.demanded.columns), np.zeros(len(steps))))
-    bandwidth = device.memory_bytes_per_s(working_set)
+    bandwidth = device.memory_bytes_per_s(_working_set(measured.demanded))
     lines: dict[tuple[str, bool], Line] = {}
     surfaces: dict[str, Surface] = {}
     conversions: dict[tuple[str, bool], Line] = {}
@@ -294,7 +304,9 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
                 conversions[column.operator, prefill] = line(column.rows[some], converting[some], roof_s[some])
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
-        lines[REST, False] = line(steps.tokens[known], rest[known], np.maximum(_own_traffic_s(measured, bandwidth), 1e-12)[known])
+        lines[REST, False] = line(
+            steps.tokens[known], rest[known], np.maximum(_own_traffic_s(measured, bandwidth), 1e-12)[known]
+        )
     return Kernels(lines, surfaces, conversions)
 
 
@@ -338,6 +350,11 @@ def _fault_shares(measured: Measured) -> dict[Phase, tuple[Array, Array]]:
     }
 
 
+def _working_set(demanded: Demanded) -> Array:
+    """Bytes that each step must read and write."""
+    return np.asarray(sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps))))
+
+
 def _written(demanded: Demanded) -> Array:
     """Bytes of operands and intermediates, of which the system may have to find fresh pages for some."""
     total = np.zeros(len(demanded.steps))
@@ -365,6 +382,8 @@ class HeldOut:
     """|log(forecast / measured)| in the standard deviations that the forecast gave itself."""
     index: Array
     """Which of the measured cells each was."""
+    seconds: Array
+    """What each was forecast to take."""
 
     @property
     def median(self) -> float:
@@ -393,16 +412,18 @@ def held_out(measured: Measured, device: Device, groups: Sequence[Array]) -> Hel
     """Forecast each group (indices) from all cells outside of it."""
     errors: list[Array] = []
     widths: list[Array] = []
+    seconds: list[Array] = []
     for group in groups:
         kept = np.setdiff1d(np.arange(len(measured)), group)
         found = fit(measured.at(kept), device).forecast(measured.demanded.at(group))
         ratio = found.latency_s / measured.latency_s[group]
         own = measured.half_width_s[group] / _NORMAL_95 / measured.latency_s[group]
         errors.append(np.abs(ratio - 1))
+        seconds.append(found.latency_s)
         widths.append(np.abs(np.log(ratio)) / np.hypot(found.sigma, own))
     if not groups:
-        return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
-    return HeldOut(np.concatenate(errors), np.concatenate(widths), np.concatenate(list(groups)))
+        return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
+    return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
 
 
 def one_at_a_time(measured: Measured) -> list[Array]:
@@ -496,9 +517,30 @@ class Trained:
         return found
 
     def _resident(self, demanded: Demanded) -> Array:
-        working_set = np.asarray(sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps))))
+        working_set = np.asarray(
+            sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps)))
+        )
         roof = self.fitted.device.memory_bytes_per_s(working_set)
         return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
+
+
+def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
+    """Every measured cell with its forecast from the others."""
+    steps, unseen = (
+        trained.measured.demanded.steps,
+        dict(zip(trained.within.index, trained.within.seconds, strict=True)),
+    )
+    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context)
+    return tuple(
+        MeasuredPoint(
+            "prefill" if steps.prefill[index] else "decode",
+            int(steps.batch[index]),
+            int(depth[index]),
+            float(trained.measured.latency_s[index]),
+            float(unseen[index]) if index in unseen else None,
+        )
+        for index in range(len(steps))
+    )
 
 
 def train(measured: Measured, device: Device) -> Trained:
@@ -525,9 +567,7 @@ def regimes(terms: Terms) -> list[str]:
     shares = np.stack([sum(getattr(terms, name) for name in names) / terms.total_s for names in _REGIMES.values()])
     largest = np.argmax(shares, axis=0)
     names = list(_REGIMES)
-    return [
-        names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)
-    ]
+    return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
 
 
 @dataclass(frozen=True)
@@ -548,6 +588,8 @@ class ForecastCell:
     """`between measured cells`, `measured`, or what carries the forecast beyond them."""
     fits: bool = True
     """Whether the memory model finds room for it."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each term of its split, what they leave unexplained included."""
 
 
 @dataclass(frozen=True)
@@ -559,6 +601,18 @@ class Told:
     cells: int
     how: str
     """What was left out of what."""
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """A measured cell, with what it was forecast to take from the others."""
+
+    phase: Phase
+    batch_size: int
+    depth: int
+    latency_s: float
+    unseen_s: float | None
+    """None where it was not held out."""
 
 
 @dataclass(frozen=True)
@@ -574,6 +628,7 @@ class Answer:
     beyond: Told | None
     cells: tuple[ForecastCell, ...]
     notes: tuple[str, ...] = ()
+    measured: tuple[MeasuredPoint, ...] = ()
 
 
 def told(held: HeldOut, how: str) -> Told:
@@ -583,7 +638,9 @@ def told(held: HeldOut, how: str) -> Told:
     return Told(held.median, held.p90, len(held.errors), how)
 
 
-def cells_of(trained: Trained, forecast: Forecast, factor: Array | None = None, off: Array | None = None) -> tuple[ForecastCell, ...]:
+def cells_of(
+    trained: Trained, forecast: Forecast, factor: Array | None = None, off: Array | None = None
+) -> tuple[ForecastCell, ...]:
     """Every forecast cell; `factor` multiplies times for another form, `off` is by how much it may be off (log)."""
     low_s, high_s = trained.bounds(forecast)
     latency_s = forecast.latency_s
@@ -591,27 +648,41 @@ def cells_of(trained: Trained, forecast: Forecast, factor: Array | None = None, 
         spread = np.exp(np.hypot(np.log(high_s / latency_s), off))
         latency_s = latency_s * factor
         low_s, high_s = latency_s / spread, latency_s * spread
-    steps, fits = forecast.demanded.steps, forecast.fits(trained.fitted.device.memory_bytes)
-    found = []
-    for index, (regime, carried) in enumerate(zip(regimes(forecast.terms), trained.assumptions(forecast), strict=True)):
-        room = fits[index]
-        basis = "; ".join(carried) or "between measured cells"
-        found.append(
-            ForecastCell(
-                "prefill" if steps.prefill[index] else "decode",
-                int(steps.batch[index]),
-                int(steps.prompt_len[index]),
-                int(steps.context[index]),
-                float(latency_s[index]),
-                float(low_s[index]),
-                float(high_s[index]),
-                float(steps.tokens[index] / latency_s[index]),
-                regime,
-                basis,
-                bool(room),
-            )
+    carried = ["; ".join(words) or BETWEEN for words in trained.assumptions(forecast)]
+    fits = forecast.fits(trained.fitted.device.memory_bytes)
+    return told_cells(forecast, latency_s, (low_s, high_s), carried, fits)
+
+
+BETWEEN = "between measured cells"
+
+
+def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
+    found = {item.name: float(getattr(terms, item.name)[index]) for item in fields(Terms)}
+    return {**found, "unexplained_s": latency_s - sum(found.values())}
+
+
+def told_cells(
+    forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], fits: Array
+) -> tuple[ForecastCell, ...]:
+    """Forecast steps as they are told, one by one."""
+    steps = forecast.demanded.steps
+    return tuple(
+        ForecastCell(
+            "prefill" if steps.prefill[index] else "decode",
+            int(steps.batch[index]),
+            int(steps.prompt_len[index]),
+            int(steps.context[index]),
+            float(latency_s[index]),
+            float(bounds_s[0][index]),
+            float(bounds_s[1][index]),
+            float(steps.tokens[index] / latency_s[index]),
+            regime,
+            basis[index],
+            bool(fits[index]),
+            _terms_at(forecast.terms, index, float(latency_s[index])),
         )
-    return tuple(found)
+        for index, regime in enumerate(regimes(forecast.terms))
+    )
 
 
 def tried_factor(
@@ -632,3 +703,36 @@ def tried_factor(
         log_ratio, sigma = surface(points, values, own).value(_octaves(steps.at(chosen)))
         factor[chosen], off[chosen] = np.exp(log_ratio), _NORMAL_95 * sigma
     return factor, off
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One cell, forecast and measured."""
+
+    forecast: ForecastCell
+    measured: CellResult
+
+    @property
+    def error(self) -> float:
+        """forecast / measured - 1"""
+        return self.forecast.latency_s / self.measured.latency_s - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.forecast.low_s <= self.measured.latency_s <= self.forecast.high_s
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds by which each term was forecast too long."""
+        return {
+            name: self.forecast.terms.get(name, 0.0) - getattr(self.measured, name)
+            for name in TERMS
+            if not math.isnan(getattr(self.measured, name))
+        }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All cells of a check."""
+
+    rows: tuple[CheckRow, ...]

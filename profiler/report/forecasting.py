@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -10,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.diagnosis.forecast import Answer, ForecastCell, Told
+from profiler.diagnosis.forecast import Answer, Checked, ForecastCell, Told
+from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.units import duration, percent, significant
 
-FORECAST_COLUMNS = ("phase", "batch", "prompt", "context", "time", "nine in ten", "tokens/s", "waits for", "basis")
+FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
 _MEASURED = "between measured cells"
 _MOST_ROWS = 200
 
@@ -43,7 +46,7 @@ def answer_sentences(answer: Answer) -> list[str]:
     return [*lines, *answer.notes]
 
 
-def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[list[tuple[str, ...]], list[str]]:
+def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[Sequence[tuple[str, ...]], list[str]]:
     """(rows, the assumptions that their last column numbers)."""
     carried: list[str] = []
     rows = []
@@ -56,15 +59,12 @@ def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[list[tuple[str, ...]],
         room = cell.fits
         rows.append(
             (
-                cell.phase,
-                str(cell.batch_size),
-                str(cell.prompt_len or "-"),
-                str(cell.context_len or "-"),
+                f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}",
                 duration(cell.latency_s) if room else "no room",
                 f"{duration(cell.low_s)} .. {duration(cell.high_s)}" if room else "-",
                 significant(cell.tokens_per_s) if room else "-",
                 cell.regime.removesuffix("-bound") if room else "memory full",
-                " ".join(marks) or "measured around",
+                " ".join(marks),
             )
         )
     return rows, carried
@@ -84,14 +84,20 @@ def print_forecast(answer: Answer, console: Console) -> None:
         console.print(Text(f"{len(answer.cells) - _MOST_ROWS} more cells: --format json shows them all"))
 
 
-_WORDS = ("phase", "waits for", "basis", "card", "provider", "verdict", "price", "why")
+_WORDS = ("cell", "waits for", "basis", "card", "as", "verdict", "cheaper from batch", "largest error by term")
+
+
+_NARROW = 7
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Columns of words to the left, of figures to the right."""
     found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
-        found.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+        words = name in _WORDS
+        widest = max((len(name), *(len(row[columns.index(name)]) for row in rows)))
+        narrow = min(widest, _NARROW) if words else widest
+        found.add_column(name, justify="left" if words else "right", no_wrap=True, min_width=narrow)
     for row in rows:
         found.add_row(*(Text(text) for text in row))
     return found
@@ -109,4 +115,51 @@ def forecast_json(answer: Answer) -> dict[str, object]:
         "beyond": asdict(answer.beyond) if answer.beyond else None,
         "cells": [asdict(cell) for cell in answer.cells],
         "notes": list(answer.notes),
+    }
+
+
+CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
+
+
+def print_check(checked: Checked, console: Console) -> None:
+    """Print forecast and measured side by side, and the term that is furthest off."""
+    off = statistics.median(abs(row.error) for row in checked.rows) if checked.rows else math.nan
+    inside = sum(row.inside for row in checked.rows)
+    console.print()
+    head = f"Checked: median {_share(off)} off; {inside} of {len(checked.rows)} inside their intervals."
+    console.print(Text(head, style="bold"))
+    rows = []
+    for row in checked.rows:
+        term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
+        cell = row.forecast
+        rows.append(
+            (
+                f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}",
+                duration(cell.latency_s),
+                duration(row.measured.latency_s),
+                f"{100 * row.error:+.1f} %",
+                "yes" if row.inside else "no",
+                f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
+            )
+        )
+    console.print(table(CHECK_COLUMNS, rows))
+
+
+def check_json(checked: Checked) -> dict[str, object]:
+    """What `--check` adds to the document."""
+    return {
+        "check": [
+            {
+                "phase": row.forecast.phase,
+                "batch_size": row.forecast.batch_size,
+                "prompt_len": row.forecast.prompt_len,
+                "context_len": row.forecast.context_len,
+                "forecast_s": row.forecast.latency_s,
+                "measured_s": row.measured.latency_s,
+                "error": row.error,
+                "inside": row.inside,
+                "terms": row.terms,
+            }
+            for row in checked.rows
+        ]
     }
