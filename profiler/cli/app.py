@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from profiler._version import __version__
-from profiler.cli import compare, folders, look, run
+from profiler.cli import compare, folders, forecast, look, run
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError
 
@@ -53,6 +53,8 @@ for command in (
     compare.compare,
     compare.gate,
     compare.place,
+    forecast.forecast,
+    forecast.rent,
     folders.judge,
     folders.export,
     folders.report,

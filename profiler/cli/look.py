@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,12 +59,15 @@ def count(
 
 def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="A card profile to write: about a minute more.")] = None,
+    out_dtypes: Annotated[str, typer.Option(help="--out: in which dtypes.")] = "float32,bfloat16",
     output_format: Format = "table",
 ) -> None:
     """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict, replace
 
+    from profiler.job.profiling import write_profile
     from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
     from profiler.loading.skeleton import quiet_libraries
     from profiler.machine.device import resolve_device
@@ -80,6 +84,8 @@ def ceilings(
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     with quiet_libraries():
         measured = replace(measured, links=measure_links(machine.links, machine), host=measure_host_pace(machine))
+    if out is not None:
+        write_profile(machine, measured, out_dtypes, out)
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}

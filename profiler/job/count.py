@@ -107,9 +107,9 @@ def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_re
 
     Raises RequestError or ModelError.
     """
-    kind = _known(quant)
+    kind = known_quant(quant)
     config = as_asked(load_config(resolve(model), trust_remote_code), dtype != "auto")
-    return walk(build_on_meta(config, _dtype(dtype, config), kind))
+    return walk(build_on_meta(config, model_dtype(dtype, config), kind))
 
 
 def count(
@@ -135,13 +135,13 @@ def count(
     Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context)
-    stored_as = _known(quant)
+    stored_as = known_quant(quant)
     if attn not in ("sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
     wanted_gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
-    kind = _dtype(dtype, config)
+    kind = model_dtype(dtype, config)
     module = build_on_meta(config, kind, stored_as)
     work = walk(module)
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
@@ -151,7 +151,7 @@ def count(
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
-    needs_bytes = planned_weight_bytes(module) + cache_bytes(work, batch, keys)
+    needs_bytes = planned_weight_bytes(module) + int(cache_bytes(work, batch, keys))
     return StepCount(
         model=source.name,
         params=work.params,
@@ -173,7 +173,8 @@ def count(
     )
 
 
-def _known(quant: str) -> Quant:
+def known_quant(quant: str) -> Quant:
+    """A format by its name. Raises RequestError."""
     if quant not in QUANTS:
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
     return quant
@@ -190,7 +191,8 @@ def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
         raise RequestError(f"{error}.") from None
 
 
-def _dtype(name: str, config: object) -> torch.dtype:
+def model_dtype(name: str, config: object) -> torch.dtype:
+    """The dtype asked for, or the config's own. Raises RequestError."""
     if name != "auto":
         if name not in DTYPES:
             raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")

@@ -47,14 +47,8 @@ class Subject:
 
     @cached_property
     def names(self) -> Mapping[Operator, str]:
-        """A name of its own for each operator; those of one name (layers that differ in a window) are numbered."""
-        seen: dict[str, int] = {}
-        found = {}
-        for operator in self.work.operators:
-            seen[operator.name] = seen.get(operator.name, 0) + 1
-            number = seen[operator.name]
-            found[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
-        return found
+        """A name of its own for each operator."""
+        return operator_names(self.work)
 
     def path_of(self, key: CellKey) -> ExecutionPath:
         """How a cell's step is executed; a static cache is as long as the cell needs it."""
@@ -70,7 +64,7 @@ class Subject:
         """Bytes of memory that a cell will need at most, weights included."""
         weights = model_storage_bytes(self.loaded.module)
         path = self.paths[cell.engine, "prefill"]
-        return predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path)
+        return int(predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path))
 
     def no_room(self, cell: Cell) -> str | None:
         """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
@@ -138,6 +132,17 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
 
 # A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
 _MEMORY_MARGIN = 0.95
+
+
+def operator_names(work: ModelWork) -> dict[Operator, str]:
+    """A name of its own for each operator; those of one name (layers that differ in a window) are numbered."""
+    seen: dict[str, int] = {}
+    found = {}
+    for operator in work.operators:
+        seen[operator.name] = seen.get(operator.name, 0) + 1
+        number = seen[operator.name]
+        found[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
+    return found
 
 
 def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath) -> OperatorWork:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from profiler.machine.memory import storage_bytes
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import quant_state_tensors
 from profiler.work.operators import Linear
-from profiler.work.step import ExecutionPath
+from profiler.work.step import Count, ExecutionPath
 from profiler.work.walk import ModelWork
 
 _FLOAT32_BYTES = 4
@@ -29,20 +31,26 @@ def model_storage_bytes(model: Any) -> int:
     return storage_bytes(tensors)
 
 
-def cache_bytes(work: ModelWork, batch_size: int, tokens: int) -> int:
-    """Bytes of the KV cache of `batch_size` sequences of `tokens` each; windows cap what their layers hold."""
-    total = 0
+def cache_bytes(work: ModelWork, batch_size: Count, tokens: Count) -> Any:
+    """Bytes of the KV cache of `batch_size` sequences of `tokens` each; windows cap what their layers hold.
+
+    Whole numbers, or int64 arrays that broadcast.
+    """
+    total: Any = 0
     for operator in work.operators:
         if isinstance(operator, AttentionCore):
-            held = tokens if operator.window is None else min(tokens, operator.window)
-            total += operator.count * batch_size * held * operator.cached_elements * operator.itemsize
+            held = tokens if operator.window is None else np.minimum(tokens, operator.window)
+            total = total + operator.count * batch_size * held * operator.cached_elements * operator.itemsize
     return total
 
 
 def predicted_peak_bytes(
-    work: ModelWork, weight_bytes: int, batch_size: int, prompt_len: int, new_tokens: int, path: ExecutionPath
-) -> int:
-    """Peak bytes of one cell: the weights, its cache at full length, and the widest moment of its prefill."""
+    work: ModelWork, weight_bytes: int, batch_size: Count, prompt_len: Count, new_tokens: Count, path: ExecutionPath
+) -> Any:
+    """Peak bytes of one cell: the weights, its cache at full length, and the widest moment of its prefill.
+
+    Whole numbers, or int64 arrays that broadcast.
+    """
     tokens = batch_size * prompt_len
     linears = [op for op in work.operators if isinstance(op, Linear) and op.rows == "tokens"]
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
@@ -52,7 +60,7 @@ def predicted_peak_bytes(
     )
     hidden = min((op.weight.in_features for op in linears), default=0)
     activations = tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize
-    matrices = 0
+    matrices: Count = 0
     if path.attention == "eager" or not (path.fused and path.fused_masked):
         heads = max((core.query_heads for core in cores), default=0)
         matrices = tokens * prompt_len * heads * (2 * itemsize + _FLOAT32_BYTES)
@@ -61,4 +69,4 @@ def predicted_peak_bytes(
     logits = sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in heads_out)
     cache = cache_bytes(work, batch_size, prompt_len + new_tokens)
     one_layer = cache // max(1, sum(core.count for core in cores))
-    return int(weight_bytes + cache + one_layer + max(activations + matrices, logits))
+    return weight_bytes + cache + one_layer + np.maximum(activations + matrices, logits)

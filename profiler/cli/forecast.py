@@ -1,0 +1,110 @@
+"""The commands that say what would happen: forecast, rent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import Format, Plain, one_of
+from profiler.errors import RequestError
+from profiler.job.options import QUANT_HELP
+
+
+def forecast(
+    source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or with --on a model.")],
+    on: Annotated[str, typer.Option(help="A card.json, a profile's name, or a card such as 'L4'.")] = "",
+    prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64..4096*2 (default: the run's).")] = "",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes (default: the run's, and two doublings).")] = "",
+    context_lens: Annotated[str, typer.Option(help="Decode this deep in a filled cache.")] = "",
+    new_tokens: Annotated[int, typer.Option(help="Tokens after each prompt (default: the run's).")] = 0,
+    dtype: Annotated[str, typer.Option(help="Another dtype: of a run one that it tried.")] = "auto",
+    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}: of a run one that it tried.")] = "none",
+    engine: Annotated[str, typer.Option(help="Of a run: one of its engines, or static where it tried that.")] = "",
+    threads: Annotated[int, typer.Option(help="Of a run on a CPU: half its threads, where it tried that.")] = 0,
+    check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
+    budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds for the sweep.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG of the forecast over the batch.")] = None,
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Say what cells would take that nobody measured, and how far off such forecasts are."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.job.checking import check_forecast
+    from profiler.job.forecast import Wanted, forecast_on, forecast_run
+    from profiler.report.console import screen
+    from profiler.report.forecasting import check_json, forecast_json, print_check, print_forecast
+
+    wanted = Wanted(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
+    if not on and not Path(source).is_dir():
+        raise RequestError(f"{source!r} is no run folder; give one, or a model with --on CARD.")
+    if check and on:
+        raise RequestError("--check runs on this device; leave --on out, or forecast a run of this device.")
+    answer = forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
+    if out is not None:
+        from profiler.report.plots.forecast import forecast_band, save_figure
+
+        save_figure(forecast_band(answer), out)
+    checked = check_forecast(Path(source), wanted, answer, budget_s) if check else None
+    if output_format == "json":
+        print(json.dumps({**forecast_json(answer), **(check_json(checked) if checked else {})}, indent=2))
+        return
+    print_forecast(answer, screen(plain=plain))
+    if checked:
+        print_check(checked, screen(plain=plain))
+
+
+def rent(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
+    new: Annotated[int, typer.Option(help="New tokens of an answer.")] = 128,
+    batch: Annotated[int | None, typer.Option(help="Sequences at once (default: as many as fit the limits).")] = None,
+    max_ttft_ms: Annotated[float | None, typer.Option(help="Milliseconds to the first token, at most.")] = None,
+    max_tpot_ms: Annotated[float | None, typer.Option(help="Milliseconds a further token, at most.")] = None,
+    quant: Annotated[str, typer.Option(help="One or several of none, nf4, int8wo, int4wo, fp8.")] = "none",
+    engine: Annotated[str, typer.Option(help="eager (plain transformers) or compiled (graphs, fused).")] = "eager",
+    price: Annotated[str, typer.Option(help="USD an hour of your own: 'T4=0.35,H100 SXM=2.99'.")] = "",
+    cards: Annotated[str, typer.Option(help="These cards alone, such as 'T4,L4,H100 SXM'.")] = "",
+    host_index: Annotated[
+        float | None, typer.Option(help="How slow your host dispatches, as `roofscope ceilings` tells it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG of the cost over the load.")] = None,
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Say which card to rent for a model: what fits, how fast a range, what a million tokens cost at which load."""
+    one_of(output_format, "--format", ("table", "json"))
+    from datetime import UTC, datetime
+
+    from profiler.diagnosis.rent import Limits
+    from profiler.job.renting import ENGINES, Asked
+    from profiler.job.renting import rent as find
+    from profiler.report.console import screen
+    from profiler.report.renting import print_rented, rented_json
+
+    one_of(engine, "--engine", ENGINES)
+    limits = Limits(
+        None if max_ttft_ms is None else max_ttft_ms / 1e3, None if max_tpot_ms is None else max_tpot_ms / 1e3
+    )
+    asked = Asked(
+        prompt_len=prompt,
+        new_tokens=new,
+        batch=batch,
+        limits=limits,
+        quants=tuple(name.strip() for name in quant.split(",") if name.strip()) or ("none",),
+        engine="compiled" if engine == "compiled" else "eager",
+        prices=price,
+        cards=cards,
+        host_index=host_index,
+    )
+    found = find(model, asked, datetime.now(UTC).date())
+    if out is not None:
+        from profiler.report.plots.forecast import cost_over_load, save_figure
+
+        save_figure(cost_over_load(found), out)
+    if output_format == "json":
+        print(json.dumps(rented_json(found), indent=2))
+    else:
+        print_rented(found, screen(plain=plain))

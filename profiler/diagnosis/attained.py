@@ -1,0 +1,304 @@
+"""What engines attain of a card's datasheet, from what others published: a range with its coverage, not a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from profiler.diagnosis.columns import Array
+from profiler.grid import PHASES, Phase
+from profiler.machine.datasheet import Datasheet, gpus
+from profiler.machine.published import EngineKind, Published, published
+
+RANGE_SHARE = 0.9
+"""A range is to hold nine in ten."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What an engine attains with a format, wherever it runs."""
+
+    memory: float
+    """Of the datasheet's bandwidth, while it streams weights and cache."""
+    compute: float
+    """Of its dense peak, while it multiplies."""
+    layer_s: float
+    """Seconds that the host needs to dispatch a layer: below that no card makes a step faster."""
+
+    def compute_bound(self, work: Steps) -> Array:
+        """Whether the arithmetic of its linears takes longer than streaming them."""
+        return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
+
+    def step_s(self, work: Steps) -> Array:
+        """Seconds of each step: the device's, or the host's where that is longer."""
+        linears_s = np.maximum(
+            work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth)
+        )
+        device_s = linears_s + work.kv_bytes / (self.memory * work.bandwidth)
+        return np.asarray(np.maximum(device_s, self.layer_s * work.host_index * work.layers))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps on cards; arrays of one length."""
+
+    flops: Array
+    weight_bytes: Array
+    kv_bytes: Array
+    layers: Array
+    peak: Array
+    """FLOP/s of the dtype that it multiplies in, dense."""
+    bandwidth: Array
+    host_index: Array
+    """How many times as long as the typical host of the published figures dispatch takes."""
+
+    def floor_s(self) -> Array:
+        """The datasheet's own floor."""
+        return np.asarray(np.maximum(self.flops / self.peak, (self.weight_bytes + self.kv_bytes) / self.bandwidth))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Seconds between which nine in ten published figures of this kind lie; arrays of one length."""
+
+    low_s: Array
+    typical_s: Array
+    high_s: Array
+
+
+@dataclass(frozen=True)
+class Attained:
+    """Shares of one engine kind and format family, and how far published figures stray from them."""
+
+    kind: EngineKind
+    family: str
+    shares: Shares
+    spread: dict[Phase, tuple[float, float]]
+    """(low, high) factors around the typical time, by phase."""
+    points: int
+    cards: int
+    models: int
+
+    def range_s(self, work: Steps, phase: Phase) -> Range:
+        """The range of each step; never below the datasheet's floor.
+
+        Published decodes stream their weights. One whose batch is so large that arithmetic binds it strays as prefills
+        do as well.
+        """
+        typical, floor = self.shares.step_s(work), work.floor_s()
+        low, high = (np.full(len(typical), value) for value in self.spread[phase])
+        if phase == "decode":
+            arithmetic = self.shares.compute_bound(work)
+            low = np.where(arithmetic, np.minimum(low, self.spread["prefill"][0]), low)
+            high = np.where(arithmetic, np.maximum(high, self.spread["prefill"][1]), high)
+        return Range(np.maximum(floor, low * typical), np.maximum(floor, typical), high * np.maximum(floor, typical))
+
+
+def family_of(format_: str, batch: int, query: int) -> str:
+    """Formats whose kernels behave alike. bitsandbytes' 4-bit kernel of one row is another than that of several."""
+    if format_ in ("nf4", "fp4"):
+        return "nf4, one row" if batch * query == 1 else "nf4, several rows"
+    return format_
+
+
+def steps_of(points: Sequence[Published]) -> Steps:
+    """The work of published figures on their cards."""
+    sheets = {sheet.gpu: sheet for sheet in gpus()}
+    return Steps(
+        np.array([point.flops for point in points]),
+        np.array([point.weight_bytes for point in points]),
+        np.array([point.kv_bytes for point in points]),
+        np.array([point.layers for point in points], dtype=np.float64),
+        np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
+        np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
+        np.array([host_index_of(point.gpu) for point in points]),
+    )
+
+
+_SMALL_INSTANCES = ("P4", "P100", "V100", "T4", "L4", "A10", "A16", "A2")
+SMALL_INSTANCE_INDEX = 1.4
+"""Cards that are mostly rented with a few virtual cores of an older server, and how much longer these dispatch a layer:
+eager steps that no roof explains take 1.06 ms a layer of gemma-2b on an A10G and 1.08 of Qwen2.5-3B on a T4, against
+0.66 to 0.78 on the hosts of an RTX 4090 and of an A100 (published.csv)."""
+
+
+def host_index_of(gpu: str) -> float:
+    """How long the host that a card is mostly rented with dispatches, against those of larger cards."""
+    word = gpu.split()[0]
+    return SMALL_INSTANCE_INDEX if word in (*_SMALL_INSTANCES, "A10G") else 1.0
+
+
+def peak_of(sheet: Datasheet, format_: str) -> float:
+    """The dense peak that products of this format run under; 16 bits where the card has no unit of fewer."""
+    if format_ == "fp8" and sheet.peak_fp8_flops_per_s:
+        return sheet.peak_fp8_flops_per_s
+    return sheet.peak_fp16_flops_per_s or sheet.peak_fp32_flops_per_s or 1.0
+
+
+_MEMORY = np.geomspace(0.2, 1.0, 28)
+_COMPUTE = np.geomspace(0.2, 1.0, 28)
+_LAYER_S = np.geomspace(4e-5, 4e-3, 40)
+_LEAST_POINTS = 12
+_LEAST_CARDS = 4
+"""Below these, the points of all formats of the engine tell how far figures stray."""
+_PULL = 0.05
+"""How much a share that the points do not tell is pulled towards what is known of others: a factor of e costs as much
+as every point being off by 5 %."""
+_OUTSIDE = {
+    "eager": (0.75, 0.60, 7e-4),
+    "compiled": (0.75, 0.60, 1.5e-4),
+    "llama.cpp": (0.75, 0.60, 1.5e-4),
+}
+"""(memory, compute, seconds a layer) before any point is seen: what healthy cards reach in copies and large products
+(gpus.csv), some 40 launches a layer at 10 to 20 us with Python in between, and a tenth of them for fused kernels."""
+
+
+def fitted(points: Sequence[Published], near: Shares) -> Shares:
+    """The shares that come nearest to the points: the least mean |log(published / predicted)| and pull towards `near`,
+    over a grid, one share after the other until none moves."""
+    work, log_s = steps_of(points), np.log([point.latency_s for point in points])
+    best = near
+
+    def off(shares: Shares) -> float:
+        pull = sum(
+            math.log(mine / theirs) ** 2
+            for mine, theirs in (
+                (shares.memory, near.memory),
+                (shares.compute, near.compute),
+                (shares.layer_s, near.layer_s),
+            )
+        )
+        return float(np.abs(log_s - np.log(shares.step_s(work))).mean()) + _PULL * pull
+
+    makes: list[tuple[Array, Callable[[Shares, float], Shares]]] = [
+        (_LAYER_S, lambda now, value: Shares(now.memory, now.compute, value)),
+        (_MEMORY, lambda now, value: Shares(value, now.compute, now.layer_s)),
+        (_COMPUTE, lambda now, value: Shares(now.memory, value, now.layer_s)),
+    ]
+    for _ in range(2):
+        before = best
+        for values, make in makes:
+            best = min((best, *(make(best, float(value)) for value in values)), key=off)
+        if best == before:
+            break
+    return best
+
+
+def shares_of(points: Sequence[Published], kind: EngineKind, family: str) -> Shares:
+    """What one engine kind attains with one format family; dense weights tell of what the others leave open."""
+    outside = Shares(*_OUTSIDE[kind])
+    of_kind = [point for point in points if point.kind == kind]
+    dense = [point for point in of_kind if _family(point) == "dense"]
+    near = fitted(dense, outside) if dense else outside
+    own = [point for point in of_kind if _family(point) == family]
+    return fitted(own, near) if own and family != "dense" else near
+
+
+def _family(point: Published) -> str:
+    return family_of(point.format, point.batch, point.query_tokens)
+
+
+def residuals(points: Sequence[Published], shares: Shares) -> Array:
+    """log(published / typical) of each."""
+    return np.asarray(np.log([point.latency_s for point in points]) - np.log(shares.step_s(steps_of(points))))
+
+
+@dataclass(frozen=True)
+class Stray:
+    """How far a published figure lies from what a fit says that has not seen its card, or its model."""
+
+    point: Published
+    log_ratio: float
+    without: Literal["gpu", "model"]
+
+
+def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
+    """Every point of an engine kind twice: by a fit without its card, and by one without its model."""
+    found: list[Stray] = []
+    of_kind = [point for point in points if point.kind == kind]
+    axes: tuple[Literal["gpu", "model"], ...] = ("gpu", "model")
+    for name in axes:
+        for value in sorted({getattr(point, name) for point in of_kind}):
+            inside = [point for point in of_kind if getattr(point, name) == value]
+            others = [point for point in of_kind if getattr(point, name) != value]
+            for family in sorted({_family(point) for point in inside}):
+                chosen = [point for point in inside if _family(point) == family]
+                shares = shares_of(others, kind, family)
+                found += [
+                    Stray(*pair, name) for pair in zip(chosen, map(float, residuals(chosen, shares)), strict=True)
+                ]
+    return found
+
+
+def attained_by(
+    points: Sequence[Published], kind: EngineKind, family: str, left_out: Sequence[Stray] | None = None
+) -> Attained:
+    """What one engine kind attains with one format family, from these points alone."""
+    found = strays(points, kind) if left_out is None else left_out
+    own = [stray for stray in found if _family(stray.point) == family]
+    spread = {phase: _spread(own, found, phase) for phase in PHASES}
+    mine = {stray.point for stray in own}
+    return Attained(
+        kind,
+        family,
+        shares_of(points, kind, family),
+        spread,
+        len(mine),
+        len({point.gpu for point in mine}),
+        len({point.model for point in mine}),
+    )
+
+
+def _spread(own: Sequence[Stray], of_kind: Sequence[Stray], phase: Phase) -> tuple[float, float]:
+    """Factors (low, high) that are to hold nine in ten of a card, or a model, that was not seen.
+
+    The figures of one card are not independent, so that the number of cards (and of models) decides how much wider than
+    the left-out figures themselves the range must be: as Student's t is than the normal distribution.
+    """
+    chosen = [stray for stray in own if stray.point.phase == phase]
+    if len(chosen) < _LEAST_POINTS or len({stray.point.gpu for stray in chosen}) < _LEAST_CARDS:
+        chosen = [stray for stray in of_kind if stray.point.phase == phase]
+    if len({stray.point.gpu for stray in chosen}) < _LEAST_KIND_CARDS:
+        return _UNKNOWN
+    tail = (1 - RANGE_SHARE) / 2
+    low, high = 0.0, 0.0
+    for name in ("gpu", "model"):
+        of_axis = [stray for stray in chosen if stray.without == name]
+        if not of_axis:
+            continue
+        wider = _student(len({getattr(stray.point, name) for stray in of_axis}))
+        ratios = np.array([stray.log_ratio for stray in of_axis])
+        low = min(low, wider * float(np.quantile(ratios, tail, method="lower")))
+        high = max(high, wider * float(np.quantile(ratios, 1 - tail, method="higher")))
+    low, high = min(low, -_LEAST_SPREAD), max(high, _LEAST_SPREAD)
+    return math.exp(low), math.exp(high)
+
+
+_LEAST_KIND_CARDS = 3
+_UNKNOWN = (0.5, 2.0)
+"""Of fewer cards no spread can be told: half to twice is what calculators are off by."""
+_LEAST_SPREAD = math.log(1.05)
+_STUDENT = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02, 7: 1.94, 8: 1.89, 9: 1.86, 10: 1.83}
+_NORMAL = 1.645
+_MOST_WIDER = 1.8
+
+
+def _student(groups: int) -> float:
+    """The 95th percentile of Student's t of so many groups over the normal distribution's."""
+    return min(_MOST_WIDER, _STUDENT.get(groups, 1.8 if groups > 10 else 6.31) / _NORMAL)
+
+
+@cache
+def attained(kind: EngineKind, family: str) -> Attained:
+    """The same from all published points."""
+    return attained_by(published(), kind, family, _strays(kind))
+
+
+@cache
+def _strays(kind: EngineKind) -> list[Stray]:
+    return strays(published(), kind)

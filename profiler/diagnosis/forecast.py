@@ -1,0 +1,738 @@
+"""What cells that nobody measured would take: the split of a step, filled in from the cells that were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
+
+import numpy as np
+
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.columns import Array, Demanded, OperatorColumn, Steps
+from profiler.diagnosis.facts import REST
+from profiler.diagnosis.step_time import TERMS, Dispatch
+from profiler.diagnosis.surface import Line, Surface, line, surface
+from profiler.grid import PHASES, Phase
+from profiler.roofs.values import Ceilings
+from profiler.work.causes import OUTSIDE, Cause
+
+PAGE_BYTES = 4096
+MEMORY_SHARE = 0.95
+"""Of a device's memory that a step may need at most: the rest is the driver's, the allocator's and fragmentation's."""
+HELD_OUT_SHARE = 0.9
+"""An interval holds nine in ten."""
+_UNSEEN_WIDTHS = 3.0
+"""Standard deviations of an interval where too few cells were held out to say how far off they come."""
+LEAST_CELLS = 6
+"""With fewer cells held out, no error can be told."""
+_MOST_FOLDS = 32
+_NORMAL_95 = 1.96
+# A term that takes half of a step decides it.
+_BINDS = 0.5
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a forecast knows of a device beyond single kernels."""
+
+    ceilings: Ceilings
+    dtype: str
+    """The model's."""
+    dispatch: Mapping[Phase, Mapping[int, Dispatch]]
+    """By batch size; empty where it was not measured."""
+    overlaps: bool
+    memory_bytes: int
+    fetch_s: float = 0.0
+
+    def memory_bytes_per_s(self, working_set_bytes: Array) -> Array:
+        """`Ceilings.memory_bytes_per_s_for` of many working sets."""
+        ceilings = self.ceilings
+        if not ceilings.curve:
+            return np.full(len(working_set_bytes), ceilings.memory_bytes_per_s)
+        ascending = sorted(ceilings.curve, key=lambda point: point.nbytes)
+        sizes = np.array([point.nbytes for point in ascending])
+        gains = np.array([*(point.bytes_per_s / ceilings.curve[-1].bytes_per_s for point in ascending), 1.0])
+        larger = np.searchsorted(sizes, working_set_bytes, side="left")
+        return np.asarray(ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
+
+    def dispatched(self, steps: Steps) -> tuple[Array, Array]:
+        """(seconds to dispatch each step, the part of them that replayed kernels pay as well)."""
+        whole, inside = np.zeros(len(steps)), np.zeros(len(steps))
+        for phase, chosen in _by_phase(steps):
+            known = sorted(self.dispatch.get(phase, {}).items())
+            if known:
+                batches = np.log2([batch for batch, _ in known])
+                at = np.log2(steps.batch[chosen])
+                whole[chosen] = np.interp(at, batches, [item.step_s for _, item in known])
+                inside[chosen] = np.interp(at, batches, [item.in_kernels_s for _, item in known])
+        return whole, inside
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cells that have a time, with what was replayed at their shapes; arrays are [m]."""
+
+    demanded: Demanded
+    latency_s: Array
+    half_width_s: Array
+    """Of the 95 % interval."""
+    replayed_s: Mapping[str, Array]
+    """Seconds of one instance of an operator alone; NaN where it was not replayed."""
+    conversion_s: Mapping[str, Array]
+    faults: Array
+
+    def at(self, chosen: Array) -> Measured:
+        """Those that `chosen` picks."""
+        return Measured(
+            self.demanded.at(chosen),
+            self.latency_s[chosen],
+            self.half_width_s[chosen],
+            {name: values[chosen] for name, values in self.replayed_s.items()},
+            {name: values[chosen] for name, values in self.conversion_s.items()},
+            self.faults[chosen],
+        )
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The split of many steps in seconds, each [n], without what it leaves unexplained."""
+
+    weights_s: Array
+    kv_s: Array
+    compute_s: Array
+    dequantise_s: Array
+    kernel_s: Array
+    avoidable_s: Array
+    link_s: Array
+    dispatch_s: Array
+
+    @property
+    def total_s(self) -> Array:
+        return np.asarray(
+            self.weights_s
+            + self.kv_s
+            + self.compute_s
+            + self.dequantise_s
+            + self.kernel_s
+            + self.avoidable_s
+            + self.link_s
+            + self.dispatch_s
+        )
+
+    @property
+    def floor_s(self) -> Array:
+        """What the work itself demands of the device."""
+        return np.asarray(self.weights_s + self.kv_s + self.compute_s + self.link_s)
+
+
+class KernelTimes(Protocol):
+    """What kernels take alone."""
+
+    @property
+    def lines(self) -> Mapping[tuple[str, bool], Line]:
+        """By operator: one over rows; REST is that of all small kernels together."""
+
+    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
+
+    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+        """Of these, the seconds that only convert between formats."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of a model take alone at other shapes, from those at which they were replayed."""
+
+    lines: Mapping[tuple[str, bool], Line]
+    """By operator and, for those that see last positions, whether it is a prefill: one over rows."""
+    surfaces: Mapping[str, Surface]
+    """By operator: its time over its roof, over batch, query and depth (attention)."""
+    conversions: Mapping[tuple[str, bool], Line]
+
+    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
+        if column.operator in self.surfaces:
+            log_ratio, _ = self.surfaces[column.operator].value(_octaves(steps))
+            return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+        return _along(self.lines, column, steps, roof_s)
+
+    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+        """Of these, the seconds that only convert between formats."""
+        found = _along(self.conversions, column, steps, 0.0 * roof_s)
+        return np.zeros(len(steps)) if found is None else found
+
+
+def _along(lines: Mapping[tuple[str, bool], Line], column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+    """Seconds along the lines of an operator, phase by phase where it has one for each."""
+    found: Array | None = None
+    for prefill in (False, True):
+        known = lines.get((column.operator, prefill and column.last_rows)) or lines.get((column.operator, prefill))
+        if known is None:
+            continue
+        chosen = steps.prefill == prefill
+        found = np.zeros(len(steps)) if found is None else found
+        found[chosen] = known.seconds(column.rows[chosen], roof_s[chosen])
+    return found
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model on a device as far as its measured cells tell of it."""
+
+    device: Device
+    kernels: KernelTimes
+    faults: Mapping[Phase, tuple[Array, Array]]
+    """Octaves of measured steps and the share of the pages they touched that were new."""
+    residuals: Mapping[Phase, Surface] = field(default_factory=dict)
+    """The log of what was measured over what the split's terms add up to."""
+
+    def terms(self, demanded: Demanded) -> Terms:
+        """The split of steps that nobody measured."""
+        steps, device = demanded.steps, self.device
+        count = len(steps)
+        bandwidth = device.memory_bytes_per_s(_working_set(demanded))
+        weights_s, kv_s, compute_s, dequantise_s, kernel_s, outside_s, own_s = (np.zeros(count) for _ in range(7))
+        any_replayed = False
+        for column in demanded.columns:
+            flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
+            arithmetic_s, traffic_s = column.flops / flops_per_s, column.model_bytes / bandwidth
+            by_compute = arithmetic_s >= traffic_s
+            compute_s += np.where(by_compute, arithmetic_s, 0.0)
+            weights_s += np.where(by_compute, 0.0, column.weight_bytes / bandwidth)
+            kv_s += np.where(by_compute, 0.0, column.kv_bytes / bandwidth)
+            roof_s = np.maximum(arithmetic_s, traffic_s)
+            alone_s = self.kernels.seconds(column, steps, roof_s / column.count)
+            if alone_s is None:
+                own_s += roof_s
+            else:
+                any_replayed = True
+                converting_s = np.minimum(alone_s, self.kernels.converting_s(column, steps, roof_s / column.count))
+                dequantise_s += column.count * converting_s
+                kernel_s += column.count * (alone_s - converting_s) - roof_s
+            outside_s += _outside_s(column, flops_per_s, bandwidth, alone_s is not None)
+        if (rest := self.kernels.lines.get((REST, False))) is not None:
+            # All small kernels were run alone as well: they take that, whatever was counted of them.
+            alone_s = rest.seconds(steps.tokens, np.maximum(own_s + outside_s, 1e-12))
+            kernel_s += np.maximum(0.0, alone_s - own_s - outside_s)
+        avoidable_s = outside_s + self._faults(demanded) * device.ceilings.page_fault_s
+        host_s, in_kernels_s = device.dispatched(steps)
+        if any_replayed:
+            kernel_s -= in_kernels_s
+        link_s = np.full(count, device.fetch_s)
+        busy_s = weights_s + kv_s + compute_s + dequantise_s + kernel_s + avoidable_s + link_s
+        dispatch_s = np.maximum(0.0, host_s - busy_s) if device.overlaps else host_s
+        return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, dispatch_s)
+
+    def _faults(self, demanded: Demanded) -> Array:
+        """Pages touched for the first time: the share of those written that were new in the nearest measured step."""
+        found = np.zeros(len(demanded.steps))
+        pages = _written(demanded) / PAGE_BYTES
+        for phase, chosen in _by_phase(demanded.steps):
+            if phase in self.faults:
+                points, shares = self.faults[phase]
+                at = _octaves(demanded.steps.at(chosen))
+                distance = sum(np.abs(at[:, axis, None] - points[None, :, axis]) for axis in range(at.shape[1]))
+                found[chosen] = shares[np.argmin(np.asarray(distance), axis=1)] * pages[chosen]
+        return found
+
+    def forecast(self, demanded: Demanded) -> Forecast:
+        """Seconds of each step and by how much they may be off, one standard deviation as a share."""
+        terms = self.terms(demanded)
+        log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
+        for phase, chosen in _by_phase(demanded.steps):
+            if phase in self.residuals:
+                found = self.residuals[phase].value(_octaves(demanded.steps.at(chosen)))
+                log_ratio[chosen], sigma[chosen] = found
+        return Forecast(demanded, terms, terms.total_s * np.exp(log_ratio), sigma)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Many forecast steps; arrays are [n]."""
+
+    demanded: Demanded
+    terms: Terms
+    latency_s: Array
+    sigma: Array
+
+    def fits(self, memory_bytes: int) -> Array:
+        """Whether a step finds room: out of memory is a forecast, too."""
+        return np.asarray(self.demanded.peak_bytes <= MEMORY_SHARE * memory_bytes)
+
+    @property
+    def tokens_per_s(self) -> Array:
+        return np.asarray(self.demanded.steps.tokens / self.latency_s)
+
+
+def fit(measured: Measured, device: Device) -> Fitted:
+    """What the measured cells tell of the kernels, of faults, and of what the split leaves unexplained."""
+    bare = Fitted(device, _kernels(measured, device), _fault_shares(measured))
+    terms_s = bare.terms(measured.demanded).total_s
+    residuals: dict[Phase, Surface] = {}
+    for phase, chosen in _by_phase(measured.demanded.steps):
+        values = np.log(measured.latency_s[chosen] / terms_s[chosen])
+        own = measured.half_width_s[chosen] / _NORMAL_95 / measured.latency_s[chosen]
+        residuals[phase] = surface(_octaves(measured.demanded.steps.at(chosen)), values, own)
+    return replace(bare, residuals=residuals)
+
+
+def _kernels(measured: Measured, device: Device) -> Kernels:
+    steps = measured.demanded.steps
+    bandwidth = device.memory_bytes_per_s(_working_set(measured.demanded))
+    lines: dict[tuple[str, bool], Line] = {}
+    surfaces: dict[str, Surface] = {}
+    conversions: dict[tuple[str, bool], Line] = {}
+    for column in measured.demanded.columns:
+        seconds = measured.replayed_s.get(column.operator)
+        if seconds is None or not (known := seconds > 0).any():
+            continue
+        flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
+        roof_s = np.maximum(column.flops / flops_per_s, column.model_bytes / bandwidth) / column.count
+        if column.heads is not None:
+            ratio = np.log(seconds[known] / np.maximum(roof_s[known], 1e-12))
+            surfaces[column.operator] = surface(_octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
+            continue
+        converting = measured.conversion_s.get(column.operator, np.full(len(steps), np.nan))
+        for prefill, chosen in _kinds(column, steps, known):
+            lines[column.operator, prefill] = line(column.rows[chosen], seconds[chosen], roof_s[chosen])
+            if (some := chosen & (converting > 0)).any():
+                conversions[column.operator, prefill] = line(column.rows[some], converting[some], roof_s[some])
+    rest = measured.replayed_s.get(REST)
+    if rest is not None and (known := rest > 0).any():
+        lines[REST, False] = line(
+            steps.tokens[known], rest[known], np.maximum(_own_traffic_s(measured, bandwidth), 1e-12)[known]
+        )
+    return Kernels(lines, surfaces, conversions)
+
+
+def _kinds(column: OperatorColumn, steps: Steps, known: Array) -> list[tuple[bool, Array]]:
+    """Which steps share a line: all of a linear's, whose kernel sees rows alone; of one that is handed the last
+    positions as a slice, prefills and decodes apart."""
+    if not column.last_rows:
+        return [(False, known)]
+    return [(prefill, chosen) for prefill in (False, True) if (chosen := known & (steps.prefill == prefill)).any()]
+
+
+def _own_traffic_s(measured: Measured, bandwidth: Array) -> Array:
+    """Seconds of what was not replayed by itself, as `Fitted.terms` counts it."""
+    total = np.zeros(len(measured))
+    for column in measured.demanded.columns:
+        replayed = column.operator in measured.replayed_s
+        if not replayed:
+            total += column.model_bytes / bandwidth
+        total += _outside_s(column, math.inf, bandwidth, replayed)
+    return total
+
+
+def _outside_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, replayed: bool) -> Array:
+    """Seconds of an operator's avoidable work that its own replay has not paid for."""
+    moved = {Cause.OPERANDS: column.activation_bytes, **column.avoidable_bytes}
+    total = np.zeros(len(bandwidth))
+    for cause in {**moved, **column.avoidable_flops}:
+        if replayed and cause not in OUTSIDE:
+            continue
+        flops, nbytes = column.avoidable_flops.get(cause, 0.0), moved.get(cause, 0.0)
+        total += np.maximum(np.asarray(flops) / flops_per_s, np.asarray(nbytes) / bandwidth)
+    return total
+
+
+def _fault_shares(measured: Measured) -> dict[Phase, tuple[Array, Array]]:
+    pages = np.maximum(_written(measured.demanded) / PAGE_BYTES, 1.0)
+    steps = measured.demanded.steps
+    return {
+        phase: (_octaves(steps.at(chosen)), measured.faults[chosen] / pages[chosen])
+        for phase, chosen in _by_phase(steps)
+    }
+
+
+def _working_set(demanded: Demanded) -> Array:
+    """Bytes that each step must read and write."""
+    return np.asarray(sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps))))
+
+
+def _written(demanded: Demanded) -> Array:
+    """Bytes of operands and intermediates, of which the system may have to find fresh pages for some."""
+    total = np.zeros(len(demanded.steps))
+    for column in demanded.columns:
+        total += column.activation_bytes + sum(column.avoidable_bytes.values(), np.zeros(len(demanded.steps)))
+    return total
+
+
+def _by_phase(steps: Steps) -> list[tuple[Phase, Array]]:
+    return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
+
+
+def _octaves(steps: Steps) -> Array:
+    """(batch, query, depth) of each step, in octaves: [n, 3]."""
+    return np.log2(np.stack([steps.batch, steps.query, steps.depth], axis=1).astype(np.float64))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How far off forecasts are of measured cells that were left out, one at a time or the extremes together."""
+
+    errors: Array
+    """|forecast / measured - 1| of each left-out cell."""
+    widths: Array
+    """|log(forecast / measured)| in the standard deviations that the forecast gave itself."""
+    index: Array
+    """Which of the measured cells each was."""
+    seconds: Array
+    """What each was forecast to take."""
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.errors)) if len(self.errors) else math.nan
+
+    @property
+    def p90(self) -> float:
+        return float(np.quantile(self.errors, HELD_OUT_SHARE, method="higher")) if len(self.errors) else math.nan
+
+    @property
+    def told(self) -> bool:
+        """Whether there are enough of them to tell an error."""
+        return len(self.errors) >= LEAST_CELLS
+
+    @property
+    def half_width(self) -> float:
+        """Standard deviations that hold nine in ten of what was left out (split conformal prediction: Lei et al.,
+        JASA 113, 2018: the ceil((n + 1) * 0.9)-th smallest)."""
+        if not self.told:
+            return _UNSEEN_WIDTHS
+        rank = math.ceil((len(self.widths) + 1) * HELD_OUT_SHARE)
+        return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])
+
+
+def held_out(measured: Measured, device: Device, groups: Sequence[Array]) -> HeldOut:
+    """Forecast each group (indices) from all cells outside of it."""
+    errors: list[Array] = []
+    widths: list[Array] = []
+    seconds: list[Array] = []
+    for group in groups:
+        kept = np.setdiff1d(np.arange(len(measured)), group)
+        found = fit(measured.at(kept), device).forecast(measured.demanded.at(group))
+        ratio = found.latency_s / measured.latency_s[group]
+        own = measured.half_width_s[group] / _NORMAL_95 / measured.latency_s[group]
+        errors.append(np.abs(ratio - 1))
+        seconds.append(found.latency_s)
+        widths.append(np.abs(np.log(ratio)) / np.hypot(found.sigma, own))
+    if not groups:
+        return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
+    return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
+
+
+def one_at_a_time(measured: Measured) -> list[Array]:
+    """Every cell by itself; of very many, so many groups that each holds cells far from each other."""
+    cells = np.arange(len(measured))
+    if len(cells) < 3:
+        return []
+    folds = min(len(cells), _MOST_FOLDS)
+    return [cells[fold::folds] for fold in range(folds)]
+
+
+def beyond(measured: Measured) -> list[Array]:
+    """The largest batch of each phase, and its longest prompt or context: what a forecast beyond the grid is like."""
+    steps, groups = measured.demanded.steps, []
+    for _, chosen in _by_phase(steps):
+        for sizes in (steps.batch, np.where(steps.prefill, steps.query, steps.context)):
+            largest = chosen & (sizes == sizes[chosen].max())
+            if largest.sum() < chosen.sum():
+                groups.append(np.flatnonzero(largest))
+    return groups
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A fit with its own held-out errors."""
+
+    fitted: Fitted
+    measured: Measured
+    within: HeldOut
+    """Leave one out."""
+    outside: HeldOut
+    """Leave the largest batch out, and the longest context."""
+
+    def bounds(self, forecast: Forecast) -> tuple[Array, Array]:
+        """Seconds between which nine in ten forecasts of this kind came to lie."""
+        within = self.within.half_width
+        widths = np.where(self.unseen(forecast.demanded.steps), max(within, self.outside.half_width), within)
+        spread = np.exp(widths * forecast.sigma)
+        return forecast.latency_s / spread, forecast.latency_s * spread
+
+    def unseen(self, steps: Steps) -> Array:
+        """Whether a step lies outside of the batches, prompts and contexts that were measured in its phase."""
+        larger, longer = self.reaches(steps)
+        return larger | longer
+
+    def reaches(self, steps: Steps) -> tuple[Array, Array]:
+        """(batches, lengths) that lie outside of what was measured in their phase."""
+        seen = self.measured.demanded.steps
+        batch, length = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
+        for phase, chosen in _by_phase(steps):
+            known = seen.prefill == (phase == "prefill")
+            if not known.any():
+                batch[chosen] = length[chosen] = True
+                continue
+            for outside, sizes, of in (
+                (batch, steps.batch, seen.batch[known]),
+                (length, steps.depth, seen.depth[known]),
+            ):
+                outside[chosen] = (sizes[chosen] < of.min()) | (sizes[chosen] > of.max())
+        return batch, length
+
+    def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
+        """What carries each forecast beyond what was measured; empty where nothing needs to."""
+        steps = forecast.demanded.steps
+        batch, length = self.reaches(steps)
+        binding, seen = self._binding(forecast), self._seen()
+        cached, kept = self._resident(forecast.demanded), self._resident(self.measured.demanded)
+        found: list[tuple[str, ...]] = []
+        for index in range(len(steps)):
+            phase: Phase = "prefill" if steps.prefill[index] else "decode"
+            words = []
+            if batch[index]:
+                words.append("kernels keep the share of their roof that they had at the nearest batch measured")
+            if length[index]:
+                words.append("attention keeps the share of its roof that it had at the nearest length measured")
+            if binding[index] not in seen.get(phase, {binding[index]}):
+                words.append(f"{binding[index]} decides, as in no measured {phase}: its roof carries the forecast")
+            if not cached[index] and kept.all():
+                words.append("the weights and the cache leave the last-level cache: the memory roof carries it")
+            found.append(tuple(words))
+        return found
+
+    def _binding(self, forecast: Forecast) -> list[str]:
+        return [regime.removesuffix("-bound") for regime in regimes(forecast.terms)]
+
+    def _seen(self) -> dict[Phase, set[str]]:
+        terms = self.fitted.terms(self.measured.demanded)
+        found: dict[Phase, set[str]] = {}
+        for prefill, regime in zip(self.measured.demanded.steps.prefill, regimes(terms), strict=True):
+            found.setdefault("prefill" if prefill else "decode", {"mixed"}).add(regime.removesuffix("-bound"))
+        return found
+
+    def _resident(self, demanded: Demanded) -> Array:
+        working_set = np.asarray(
+            sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps)))
+        )
+        roof = self.fitted.device.memory_bytes_per_s(working_set)
+        return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
+
+
+def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
+    """Every measured cell with its forecast from the others."""
+    steps, unseen = (
+        trained.measured.demanded.steps,
+        dict(zip(trained.within.index, trained.within.seconds, strict=True)),
+    )
+    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context)
+    return tuple(
+        MeasuredPoint(
+            "prefill" if steps.prefill[index] else "decode",
+            int(steps.batch[index]),
+            int(depth[index]),
+            float(trained.measured.latency_s[index]),
+            float(unseen[index]) if index in unseen else None,
+        )
+        for index in range(len(steps))
+    )
+
+
+def train(measured: Measured, device: Device) -> Trained:
+    """Fit all cells, and each again without itself."""
+    return Trained(
+        fit(measured, device),
+        measured,
+        held_out(measured, device, one_at_a_time(measured)),
+        held_out(measured, device, beyond(measured)),
+    )
+
+
+_REGIMES = {
+    "memory-bound": ("weights_s", "kv_s"),
+    "compute-bound": ("compute_s",),
+    "kernel-bound": ("kernel_s", "dequantise_s"),
+    "overhead-bound": ("dispatch_s",),
+    "link-bound": ("link_s",),
+}
+
+
+def regimes(terms: Terms) -> list[str]:
+    """What each step would mostly wait for: the terms that take half of it, else `mixed`."""
+    shares = np.stack([sum(getattr(terms, name) for name in names) / terms.total_s for names in _REGIMES.values()])
+    largest = np.argmax(shares, axis=0)
+    names = list(_REGIMES)
+    return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
+
+
+@dataclass(frozen=True)
+class ForecastCell:
+    """One forecast cell as it is told."""
+
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    latency_s: float
+    low_s: float
+    high_s: float
+    """Nine in ten such forecasts come to lie between these."""
+    tokens_per_s: float
+    regime: str
+    basis: str
+    """`between measured cells`, `measured`, or what carries the forecast beyond them."""
+    fits: bool = True
+    """Whether the memory model finds room for it."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each term of its split, what they leave unexplained included."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How far off such forecasts are, from cells that they had not seen."""
+
+    median: float | None
+    p90: float | None
+    cells: int
+    how: str
+    """What was left out of what."""
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """A measured cell, with what it was forecast to take from the others."""
+
+    phase: Phase
+    batch_size: int
+    depth: int
+    latency_s: float
+    unseen_s: float | None
+    """None where it was not held out."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A forecast with its basis and its error."""
+
+    source: str
+    model: str
+    precision: str
+    on: str
+    how: str
+    error: Told
+    beyond: Told | None
+    cells: tuple[ForecastCell, ...]
+    notes: tuple[str, ...] = ()
+    measured: tuple[MeasuredPoint, ...] = ()
+
+
+def told(held: HeldOut, how: str) -> Told:
+    """The error of held-out cells; none where there are too few of them."""
+    if not held.told:
+        return Told(None, None, len(held.errors), how)
+    return Told(held.median, held.p90, len(held.errors), how)
+
+
+def cells_of(
+    trained: Trained, forecast: Forecast, factor: Array | None = None, off: Array | None = None
+) -> tuple[ForecastCell, ...]:
+    """Every forecast cell; `factor` multiplies times for another form, `off` is by how much it may be off (log)."""
+    low_s, high_s = trained.bounds(forecast)
+    latency_s = forecast.latency_s
+    if factor is not None and off is not None:
+        spread = np.exp(np.hypot(np.log(high_s / latency_s), off))
+        latency_s = latency_s * factor
+        low_s, high_s = latency_s / spread, latency_s * spread
+    carried = ["; ".join(words) or BETWEEN for words in trained.assumptions(forecast)]
+    fits = forecast.fits(trained.fitted.device.memory_bytes)
+    return told_cells(forecast, latency_s, (low_s, high_s), carried, fits)
+
+
+BETWEEN = "between measured cells"
+
+
+def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
+    found = {item.name: float(getattr(terms, item.name)[index]) for item in fields(Terms)}
+    return {**found, "unexplained_s": latency_s - sum(found.values())}
+
+
+def told_cells(
+    forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], fits: Array
+) -> tuple[ForecastCell, ...]:
+    """Forecast steps as they are told, one by one."""
+    steps = forecast.demanded.steps
+    return tuple(
+        ForecastCell(
+            "prefill" if steps.prefill[index] else "decode",
+            int(steps.batch[index]),
+            int(steps.prompt_len[index]),
+            int(steps.context[index]),
+            float(latency_s[index]),
+            float(bounds_s[0][index]),
+            float(bounds_s[1][index]),
+            float(steps.tokens[index] / latency_s[index]),
+            regime,
+            basis[index],
+            bool(fits[index]),
+            _terms_at(forecast.terms, index, float(latency_s[index])),
+        )
+        for index, regime in enumerate(regimes(forecast.terms))
+    )
+
+
+def tried_factor(
+    steps: Steps, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
+) -> tuple[Array, Array] | None:
+    """What another form makes of each step's time, and how far off that may be (log), from where it was tried.
+
+    `ratios` are (phase, batch, query, depth, ratio, half width); None where a phase was never tried.
+    """
+    factor, off = np.ones(len(steps)), np.zeros(len(steps))
+    for phase, chosen in _by_phase(steps):
+        known = [item for item in ratios if item[0] == phase]
+        if not known:
+            return None
+        points = np.log2(np.array([item[1:4] for item in known], dtype=np.float64))
+        values = np.log(np.array([item[4] for item in known]))
+        own = np.array([item[5] / item[4] for item in known]) / _NORMAL_95
+        log_ratio, sigma = surface(points, values, own).value(_octaves(steps.at(chosen)))
+        factor[chosen], off[chosen] = np.exp(log_ratio), _NORMAL_95 * sigma
+    return factor, off
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One cell, forecast and measured."""
+
+    forecast: ForecastCell
+    measured: CellResult
+
+    @property
+    def error(self) -> float:
+        """forecast / measured - 1"""
+        return self.forecast.latency_s / self.measured.latency_s - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.forecast.low_s <= self.measured.latency_s <= self.forecast.high_s
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds by which each term was forecast too long."""
+        return {
+            name: self.forecast.terms.get(name, 0.0) - getattr(self.measured, name)
+            for name in TERMS
+            if not math.isnan(getattr(self.measured, name))
+        }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All cells of a check."""
+
+    rows: tuple[CheckRow, ...]

@@ -1,0 +1,214 @@
+"""A card's profile: what its kernels take over standard shapes, and what that says of a model's own shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from profiler.diagnosis.columns import Array, OperatorColumn, Steps
+from profiler.diagnosis.forecast import Device, Fitted, HeldOut
+from profiler.diagnosis.step_time import Dispatch, floor_s
+from profiler.diagnosis.surface import Line, Surface, surface
+from profiler.grid import PHASES, Phase
+from profiler.roofs.values import Ceilings
+
+PROFILE_SCHEMA = 1
+_SAMPLING = 0.02
+"""How well the median of a few dozen calls is known, as a share."""
+_OCTAVES_OF_WIDTH = 0.5
+"""A doubling of a width changes a kernel's share of its roof about half as much as a doubling of rows does."""
+
+
+@dataclass(frozen=True)
+class ProductPoint:
+    """A linear's product of these sizes, its weights read from where a step finds them."""
+
+    dtype: str
+    format: str
+    rows: int
+    in_features: int
+    out_features: int
+    weight_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AttentionPoint:
+    """One layer's attention kernel."""
+
+    dtype: str
+    batch: int
+    query: int
+    keys: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DispatchPoint:
+    """What the host spends on a step of a standard model, a layer."""
+
+    dtype: str
+    phase: Phase
+    batch_size: int
+    layer_s: float
+    in_kernels_s: float
+    """The part of it that products and attention pay when they run alone."""
+
+
+@dataclass(frozen=True)
+class CardProfile:
+    """What a forecast needs of a card, measured without a model."""
+
+    schema_version: int
+    roofscope: str
+    created: str
+    name: str
+    kind: str
+    threads: int
+    compute_capability: str
+    memory_bytes: int
+    last_level_cache_bytes: int
+    software: Mapping[str, str]
+    ceilings: Ceilings
+    products: tuple[ProductPoint, ...]
+    attentions: tuple[AttentionPoint, ...]
+    dispatches: tuple[DispatchPoint, ...]
+    datasheet: str | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        return self.kind == "cuda"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What it has products of."""
+        return tuple(dict.fromkeys(point.dtype for point in self.products if point.format == "dense"))
+
+
+@dataclass(frozen=True)
+class ProfileKernels:
+    """The kernels of a model on a profiled card: shares of the roof over rows and widths."""
+
+    products: Mapping[tuple[str, str], Surface]
+    """By dtype and format: log of time over roof, over rows, inputs and outputs."""
+    attentions: Mapping[str, Surface]
+    """By dtype: the same over batch, queries, keys and heads."""
+    lines: Mapping[tuple[str, bool], Line] = field(default_factory=dict)
+    """None: small kernels are told by their traffic."""
+
+    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+        """Seconds of one instance at each step; None for what was not profiled."""
+        if column.heads is not None:
+            known = self.attentions.get(column.dtype)
+            if known is None:
+                return None
+            heads = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
+            log_ratio, _ = known.value(_sizes(steps.batch, steps.query, steps.depth, heads))
+            return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+        if column.shape is None:
+            return None
+        known = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
+        if known is None:
+            return None
+        log_ratio, _ = known.value(_product_sizes(column.rows, column.shape.in_features, column.shape.out_features))
+        return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+
+    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+        """Conversions are inside of a format's products."""
+        return np.zeros(len(steps))
+
+
+def kernels_of(profile: CardProfile) -> ProfileKernels:
+    """The surfaces through all points of a profile."""
+    ceilings = profile.ceilings
+    products = {
+        key: _product_surface(points, ceilings)
+        for key in dict.fromkeys((point.dtype, point.format) for point in profile.products)
+        if (points := [point for point in profile.products if (point.dtype, point.format) == key])
+    }
+    attentions = {
+        dtype: _attention_surface([point for point in profile.attentions if point.dtype == dtype], ceilings)
+        for dtype in dict.fromkeys(point.dtype for point in profile.attentions)
+    }
+    return ProfileKernels(products, attentions)
+
+
+def _product_surface(points: Sequence[ProductPoint], ceilings: Ceilings) -> Surface:
+    ratios = np.log([point.seconds / _product_roof_s(point, ceilings) for point in points])
+    sizes = np.concatenate(
+        [_product_sizes(np.array([point.rows]), point.in_features, point.out_features) for point in points]
+    )
+    return surface(sizes, ratios, np.full(len(points), _SAMPLING))
+
+
+def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
+    flops = 2.0 * point.rows * point.in_features * point.out_features
+    return floor_s(flops, point.weight_bytes, ceilings.compute_flops_per_s(point.dtype), ceilings.memory_bytes_per_s)
+
+
+def _attention_surface(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Surface:
+    ratios = np.log([point.seconds / _attention_roof_s(point, ceilings) for point in points])
+    sizes = _sizes(
+        *(
+            np.array(values)
+            for values in zip(*((p.batch, p.query, p.keys, p.query_heads * p.head_dim) for p in points), strict=True)
+        )
+    )
+    return surface(sizes, ratios, np.full(len(points), _SAMPLING))
+
+
+def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:
+    """As a core is counted: the exact triangle's FLOPs, the cache read and the new tokens written once."""
+    past = point.keys - point.query
+    pairs = point.batch * (point.query * past + point.query * (point.query + 1) // 2)
+    flops = 4.0 * point.query_heads * point.head_dim * pairs
+    itemsize = 4 if point.dtype == "float32" else 2
+    nbytes = point.batch * point.keys * 2 * point.kv_heads * point.head_dim * itemsize
+    return floor_s(flops, nbytes, ceilings.compute_flops_per_s(point.dtype), ceilings.memory_bytes_per_s)
+
+
+def _product_sizes(rows: Array, in_features: int, out_features: int) -> Array:
+    widths = _OCTAVES_OF_WIDTH * np.log2([float(in_features), float(out_features)])
+    return np.column_stack([np.log2(np.maximum(rows, 1)), np.full(len(rows), widths[0]), np.full(len(rows), widths[1])])
+
+
+def _sizes(*columns: Array) -> Array:
+    return np.log2(np.stack(columns, axis=1).astype(np.float64))
+
+
+def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
+    """A model of so many layers on a profiled card: its split's terms, with nothing learnt from a run of it."""
+    dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
+    near = dtype if any(point.dtype == dtype for point in profile.dispatches) else "float32"
+    for point in profile.dispatches:
+        if point.dtype == near:
+            step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
+            dispatch[point.phase][point.batch_size] = step
+    device = Device(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
+    return Fitted(device, kernels_of(profile), {})
+
+
+def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
+    """How far off the profile is of its own products of a width that is left out."""
+    points = [point for point in profile.products if point.dtype == dtype and point.format == "dense"]
+    errors: list[float] = []
+    widths: list[float] = []
+    guessed: list[float] = []
+    for shape in dict.fromkeys((point.in_features, point.out_features) for point in points):
+        inside = [point for point in points if (point.in_features, point.out_features) == shape]
+        others = [point for point in points if point not in inside]
+        if len(others) < 3:
+            continue
+        found = _product_surface(others, profile.ceilings)
+        for point in inside:
+            log_ratio, sigma = found.value(_product_sizes(np.array([point.rows]), *shape))
+            seconds = _product_roof_s(point, profile.ceilings) * max(1.0, float(np.exp(log_ratio[0])))
+            guessed.append(seconds)
+            errors.append(abs(seconds / point.seconds - 1))
+            widths.append(abs(float(np.log(seconds / point.seconds))) / float(sigma[0]))
+    return HeldOut(np.array(errors), np.array(widths), np.arange(len(errors)), np.array(guessed))

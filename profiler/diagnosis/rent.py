@@ -1,0 +1,366 @@
+"""What a model costs on rented cards: what fits, how fast a range it is, and what a token costs at a stated load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from profiler.diagnosis.attained import Range, Steps, attained, family_of, host_index_of, peak_of
+from profiler.diagnosis.columns import Array, Demanded
+from profiler.diagnosis.forecast import MEMORY_SHARE
+from profiler.grid import Phase
+from profiler.machine.datasheet import Datasheet
+from profiler.machine.published import EngineKind, published
+from profiler.units import scaled
+
+CONTEXT_BYTES = 600_000_000
+"""What CUDA, its modules and cuBLAS's workspace take beside a model (0.5 to 0.8 GB on cards of the last years)."""
+LOADS = (1.0, 0.5, 0.1)
+_HOUR_S = 3600.0
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model in one precision, counted at every batch size from 1 on; arrays are [batches]."""
+
+    precision: str
+    format: str
+    """As published figures call it."""
+    layers: int
+    prompt_len: int
+    new_tokens: int
+    weight_bytes: float
+    """As they lie in memory."""
+    cache_bytes: float
+    """Of one sequence at its full length."""
+    peak_bytes: Array
+    work: dict[Phase, WorkAt]
+
+    @property
+    def batches(self) -> Array:
+        return np.arange(1, len(self.peak_bytes) + 1)
+
+
+@dataclass(frozen=True)
+class WorkAt:
+    """A step's work at every batch size."""
+
+    flops: Array
+    weight_bytes: Array
+    kv_bytes: Array
+    """Of the cache: read, written, and copied where the engine's cache grows by concatenation."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A figure with the range that holds nine in ten."""
+
+    low: float
+    typical: float
+    high: float
+
+    def times(self, factor: float) -> Span:
+        """The same figure in another unit."""
+        return Span(factor * self.low, factor * self.typical, factor * self.high)
+
+    def overlaps(self, other: Span) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class Cost:
+    """USD a million tokens at a load: that share of the batch is in flight."""
+
+    load: float
+    batch: int
+    input: Span
+    output: Span
+
+
+Meets = Literal["yes", "no", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What latency is asked for; None: any."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One card in one precision."""
+
+    card: str
+    precision: str
+    engine: EngineKind
+    usd_per_h: float
+    provider: str
+    price_source: str
+    price_age_days: int | None
+    spot: bool
+    vcpus: float | None
+    fits: bool
+    why: str
+    """What it holds, or what it lacks."""
+    largest_batch: int = 0
+    batch: int = 0
+    ttft_s: Span | None = None
+    tpot_s: Span | None = None
+    tokens_per_s: Span | None = None
+    costs: tuple[Cost, ...] = ()
+    request_usd: Span | None = None
+    """Of one request at full load: its prompt and its new tokens."""
+    meets: Meets = "yes"
+    joules_per_token_at_most: float | None = None
+    """Of an output token, if the card took its datasheet's full power all the time."""
+    crossover_batch: int | None = None
+    crossover_from: str = ""
+    """The cheaper card an hour that it undercuts a token from that batch on."""
+    verdict: str = ""
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class Rented:
+    """The whole answer."""
+
+    model: str
+    prompt_len: int
+    new_tokens: int
+    limits: Limits
+    offers: tuple[Offer, ...]
+    curves: Mapping[tuple[str, str], Curve]
+    """By card and precision, of those that fit."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A card's ranges at every batch size that fits it."""
+
+    card: str
+    usd_per_s: float
+    ttft: Range
+    tpot: Range
+    largest: int
+
+    def output_usd(self) -> Array:
+        """USD of one output token at each batch size."""
+        return np.asarray(self.usd_per_s * self.tpot.typical_s / np.arange(1, self.largest + 1))
+
+
+def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
+    """The engine whose published figures tell of a format: the one asked for, or the one that has some."""
+    has = {point.kind for point in published() if point.format == format_}
+    return engine if engine in has else "compiled" if "compiled" in has else None
+
+
+def card_steps(needed: Demanded, sheet: Datasheet, format_: str, layers: int) -> Steps:
+    """Counted steps as a card's range wants them."""
+    count = len(needed.steps)
+
+    def total(name: str) -> Array:
+        return np.asarray(sum((getattr(column, name) for column in needed.columns), np.zeros(count)))
+
+    return Steps(
+        total("flops"),
+        total("weight_bytes"),
+        total("kv_bytes"),
+        np.full(count, float(layers)),
+        np.full(count, peak_of(sheet, format_)),
+        np.full(count, sheet.bandwidth_bytes_per_s),
+        np.full(count, host_index_of(sheet.gpu)),
+    )
+
+
+def curve(plan: Planned, sheet: Datasheet, usd_per_h: float, engine: EngineKind, host_index: float | None) -> Curve:
+    """How fast a range a model is on a card, at every batch size that fits."""
+    room = MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
+    largest = int(np.searchsorted(plan.peak_bytes, room, side="right"))
+    host = host_index_of(sheet.gpu) if host_index is None else host_index
+    return Curve(
+        sheet.gpu,
+        usd_per_h / _HOUR_S,
+        _range(plan, "prefill", sheet, engine, largest, host),
+        _range(plan, "decode", sheet, engine, largest, host),
+        largest,
+    )
+
+
+def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, largest: int, host: float) -> Range:
+    work = plan.work[phase]
+    query = plan.prompt_len if phase == "prefill" else 1
+    found = [np.zeros(largest) for _ in range(3)]
+    families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
+    for family in set(families):
+        chosen = np.flatnonzero(families == family)
+        steps = Steps(
+            work.flops[chosen],
+            work.weight_bytes[chosen],
+            work.kv_bytes[chosen],
+            np.full(len(chosen), float(plan.layers)),
+            np.full(len(chosen), peak_of(sheet, plan.format)),
+            np.full(len(chosen), sheet.bandwidth_bytes_per_s),
+            np.full(len(chosen), host),
+        )
+        told = attained(engine, str(family)).range_s(steps, phase)
+        for into, values in zip(found, (told.low_s, told.typical_s, told.high_s), strict=True):
+            into[chosen] = values
+    return Range(*found)
+
+
+_NEEDS = {"int4wo": 8.0, "int8wo": 8.0, "fp8": 8.9}
+"""CUDA's compute capability from which a format has kernels: torchao's int4 and fp8 linears, triton's int8."""
+
+
+def unsupported(sheet: Datasheet, format_: str) -> str | None:
+    """Why a card cannot run a format, or None."""
+    needs = _NEEDS.get(format_)
+    if needs is None:
+        return None
+    try:
+        has = float(sheet.compute_capability)
+    except ValueError:
+        return f"{format_}: no published figure and no torchao kernel that is known for {sheet.vendor}"
+    return f"{format_} needs compute capability {needs}, it has {has}" if has < needs else None
+
+
+def offer(
+    plan: Planned,
+    sheet: Datasheet,
+    bare: Offer,
+    made: Curve,
+    batch: int | None,
+    limits: Limits,
+) -> Offer:
+    """A card's row: `bare` says what it is and costs, the rest is told here."""
+    asked = batch or 1
+    if reason := unsupported(sheet, plan.format):
+        return replace(bare, fits=False, why=reason)
+    if made.largest < asked:
+        return replace(bare, fits=False, why=_lacks(plan, sheet, asked), largest_batch=made.largest)
+    chosen = batch or _chosen(made, limits)
+    ttft, tpot = _span(made.ttft, chosen), _span(made.tpot, chosen)
+    costs = tuple(_cost(plan, made, load, chosen) for load in LOADS)
+    request = Span(*(
+        made.usd_per_s * (first + plan.new_tokens * step) / chosen
+        for first, step in zip(_three(ttft), _three(tpot), strict=True)
+    ))  # fmt: skip
+    return replace(
+        bare,
+        why=f"weights {scaled(plan.weight_bytes, 'B')}, KV cache {scaled(plan.cache_bytes, 'B')} a sequence",
+        largest_batch=made.largest,
+        batch=chosen,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        tokens_per_s=Span(chosen / tpot.high, chosen / tpot.typical, chosen / tpot.low),
+        costs=costs,
+        request_usd=request,
+        meets=_meets(ttft, tpot, limits),
+        joules_per_token_at_most=sheet.tdp_w * tpot.typical / chosen,
+        basis=bare.basis + _reach(plan, bare.engine, chosen),
+    )
+
+
+def _reach(plan: Planned, engine: EngineKind, batch: int) -> str:
+    """What a range assumes beyond the batches that were published."""
+    most = max(
+        (point.batch for point in published() if point.kind == engine and point.format == plan.format), default=0
+    )
+    if batch <= most:
+        return ""
+    return f"; published up to batch {most}: beyond, its shares of the roofs are assumed to hold"
+
+
+def _lacks(plan: Planned, sheet: Datasheet, batch: int) -> str:
+    at = min(batch, len(plan.peak_bytes)) - 1
+    cache = batch * plan.cache_bytes
+    work = max(0.0, float(plan.peak_bytes[at]) - plan.weight_bytes - cache) + CONTEXT_BYTES
+    return (
+        f"needs {scaled(float(plan.peak_bytes[at]) + CONTEXT_BYTES, 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV"
+        f" cache {scaled(cache, 'B')}, workspace {scaled(work, 'B')}; has {scaled(sheet.memory_bytes, 'B')}"
+    )
+
+
+def _chosen(made: Curve, limits: Limits) -> int:
+    """The largest batch that typically meets the limits; 1 where none does."""
+    good = np.ones(made.largest, dtype=bool)
+    if limits.ttft_s is not None:
+        good &= made.ttft.typical_s <= limits.ttft_s
+    if limits.tpot_s is not None:
+        good &= made.tpot.typical_s <= limits.tpot_s
+    met = np.flatnonzero(good)
+    return int(met[-1]) + 1 if len(met) else 1
+
+
+def _meets(ttft: Span, tpot: Span, limits: Limits) -> Meets:
+    pairs = [(span, limit) for span, limit in ((ttft, limits.ttft_s), (tpot, limits.tpot_s)) if limit is not None]
+    if all(span.high <= limit for span, limit in pairs):
+        return "yes"
+    return "no" if any(span.low > limit or span.typical > limit for span, limit in pairs) else "cannot tell"
+
+
+def _span(told: Range, batch: int) -> Span:
+    at = batch - 1
+    return Span(float(told.low_s[at]), float(told.typical_s[at]), float(told.high_s[at]))
+
+
+def _three(span: Span) -> tuple[float, float, float]:
+    return span.low, span.typical, span.high
+
+
+def _cost(plan: Planned, made: Curve, load: float, full: int) -> Cost:
+    batch = max(1, round(load * full))
+    usd = made.usd_per_s * _MILLION
+    return Cost(
+        load,
+        batch,
+        _span(made.ttft, batch).times(usd / (batch * plan.prompt_len)),
+        _span(made.tpot, batch).times(usd / batch),
+    )
+
+
+def crossover(dearer: Curve, cheaper: Curve) -> int | None:
+    """The batch from which a token costs less on the card that is dearer an hour; None: it never does.
+
+    More sequences than the cheaper card holds wait for it, or for another one of its kind: its cost a token stays.
+    """
+    theirs = cheaper.output_usd()
+    batches = np.arange(1, dearer.largest + 1)
+    undercuts = dearer.output_usd() < theirs[np.minimum(batches, cheaper.largest) - 1]
+    if not undercuts.any() or not undercuts[-1]:
+        return None
+    never = np.flatnonzero(~undercuts)
+    return int(never[-1]) + 2 if len(never) else 1
+
+
+def ranked(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """What meets the limits first, the cheapest request first; a row that may be the cheapest as well says so."""
+    order = {"yes": 0, "cannot tell": 1, "no": 2}
+    able = sorted(
+        (each for each in offers if each.fits and each.request_usd is not None),
+        key=lambda each: (order[each.meets], each.request_usd.typical if each.request_usd else math.inf),
+    )
+    best = able[0].request_usd if able else None
+    told = []
+    for number, each in enumerate(able):
+        if each.meets == "no":
+            verdict = "too slow"
+        elif number == 0:
+            verdict = "cheapest"
+        elif best is not None and each.request_usd is not None and each.request_usd.overlaps(best):
+            verdict = "cannot tell"
+        else:
+            verdict = "dearer"
+        told.append(replace(each, verdict=verdict))
+    # Where others may as well be the cheapest, the first is only the first.
+    if len(told) > 1 and any(each.verdict == "cannot tell" for each in told):
+        told[0] = replace(told[0], verdict="typically cheapest")
+    return (*told, *(replace(each, verdict="does not fit") for each in offers if not each.fits))

@@ -1,0 +1,106 @@
+"""Smooth surfaces through scattered points, each value with its own standard deviation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.diagnosis.columns import Array
+
+_LENGTH = 3.0
+"""Octaves over which what a kernel loses stays alike: an eightfold of rows or keys is another kernel."""
+_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
+_NOISES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.16)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A Gaussian process with a constant mean (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+    equations 2.25, 2.26 and 2.41); far from every point it is that mean, and as unsure as the points differ."""
+
+    points: Array
+    """float[m, d], in octaves."""
+    weights: Array
+    """float[m]"""
+    inverse: Array
+    """float[m, m]"""
+    mean: float
+    spread: float
+    noise: float
+
+    def value(self, at: Array) -> tuple[Array, Array]:
+        """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
+        if not len(self.points):
+            return np.full(len(at), self.mean), np.full(len(at), self.spread)
+        cross = self.spread**2 * _alike(at, self.points)
+        value = self.mean + cross @ self.weights
+        known = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        return value, np.sqrt(np.maximum(self.spread**2 - known, 0.0) + self.noise**2)
+
+
+def surface(points: Array, values: Array, own_noise: Array) -> Surface:
+    """The surface through `values` [m] at `points` [m, d], of which each is known to its own standard deviation.
+
+    How much the surface varies and by how much two measurements of one point differ beyond `own_noise` is what makes
+    the values likeliest (equation 2.30), over a coarse grid: there are few points.
+    """
+    if len(values) < 2:
+        mean = float(values.mean()) if len(values) else 0.0
+        return Surface(points, np.zeros(len(values)), np.eye(len(values)), mean, _SPREADS[-1], _NOISES[2])
+    best: tuple[float, Surface] | None = None
+    alike = _alike(points, points)
+    ones = np.ones(len(values))
+    for spread in _SPREADS:
+        for noise in _NOISES:
+            covariance = spread**2 * alike + np.diag(own_noise**2 + noise**2)
+            inverse = np.linalg.inv(covariance)
+            mean = float(ones @ inverse @ values / (ones @ inverse @ ones))
+            apart = values - mean
+            _, log_determinant = np.linalg.slogdet(covariance)
+            likely = -0.5 * float(apart @ inverse @ apart) - 0.5 * float(log_determinant)
+            if best is None or likely > best[0]:
+                best = likely, Surface(points, inverse @ apart, inverse, mean, spread, noise)
+    assert best is not None
+    return best[1]
+
+
+def _alike(left: Array, right: Array) -> Array:
+    """exp(-d^2 / 2) with distances in lengths: [n, m]."""
+    distance = sum((left[:, axis, None] - right[None, :, axis]) ** 2 for axis in range(left.shape[1]))
+    return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds over a size: through the points that were measured, along the roof beyond them."""
+
+    log_sizes: Array
+    log_seconds: Array
+    first_roof_s: float
+    last_roof_s: float
+
+    def seconds(self, sizes: Array, roof_s: Array) -> Array:
+        """Seconds at `sizes` [n], never below `roof_s` [n].
+
+        Between two points log time is straight over log size, so that it leaves neither; beyond the first and the last
+        one the share of the roof that they attained stays.
+        """
+        at = np.log(np.maximum(sizes, 1))
+        found = np.exp(np.interp(at, self.log_sizes, self.log_seconds))
+        below, above = at < self.log_sizes[0] - 1e-9, at > self.log_sizes[-1] + 1e-9
+        found = np.where(below, math.exp(self.log_seconds[0]) * roof_s / self.first_roof_s, found)
+        found = np.where(above, math.exp(self.log_seconds[-1]) * roof_s / self.last_roof_s, found)
+        return np.asarray(np.maximum(found, roof_s))
+
+
+def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
+    """The line through points of which several may share a size: their median holds."""
+    unique = np.unique(sizes)
+    logs = np.array([np.median(np.log(seconds[sizes == size])) for size in unique])
+    first, last = (float(np.median(roof_s[sizes == size])) for size in (unique[0], unique[-1]))
+    return Line(np.log(np.maximum(unique, 1)), logs, max(first, _LEAST_S), max(last, _LEAST_S))
+
+
+_LEAST_S = 1e-12

@@ -1,0 +1,85 @@
+"""A forecast that is checked: forecast, then run, side by side, with the error by term."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.forecast import Answer, Checked, CheckRow, ForecastCell
+from profiler.errors import RequestError
+from profiler.job.checks import CheckedCell, append_checks
+from profiler.job.forecast import Wanted
+from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.job.run import execute
+from profiler.record.run import read_document
+from profiler.report.progress import QuietListener
+
+_MOST_TOKENS = 65_536
+"""Cells of more tokens are forecast, and not run for a check."""
+
+
+def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float) -> Checked:
+    """Run what was forecast on this device, and keep the errors. Raises RequestError where it cannot be run here."""
+    document = read_document(folder)
+    cells = [cell for cell in answer.cells if cell.fits and cell.batch_size * cell.prompt_len <= _MOST_TOKENS]
+    if not cells:
+        raise RequestError("--check: no forecast cell fits this device; ask for smaller batches.")
+    model = document.model
+    threads = torch.get_num_threads()
+    options = Options(
+        model=model.id,
+        prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
+        batch_sizes=sorted({cell.batch_size for cell in cells}),
+        context_lens=wanted.context_lens,
+        new_tokens=wanted.new_tokens or document.grid.new_tokens,
+        dtype=_dtype(wanted, model.dtype),
+        quant=wanted.quant if wanted.quant != "none" else model.quant,
+        weights=model.weights,
+        engine=wanted.engine or document.engine.names[0],
+        budget_s=budget_s,
+        no_levers=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="roofscope-check-") as base:
+        try:
+            if wanted.threads:
+                torch.set_num_threads(wanted.threads)
+            run = execute(prepare(replace(options, out=Path(base) / "run")), QuietListener())
+        finally:
+            torch.set_num_threads(threads)
+        measured = {_key(result): result for result in run.measured}
+        device = run.document.device
+    rows = tuple(CheckRow(cell, measured[_key(cell)]) for cell in cells if _key(cell) in measured)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    append_checks(
+        [
+            CheckedCell(
+                device.name,
+                document.device.threads,
+                model.id,
+                f"{row.forecast.phase} {row.forecast.batch_size} x {row.forecast.prompt_len}, {answer.precision}",
+                row.forecast.latency_s,
+                row.measured.latency_s,
+                row.inside,
+                now,
+            )
+            for row in rows
+        ]
+    )
+    return Checked(rows)
+
+
+def _dtype(wanted: Wanted, own: str) -> str:
+    """The dtype to run in: quantised weights take their own default where the run was in float32."""
+    if wanted.dtype != "auto":
+        return wanted.dtype
+    return "auto" if wanted.quant != "none" and own == "float32" else own
+
+
+def _key(cell: ForecastCell | CellResult) -> tuple[str, int, int, int]:
+    return cell.phase, cell.batch_size, cell.prompt_len, cell.context_len

@@ -1,0 +1,75 @@
+"""The errors of checked forecasts, kept in the user's data folder: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CheckedCell:
+    """A forecast cell that was then measured."""
+
+    device: str
+    threads: int
+    model: str
+    what: str
+    """`decode 4 x 128`, with the form that it was forecast in."""
+    forecast_s: float
+    measured_s: float
+    inside: bool
+    """Whether the measured time lay within the forecast's interval."""
+    at: str
+
+    @property
+    def error(self) -> float:
+        return abs(self.forecast_s / self.measured_s - 1)
+
+
+def ledger_file() -> Path:
+    """Where checks are kept."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "roofscope" / "checks.jsonl"
+
+
+def append_checks(cells: Sequence[CheckedCell]) -> None:
+    """Keep some more; a folder that cannot be written is as good as none."""
+    path = ledger_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(cell)) + "\n" for cell in cells)
+    except OSError:
+        pass
+
+
+def read_checks() -> list[CheckedCell]:
+    """All checks that were kept; lines that cannot be read are left out."""
+    found = []
+    try:
+        lines = ledger_file().read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            found.append(CheckedCell(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def checks_line(device: str, threads: int) -> tuple[str, ...]:
+    """`On this machine forecasts have been 4 % off (median of 18 checked cells, 17 inside their interval).`"""
+    cells = [cell for cell in read_checks() if (cell.device, cell.threads) == (device, threads)]
+    if not cells:
+        return ()
+    off = statistics.median(cell.error for cell in cells)
+    inside = sum(cell.inside for cell in cells)
+    return (
+        f"On this machine forecasts have been {100 * off:.1f} % off (median of {len(cells)} checked cells, {inside} of"
+        " them inside their interval).",
+    )

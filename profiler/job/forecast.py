@@ -1,0 +1,363 @@
+"""Forecasts from a run folder: cells that were not measured, and how far off such forecasts are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from profiler.diagnosis.attained import attained, family_of
+from profiler.diagnosis.columns import Array, Demanded, Steps
+from profiler.diagnosis.facts import REST, Facts
+from profiler.diagnosis.forecast import (
+    Answer,
+    Device,
+    Forecast,
+    Measured,
+    Terms,
+    Told,
+    Trained,
+    cells_of,
+    points_of,
+    told,
+    told_cells,
+    train,
+    tried_factor,
+)
+from profiler.diagnosis.parts import faults_of
+from profiler.diagnosis.profile import CardProfile, fitted_on, held_out_kernels
+from profiler.diagnosis.rent import basis_for, card_steps
+from profiler.diagnosis.step_time import Dispatch
+from profiler.diagnosis.trials import tried
+from profiler.errors import ModelError, RequestError, RunError, first_line
+from profiler.grid import PHASES, Grid, Phase, make_grid
+from profiler.job.checks import checks_line
+from profiler.job.count import gpu_called, known_quant, model_dtype
+from profiler.job.demanded import Paths, demanded
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.placement import planned_weight_bytes
+from profiler.loading.published import as_asked
+from profiler.loading.quantise import QUANTS, Quant
+from profiler.loading.request import DTYPES, dtype_name
+from profiler.loading.skeleton import build_on_meta, quiet_libraries
+from profiler.record.document import RunDocument
+from profiler.record.profiles import profile_called, profiles, read_profile
+from profiler.record.run import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
+from profiler.work.attention import AttentionCore
+from profiler.work.step import ExecutionPath
+from profiler.work.walk import ModelWork, walk
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run as forecasts see it: its model counted again from its config, and its measured cells."""
+
+    run: Run
+    facts: Facts
+    work: ModelWork
+    paths: Paths
+    engine: str
+    trained: Trained
+
+    def forecast(self, steps: Steps) -> Forecast:
+        """Any steps of this run's model on its device."""
+        return self.trained.fitted.forecast(self.demanded(steps))
+
+    def demanded(self, steps: Steps) -> Demanded:
+        """What this run's model must do in any steps."""
+        return demanded(self.work, steps, self.paths, self.facts.model.storage_bytes)
+
+
+def known_of(folder: Path, engine: str = "") -> Known:
+    """A run folder, ready to be forecast from. Raises RunError for one that kept too little."""
+    document = read_document(folder)
+    facts = read_facts(folder, document, read_gathered(folder, document))
+    run = Run(folder, document, read_results(folder))
+    chosen = engine or document.engine.names[0]
+    if chosen not in document.engine.names:
+        raise RequestError(f"{folder} has no cell of the engine {chosen!r}; it ran {', '.join(document.engine.names)}.")
+    work = _work_of(folder, document)
+    paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
+    measured = _measured(run, facts, work, paths, chosen)
+    return Known(run, facts, work, paths, chosen, train(measured, _device(facts, chosen)))
+
+
+def _work_of(folder: Path, document: RunDocument) -> ModelWork:
+    """The operators of a run's model, from the config that it kept."""
+    from transformers import AutoConfig
+
+    path, model = folder / CONFIG_FILE, document.model
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise RunError(f"{folder} has no {CONFIG_FILE} that can be read: its cells cannot be counted again.") from None
+    quant: Quant = model.quant if model.quant in QUANTS else "none"
+    with quiet_libraries():
+        try:
+            config = AutoConfig.for_model(**content)
+        except Exception as error:
+            raise ModelError(f"{path}: {first_line(error)}.") from error
+        return walk(build_on_meta(config, DTYPES[model.dtype], quant))
+
+
+def _device(facts: Facts, engine: str) -> Device:
+    dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
+    for (name, phase, batch), found in facts.dispatch.items():
+        if name == engine:
+            dispatch[phase][batch] = found
+    links = facts.ceilings.links
+    return Device(
+        facts.ceilings,
+        facts.model.dtype,
+        dispatch,
+        facts.overlaps_dispatch,
+        facts.device.memory_bytes,
+        sum(nbytes / links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items()),
+    )
+
+
+def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str) -> Measured:
+    """The measured cells of one engine, with what was replayed at their shapes."""
+    results = {result.key: result for result in run.measured if result.engine == engine}
+    keys = [key for key in facts.grid.keys if key in results]
+    if not keys:
+        raise RunError(f"{run.folder} has no cell with a number: there is nothing to forecast from.")
+    counted = demanded(work, Steps.of(keys), paths, facts.model.storage_bytes)
+    names = [*(column.operator for column in counted.columns), REST]
+    alone = [facts.replays.get(key, {}) for key in keys]
+    replayed = {
+        name: np.array([each[name].whole.median_s if name in each else np.nan for each in alone]) for name in names
+    }
+    converted = {
+        name: np.array([each[name].conversion.median_s if name in each else np.nan for each in alone]) for name in names
+    }
+    return Measured(
+        counted,
+        np.array([results[key].latency_s for key in keys]),
+        np.array([(results[key].latency_high_s - results[key].latency_low_s) / 2 for key in keys]),
+        {name: seconds for name, seconds in replayed.items() if (seconds > 0).any()},
+        {name: seconds for name, seconds in converted.items() if (seconds > 0).any()},
+        np.array([faults_of(key.phase, facts.visits[key.cell]) for key in keys]),
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be forecast; empty texts and 0 stand for what the run had."""
+
+    prompt_lens: str = ""
+    batch_sizes: str = ""
+    context_lens: str = ""
+    new_tokens: int = 0
+    dtype: str = "auto"
+    quant: str = "none"
+    engine: str = ""
+    threads: int = 0
+
+
+# Without a wish, batches go this far beyond what was measured.
+_FURTHER = (2, 4)
+ONE_OUT = "each cell forecast from the others"
+EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
+
+
+def forecast_run(folder: Path, wanted: Wanted) -> Answer:
+    """The cells that are wanted of a run's model on its device. Raises RequestError."""
+    document = read_document(folder)
+    known = known_of(folder, wanted.engine if wanted.engine in document.engine.names else "")
+    facts, trained = known.facts, known.trained
+    found = known.forecast(Steps.of(wanted_grid(known, wanted).keys))
+    forms = _forms(known, wanted)
+    factor, off = _factors(known, forms, found)
+    how = "from the split of its measured cells: roofs, replayed kernels, dispatch, and what these leave unexplained"
+    if forms:
+        how += f"; {' and '.join(forms)} as tried on a few layers"
+    return Answer(
+        source=str(folder),
+        model=document.model.id,
+        precision=" -> ".join([document.model.precision, *forms]),
+        on=f"{facts.device.name}, {facts.device.threads} {'threads' if facts.device.kind == 'cpu' else 'SMs'}",
+        how=how,
+        error=told(trained.within, ONE_OUT),
+        beyond=told(trained.outside, EXTREMES_OUT),
+        cells=cells_of(trained, found, factor, off),
+        notes=checks_line(facts.device.name, facts.device.threads),
+        measured=points_of(trained),
+    )
+
+
+def _forms(known: Known, wanted: Wanted) -> list[str]:
+    """What is wanted beside the run's own, as its trials call it."""
+    model, threads = known.facts.model, known.facts.device.threads
+    found = []
+    if wanted.dtype not in ("auto", model.dtype):
+        found.append(wanted.dtype)
+    if wanted.quant not in ("none", model.quant):
+        found.append(known_quant(wanted.quant))
+    if wanted.engine and wanted.engine != known.engine:
+        found.append("a static cache" if wanted.engine == "static" else f"the engine {wanted.engine}")
+    if wanted.threads and wanted.threads != threads:
+        found.append(f"{wanted.threads} of {threads} threads")
+    return found
+
+
+def wanted_grid(known: Known, wanted: Wanted) -> Grid:
+    """The grid to forecast: what is not wished for is the run's own, with batches a little further."""
+    asked = known.facts.grid
+    largest = max(asked.batch_sizes)
+    further = {*asked.batch_sizes, *(largest * times for times in _FURTHER)}
+    batches = wanted.batch_sizes or ",".join(map(str, sorted(further)))
+    prompts = wanted.prompt_lens or ("" if wanted.context_lens else asked.prompt_lens)
+    contexts = wanted.context_lens or ("" if wanted.prompt_lens else asked.context_lens)
+    return make_grid(prompts, batches, wanted.new_tokens or asked.new_tokens, contexts, (known.engine,))
+
+
+def _factors(known: Known, forms: Sequence[str], found: Forecast) -> tuple[Array | None, Array | None]:
+    """What forms that the run tried make of each time, and by how much that may be off (log).
+
+    Raises RequestError for one that it did not try in every phase that is wanted.
+    """
+    factor, off = None, None
+    for form in forms:
+        one = tried_factor(found.demanded.steps, _ratios(known, form))
+        if one is None:
+            names = dict.fromkeys(item.form for trials in known.facts.trials.values() for item in tried(trials))
+            has = f"it tried {', '.join(names)}" if names else "it tried no other form"
+            raise RequestError(
+                f"{known.run.folder} has no basis for {form} in every phase that is wanted: {has}. Run it so, or"
+                " forecast the model --on a profile of this card (`roofscope ceilings --out card.json`)."
+            )
+        factor = one[0] if factor is None else factor * one[0]
+        off = one[1] if off is None else np.hypot(off, one[1])
+    return factor, off
+
+
+def _ratios(known: Known, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
+    return [
+        (
+            key.phase,
+            key.cell.batch_size,
+            key.query_tokens,
+            key.query_tokens + key.context_len,
+            item.ratio,
+            item.half_width,
+        )
+        for key, trials in known.facts.trials.items()
+        for item in tried(trials)
+        if item.form == form
+    ]
+
+
+KERNELS_OUT = "kernels of each width forecast from those of the others"
+_OTHER_SHARE = 0.05
+"""What else a forecast on a profile may be off by, beside its kernels: small kernels, overlap, the cache's growth."""
+_NORMAL_90 = 1.645
+
+
+def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
+    """A model that never ran there on a profiled card, or as a range on a card of the table. Raises RequestError."""
+    dtype, quant = wanted.dtype, wanted.quant
+    kind = known_quant(quant)
+    source = resolve(model)
+    config = as_asked(load_config(source), dtype != "auto")
+    profile = _profile(on)
+    chosen = model_dtype(dtype, config)
+    if profile is not None and dtype == "auto" and dtype_name(chosen) not in profile.dtypes:
+        chosen = DTYPES[profile.dtypes[0]]
+    with quiet_libraries():
+        module = build_on_meta(config, chosen, kind)
+    work, weights = walk(module), planned_weight_bytes(module)
+    grid = make_grid(
+        wanted.prompt_lens or ("" if wanted.context_lens else "64,128,256,512"),
+        wanted.batch_sizes or "1,2,4,8",
+        wanted.new_tokens or 32,
+        wanted.context_lens,
+    )
+    steps = Steps.of(grid.keys)
+    needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights)
+    layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
+    name = dtype_name(chosen)
+    precision = name if quant == "none" else f"{name}, {quant}"
+    if profile is None:
+        return _in_range(source.name, precision, on, kind, needed, layers)
+    if name not in profile.dtypes:
+        raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)}; give --dtype one of these.")
+    if quant != "none" and not any(point.format == quant for point in profile.products):
+        raise RequestError(
+            f"{on} has no kernels of {quant}; run the model there once, or forecast it on a card's name."
+        )
+    fitted = fitted_on(profile, name, layers)
+    found = fitted.forecast(needed)
+    held = held_out_kernels(profile, name)
+    share = (found.terms.total_s - found.terms.dispatch_s) / found.terms.total_s
+    spread = np.exp(_NORMAL_90 * np.hypot(_OTHER_SHARE, share * (held.median if held.told else 0.2)))
+    return Answer(
+        source=source.name,
+        model=source.name,
+        precision=precision,
+        on=f"{profile.name}, {profile.threads} {'threads' if profile.kind == 'cpu' else 'SMs'} (profiled)",
+        how="from the card's profile: its kernels over rows and widths, its roofs and its dispatch of a layer",
+        error=told(held, KERNELS_OUT),
+        beyond=None,
+        cells=told_cells(
+            found,
+            found.latency_s,
+            (found.latency_s / spread, found.latency_s * spread),
+            ["the card's profile; the model never ran there"] * len(steps),
+            found.fits(profile.memory_bytes),
+        ),
+    )
+
+
+def _profile(on: str) -> CardProfile | None:
+    """The profile that `on` names, or None where it is a card of the table without one."""
+    if on.endswith(".json") or on in profiles():
+        return profile_called(on)
+    sheet = gpu_called(on)
+    return next((found for path in profiles().values() if (found := read_profile(path)).datasheet == sheet.gpu), None)
+
+
+def _in_range(model: str, precision: str, on: str, quant: Quant, needed: Demanded, layers: int) -> Answer:
+    """A model on a card that nobody profiled: from the datasheet's floor to what published figures attain."""
+    sheet = gpu_called(on)
+    format_ = "dense" if quant == "none" else quant
+    engine = basis_for(format_, "eager")
+    if engine is None:
+        raise RequestError(f"--quant {quant}: no published figure tells what it attains on {sheet.gpu}.")
+    steps = needed.steps
+    low_s, typical_s, high_s = (np.zeros(len(steps)) for _ in range(3))
+    for index in range(len(steps)):
+        phase: Phase = "prefill" if steps.prefill[index] else "decode"
+        told_range = attained(engine, family_of(format_, int(steps.batch[index]), int(steps.query[index]))).range_s(
+            card_steps(needed.at(np.array([index])), sheet, format_, layers), phase
+        )
+        low_s[index], typical_s[index], high_s[index] = (
+            float(values[0]) for values in (told_range.low_s, told_range.typical_s, told_range.high_s)
+        )
+    zeros = np.zeros(len(steps))
+    work = card_steps(needed, sheet, format_, layers)
+    by_compute = work.flops / work.peak > (work.weight_bytes + work.kv_bytes) / work.bandwidth
+    floor = work.floor_s()
+    terms = Terms(
+        np.where(by_compute, 0.0, floor), zeros, np.where(by_compute, floor, 0.0), zeros, zeros, zeros, zeros,
+        np.maximum(0.0, typical_s - floor),
+    )  # fmt: skip
+    found = Forecast(needed, terms, typical_s, zeros)
+    return Answer(
+        source=model,
+        model=model,
+        precision=precision,
+        on=f"{sheet.gpu}, by its datasheet",
+        how=f"a range: from its floor to what {engine} engines attain on other cards (published figures)",
+        error=Told(None, None, 0, "no run and no profile of this card"),
+        beyond=None,
+        cells=told_cells(
+            found, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
+            found.fits(sheet.memory_bytes),
+        ),
+        notes=("The ranges hold nine in ten of the figures that they have not seen; a profile narrows them.",),
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+"""What to rent for a model: every card that has a price, in every precision asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from itertools import pairwise
+
+import numpy as np
+
+from profiler.diagnosis.columns import Array, Steps
+from profiler.diagnosis.rent import (
+    Curve,
+    Limits,
+    Offer,
+    Planned,
+    Rented,
+    WorkAt,
+    basis_for,
+    crossover,
+    curve,
+    offer,
+    ranked,
+)
+from profiler.errors import RequestError
+from profiler.grid import PHASES, Phase
+from profiler.job.count import gpu_called, known_quant, model_dtype
+from profiler.job.demanded import demanded
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.placement import planned_weight_bytes
+from profiler.loading.published import as_asked
+from profiler.loading.skeleton import build_on_meta
+from profiler.machine.datasheet import gpus
+from profiler.machine.prices import Price, cheapest
+from profiler.machine.published import EngineKind
+from profiler.units import duration, scaled
+from profiler.work.attention import AttentionCore
+from profiler.work.causes import Cause
+from profiler.work.footprint import cache_bytes
+from profiler.work.step import ExecutionPath
+from profiler.work.walk import walk
+
+MOST_BATCH = 4096
+_FORMATS = {
+    "none": "dense", "nf4": "nf4", "fp4": "nf4", "int4wo": "int4wo", "int8wo": "int8wo", "fp8": "fp8", "int8": "int8",
+}  # fmt: skip
+ENGINES: tuple[EngineKind, ...] = ("eager", "compiled")
+
+
+ANY = Limits()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be served, and how."""
+
+    prompt_len: int = 512
+    new_tokens: int = 128
+    batch: int | None = None
+    limits: Limits = ANY
+    quants: tuple[str, ...] = ("none",)
+    engine: EngineKind = "eager"
+    prices: str = ""
+    cards: str = ""
+    host_index: float | None = None
+
+
+def rent(model: str, asked: Asked, today: date) -> Rented:
+    """Every card with a price. Raises RequestError where nothing fits, or nothing is fast enough."""
+    _check(asked)
+    own = parse_prices(asked.prices)
+    plans = [plan_of(model, quant, asked) for quant in asked.quants]
+    sheets = {sheet.gpu: sheet for sheet in gpus()}
+    wanted = [gpu_called(name.strip()).gpu for name in asked.cards.split(",") if name.strip()] or list(sheets)
+    offers: list[Offer] = []
+    curves: dict[tuple[str, str], Curve] = {}
+    notes: list[str] = []
+    for plan in plans:
+        engine = basis_for(plan.format, asked.engine)
+        if engine is None:
+            raise RequestError(
+                f"--quant {plan.precision}: no published figure on several cards tells what it attains; use"
+                " none, nf4, int8wo, int4wo or fp8, or forecast a run of it."
+            )
+        if engine != asked.engine:
+            notes.append(
+                f"{plan.precision} as {engine} engines run it: no figure of {asked.engine} transformers is known."
+            )
+        for card in wanted:
+            price = own.get(card) or cheapest(card, today)
+            if price is None:
+                continue
+            made = curve(plan, sheets[card], price.usd_per_h, engine, asked.host_index)
+            bare = _bare(card, plan, engine, price, today)
+            offers.append(offer(plan, sheets[card], bare, made, asked.batch, asked.limits))
+            if made.largest:
+                curves[card, plan.precision] = made
+    _refuse(model, asked, offers)
+    return Rented(
+        model, asked.prompt_len, asked.new_tokens, asked.limits, _with_crossovers(ranked(offers), curves), curves,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _check(asked: Asked) -> None:
+    for value, option in ((asked.prompt_len, "--prompt"), (asked.new_tokens, "--new")):
+        if value < 1:
+            raise RequestError(f"{option}: {value} is not possible; give 1 or more.")
+    if asked.batch is not None and not 1 <= asked.batch <= MOST_BATCH:
+        raise RequestError(f"--batch: {asked.batch} is not possible; give 1 to {MOST_BATCH}.")
+    for limit, option in ((asked.limits.ttft_s, "--max-ttft-ms"), (asked.limits.tpot_s, "--max-tpot-ms")):
+        if limit is not None and limit <= 0:
+            raise RequestError(f"{option}: {1e3 * limit:g} is not possible; give milliseconds above 0.")
+    if asked.engine not in ENGINES:
+        raise RequestError(f"--engine {asked.engine!r} is unknown here; use {' or '.join(ENGINES)}.")
+    if asked.host_index is not None and asked.host_index <= 0:
+        raise RequestError("--host-index: give a number above 0, as `roofscope ceilings` tells it.")
+
+
+def parse_prices(text: str) -> dict[str, Price]:
+    """`T4=0.35,H100 SXM=2.99` as prices by card. Raises RequestError."""
+    found: dict[str, Price] = {}
+    for part in (piece.strip() for piece in text.split(",") if piece.strip()):
+        name, equals, value = part.rpartition("=")
+        if not equals:
+            raise RequestError(f"--price {part!r} names no price; give CARD=USD_PER_HOUR, such as 'T4=0.35'.")
+        card = gpu_called(name.strip()).gpu
+        amount = value.strip().removeprefix("$").removesuffix("USD").strip()
+        try:
+            usd = float(amount)
+        except ValueError:
+            raise RequestError(
+                f"--price {part!r}: {value.strip()!r} is no number of USD an hour; convert it."
+            ) from None
+        if not 0 < usd < float("inf"):
+            raise RequestError(f"--price {part!r}: a price is above 0; leave the card out to use the table.")
+        found[card] = Price(card, "yours", usd, False, None, "", None, "--price")
+    return found
+
+
+def plan_of(model: str, quant: str, asked: Asked) -> Planned:
+    """A model in one precision, counted at every batch size from its config alone."""
+    kind = known_quant(quant)
+    source = resolve(model)
+    config = as_asked(load_config(source, False), False)
+    module = build_on_meta(config, model_dtype("auto", config), kind)
+    work, weights = walk(module), planned_weight_bytes(module)
+    batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
+    cores = [op for op in work.operators if isinstance(op, AttentionCore)]
+    at: dict[Phase, WorkAt] = {}
+    peak: Array = np.zeros(0)
+    for phase in PHASES:
+        prefill = phase == "prefill"
+        steps = Steps(
+            np.full(len(batches), prefill),
+            batches,
+            np.full(len(batches), asked.prompt_len),
+            np.full(len(batches), 0 if prefill else asked.prompt_len + asked.new_tokens // 2),
+            np.full(len(batches), asked.new_tokens),
+        )
+        needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights)
+        copies = basis_for(_FORMATS[quant], asked.engine) == "eager" and not prefill
+        at[phase] = WorkAt(
+            sum((column.flops for column in needed.columns), np.zeros(len(batches))),
+            sum((column.weight_bytes for column in needed.columns), np.zeros(len(batches))),
+            sum(
+                (
+                    column.kv_bytes + (column.avoidable_bytes.get(Cause.CACHE_COPIES, 0.0) if copies else 0.0)
+                    for column in needed.columns
+                ),
+                np.zeros(len(batches)),
+            ),
+        )
+        peak = needed.peak_bytes
+    return Planned(
+        quant,
+        _FORMATS[quant],
+        sum(core.count for core in cores) or max(op.count for op in work.operators),
+        asked.prompt_len,
+        asked.new_tokens,
+        float(weights),
+        float(cache_bytes(work, 1, asked.prompt_len + asked.new_tokens)),
+        peak,
+        at,
+    )
+
+
+def _bare(card: str, plan: Planned, engine: EngineKind, price: Price, today: date) -> Offer:
+    return Offer(
+        card,
+        plan.precision,
+        engine,
+        price.usd_per_h,
+        price.provider,
+        price.source,
+        price.age_days(today),
+        price.spot,
+        price.vcpus,
+        True,
+        "",
+        basis=f"the datasheet, at what {engine} engines attain in published figures",
+    )
+
+
+def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
+    able = [each for each in offers if each.fits]
+    if not offers:
+        raise RequestError("none of these cards has a price; give one: --price 'CARD=USD_PER_HOUR'.")
+    if not able:
+        least = min(offers, key=lambda each: (each.why, each.card))
+        sheets = {sheet.gpu: sheet for sheet in gpus()}
+        largest = max((sheets[each.card] for each in offers), key=lambda sheet: sheet.memory_bytes)
+        raise RequestError(
+            f"{model} fits no card that has a price: in {least.precision} it {least.why.split(';')[0]}; the largest,"
+            f" {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller --batch."
+        )
+    if all(each.meets == "no" for each in able):
+        limits = asked.limits
+        fastest = min(
+            able,
+            key=lambda each: max(
+                (each.tpot_s.typical / limits.tpot_s) if each.tpot_s and limits.tpot_s else 0.0,
+                (each.ttft_s.typical / limits.ttft_s) if each.ttft_s and limits.ttft_s else 0.0,
+            ),
+        )
+        assert fastest.ttft_s is not None
+        assert fastest.tpot_s is not None
+        raise RequestError(
+            f"no card is known to be so fast: {fastest.card} in {fastest.precision}, the fastest, typically takes"
+            f" {duration(fastest.ttft_s.typical)} to the first token and {duration(fastest.tpot_s.typical)} a token at"
+            f" batch {fastest.batch}. Relax the limits, or try --engine compiled or --quant int4wo."
+        )
+
+
+def _with_crossovers(offers: tuple[Offer, ...], curves: Mapping[tuple[str, str], Curve]) -> tuple[Offer, ...]:
+    """Each card against its neighbour in price an hour, in the same precision."""
+    found: dict[tuple[str, str], tuple[int | None, str]] = {}
+    for precision in dict.fromkeys(each.precision for each in offers):
+        ladder = sorted(
+            (each for each in offers if each.precision == precision and each.fits), key=lambda each: each.usd_per_h
+        )
+        for cheaper, dearer in pairwise(ladder):
+            at = crossover(curves[dearer.card, precision], curves[cheaper.card, precision])
+            found[dearer.card, precision] = (at, cheaper.card)
+    told = []
+    for each in offers:
+        at, cheaper_card = found.get((each.card, each.precision), (None, ""))
+        told.append(replace(each, crossover_batch=at, crossover_from=cheaper_card))
+    return tuple(told)

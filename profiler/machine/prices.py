@@ -1,0 +1,65 @@
+"""What cards are rented for: one row of prices.csv a card, provider and offer, with its source and date."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_TABLE = Path(__file__).with_name("prices.csv")
+STALE_DAYS = 90
+"""An older price is shown with its age."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD an hour for one card."""
+
+    card: str
+    """The row of gpus.csv."""
+    provider: str
+    usd_per_h: float
+    spot: bool
+    vcpus: float | None
+    """A card."""
+    region: str
+    read_on: datetime.date | None
+    """When it was read; None where its source does not say."""
+    source: str
+
+    def age_days(self, today: datetime.date) -> int | None:
+        """Days since it was read."""
+        return (today - self.read_on).days if self.read_on else None
+
+
+@cache
+def prices() -> tuple[Price, ...]:
+    """All rows of prices.csv: the on-demand price, or the spot price where there is no other."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(_parse(row) for row in csv.DictReader(file))
+
+
+def cheapest(card: str, today: datetime.date) -> Price | None:
+    """The lowest price of a card, on demand where there is one and not stale where there is one; None: it has none."""
+
+    def rank(price: Price) -> tuple[bool, bool, float]:
+        age = price.age_days(today)
+        return price.spot, age is None or age > STALE_DAYS, price.usd_per_h
+
+    return min((price for price in prices() if price.card == card), key=rank, default=None)
+
+
+def _parse(row: dict[str, str]) -> Price:
+    on_demand = row["on_demand_usd_per_h"]
+    return Price(
+        row["card"],
+        row["provider"],
+        float(on_demand or row["spot_usd_per_h"]),
+        not on_demand,
+        float(row["vcpus"]) if row["vcpus"] else None,
+        row["region"],
+        datetime.date.fromisoformat(row["date"]) if row["date"] else None,
+        row["source"],
+    )

@@ -1,0 +1,85 @@
+"""What others measured: one row of published.csv a figure, with its source and date."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+_TABLE = Path(__file__).with_name("published.csv")
+_MODELS = Path(__file__).with_name("published_models.csv")
+
+EngineKind = Literal["eager", "compiled", "llama.cpp"]
+"""transformers as it comes; engines that compile, capture or fuse (gpt-fast, torchao, TensorRT-LLM, TurboMind,
+ExLlamaV2, MLC); llama.cpp."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published figure of a model on a single card, with the work of its step."""
+
+    kind: EngineKind
+    engine: str
+    model: str
+    format: str
+    """How the weights are stored."""
+    gpu: str
+    """The row of gpus.csv."""
+    phase: Literal["prefill", "decode"]
+    batch: int
+    query_tokens: int
+    context_len: int
+    """Cached tokens at the middle of what was timed; 0 where the source does not say and the batch is one, since they
+    are next to nothing then."""
+    latency_s: float
+    layers: int
+    weight_bytes: float
+    """Streamed by a step."""
+    kv_bytes: float
+    flops: float
+    host: str
+    date: str
+    source: str
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All rows of published.csv."""
+    with _MODELS.open(encoding="utf-8", newline="") as file:
+        models = {row["model"]: row for row in csv.DictReader(file)}
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(_parse(row, models[row["model"]]) for row in csv.DictReader(file))
+
+
+_CACHE_BYTES = 2
+
+
+def _parse(row: dict[str, str], model: dict[str, str]) -> Published:
+    """A figure with its work: 2 FLOPs a streamed weight and token, and the cache in 16 bits."""
+    phase: Literal["prefill", "decode"] = "prefill" if row["phase"] == "prefill" else "decode"
+    batch, prompt = int(row["batch"]), int(row["prompt_len"] or 0)
+    query = prompt if phase == "prefill" else 1
+    context = prompt + int(row["new_tokens"] or 0) // 2 if phase == "decode" else 0
+    streamed = float(model["params"]) - float(model["looked_up_params"])
+    kind: EngineKind = "eager" if row["kind"] == "eager" else "compiled" if row["kind"] == "compiled" else "llama.cpp"
+    return Published(
+        kind,
+        row["engine"],
+        row["model"],
+        row["format"],
+        row["gpu"],
+        phase,
+        batch,
+        query,
+        context,
+        float(row["latency_s"]),
+        int(model["layers"]),
+        streamed * float(row["bits"]) / 8,
+        batch * (context + query) * float(model["kv_elements_per_token"]) * _CACHE_BYTES,
+        2 * streamed * batch * query,
+        row["host"],
+        row["date"],
+        row["source"],
+    )

@@ -1,0 +1,136 @@
+"""A card's profile, measured in about a minute without a model: products, attention, dispatch over standard shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import torch
+import torch.nn.functional as F
+
+from profiler._version import __version__
+from profiler.diagnosis.dispatch import dispatch_of
+from profiler.diagnosis.profile import PROFILE_SCHEMA, AttentionPoint, CardProfile, DispatchPoint, ProductPoint
+from profiler.errors import RequestError
+from profiler.grid import DEFAULT_ENGINE
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import DTYPES, ModelRequest
+from profiler.machine.clock import timing_of
+from profiler.machine.device import software
+from profiler.machine.machine import Machine
+from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.replay import replay_calls
+from profiler.roofs.values import Ceilings
+
+_ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
+_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 16384))
+_WIDE = ((4096, 4096), (4096, 14336), (14336, 4096))
+"""(in, out): small models', and on cards those of some billion parameters."""
+_ATTENTIONS = (
+    (1, 1, 64), (1, 1, 512), (1, 1, 2048), (8, 1, 64), (8, 1, 512), (8, 1, 2048), (32, 1, 512),
+    (1, 64, 64), (1, 256, 256), (1, 1024, 1024), (8, 64, 64), (8, 256, 256),
+)  # fmt: skip
+"""(batch, queries, keys)"""
+_HEADS = ((9, 3, 64), (16, 4, 128))
+_BATCHES = (1, 4, 16)
+_STANDARD = "smollm2-135m"
+_MOST_CALL_S = 0.25
+"""A product that would take longer is left out: the roof tells of larger ones."""
+_MOST_LAYERS = 48
+_CACHE_TIMES = 2
+_SHARES = {"products": 0.65, "attention": 0.35}
+
+
+def measure_card(machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], budget_s: float) -> CardProfile:
+    """Profile a machine under the roofs that were measured on it; `budget_s` is for the kernels of all dtypes."""
+    products: list[ProductPoint] = []
+    attentions: list[AttentionPoint] = []
+    dispatches: list[DispatchPoint] = []
+    each_s = budget_s / len(dtypes)
+    for dtype in dtypes:
+        products += _products(machine, ceilings, dtype, _SHARES["products"] * each_s)
+        attentions += _attentions(machine, dtype, _SHARES["attention"] * each_s)
+        dispatches += _dispatches(machine, dtype)
+    info = machine.info
+    return CardProfile(
+        schema_version=PROFILE_SCHEMA,
+        roofscope=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        name=info.name,
+        kind=info.kind,
+        threads=info.threads,
+        compute_capability=info.compute_capability,
+        memory_bytes=info.memory_bytes,
+        last_level_cache_bytes=info.last_level_cache_bytes,
+        software=software(),
+        ceilings=ceilings,
+        products=tuple(products),
+        attentions=tuple(attentions),
+        dispatches=tuple(dispatches),
+        datasheet=info.datasheet.gpu if info.datasheet else None,
+    )
+
+
+def _products(machine: Machine, ceilings: Ceilings, dtype: str, budget_s: float) -> Iterator[ProductPoint]:
+    """Products over rows and widths, through so many weights in turn that no cache holds them."""
+    kind = DTYPES[dtype]
+    widths = (*_WIDTHS, *_WIDE) if machine.is_cuda else _WIDTHS
+    flops_per_s = ceilings.compute_flops_per_s(dtype)
+    shapes = [
+        (rows, ins, outs)
+        for ins, outs in widths
+        for rows in _ROWS
+        if 2.0 * rows * ins * outs / flops_per_s < _MOST_CALL_S
+    ]
+    for ins, outs in widths:
+        rows_of = [rows for rows, *shape in shapes if tuple(shape) == (ins, outs)]
+        nbytes = ins * outs * kind.itemsize
+        layers = int(min(_MOST_LAYERS, max(2, _CACHE_TIMES * machine.info.last_level_cache_bytes // nbytes)))
+        weights = [torch.randn(outs, ins, device=machine.device, dtype=kind) for _ in range(layers)]
+        for rows in rows_of:
+            x = torch.randn(1, rows, ins, device=machine.device, dtype=kind)
+            seconds = _alone(machine, [_linear(x, weight) for weight in weights], budget_s / len(shapes))
+            yield ProductPoint(dtype, "dense", rows, ins, outs, float(nbytes), seconds)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
+    return lambda: F.linear(x, weight)
+
+
+def _attentions(machine: Machine, dtype: str, budget_s: float) -> Iterator[AttentionPoint]:
+    kind = DTYPES[dtype]
+    for heads, kv_heads, dim in _HEADS:
+        for batch, query, keys in _ATTENTIONS:
+            q = torch.randn(batch, heads, query, dim, device=machine.device, dtype=kind)
+            k, v = (torch.randn(batch, kv_heads, keys, dim, device=machine.device, dtype=kind) for _ in range(2))
+
+            def call(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> object:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
+
+            seconds = _alone(machine, [call] * 4, budget_s / (len(_ATTENTIONS) * len(_HEADS)))
+            yield AttentionPoint(dtype, batch, query, keys, heads, kv_heads, dim, seconds)
+
+
+def _alone(machine: Machine, calls: Sequence[Callable[[], object]], budget_s: float) -> float:
+    """Seconds of one of some calls."""
+    found = replay_calls({"it": calls}, machine, budget_s=budget_s)
+    return timing_of(found["it"]).median_s
+
+
+def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
+    """What a layer of a standard model costs the host, among that model's own weights (on a CPU)."""
+    source = resolve(_STANDARD)
+    config = load_config(source)
+    request = ModelRequest(source, machine.device, DTYPES[dtype], weights="random")
+    try:
+        loaded = load(request, config)
+    except torch.OutOfMemoryError as error:
+        raise RequestError("the card has no room for the standard model that its dispatch is measured with.") from error
+    layers = config.num_hidden_layers
+    for samples in measure_dispatch(loaded, config, machine, _BATCHES, [DEFAULT_ENGINE]):
+        found = dispatch_of(samples)
+        yield DispatchPoint(
+            dtype, samples.phase, samples.batch_size, found.step_s / layers, found.in_kernels_s / layers
+        )

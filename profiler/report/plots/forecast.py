@@ -1,0 +1,116 @@
+"""Pictures of what would happen: forecasts over the batch, and what a token costs over the load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from profiler.diagnosis.columns import Array
+from profiler.diagnosis.forecast import Answer, ForecastCell, MeasuredPoint
+from profiler.diagnosis.rent import Curve, Rented
+from profiler.errors import RequestError
+from profiler.grid import PHASES, Phase
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, STYLE_FILE, log_axes
+
+_MOST_CARDS = 5
+_BAND = 0.18
+
+
+def forecast_band(answer: Answer) -> Figure:
+    """Forecast times over the batch with the band that holds nine in ten; measured cells, and what they were forecast
+    to take when they were held out, at the first prompt or context of each phase."""
+    cells, points = answer.cells, answer.measured
+    phases = [phase for phase in PHASES if any(cell.phase == phase for cell in cells)]
+    with plt.style.context(STYLE_FILE):
+        figure, panels = plt.subplots(1, len(phases), figsize=(5.5 * len(phases), 4.4), squeeze=False)
+        for axes, phase in zip(panels[0], phases, strict=True):
+            _band(axes, phase, cells, points)
+        figure.suptitle(f"{answer.model} ({answer.precision}) on {answer.on}", x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _band(axes: Axes, phase: Phase, cells: Sequence[ForecastCell], points: Sequence[MeasuredPoint]) -> None:
+    of_phase = [cell for cell in cells if cell.phase == phase and cell.fits]
+    depths = sorted({_depth(cell) for cell in of_phase})
+    chosen = [depths[0], depths[-1]] if len(depths) > 1 else depths
+    color = PHASE_STYLE[phase].color
+    for depth, style in zip(chosen, LINE_STYLES, strict=False):
+        line = sorted((cell for cell in of_phase if _depth(cell) == depth), key=lambda cell: cell.batch_size)
+        batches = [cell.batch_size for cell in line]
+        low, high = ([1e3 * getattr(cell, name) for cell in line] for name in ("low_s", "high_s"))
+        axes.fill_between(batches, low, high, color=color, alpha=_BAND, lw=0)
+        times = [1e3 * cell.latency_s for cell in line]
+        axes.plot(batches, times, ls=style.dashes, color=color, label=f"forecast, {depth} tokens, nine in ten")
+        seen = [point for point in points if point.phase == phase and point.depth == depth]
+        if seen:
+            at = [point.batch_size for point in seen]
+            axes.plot(at, [1e3 * point.latency_s for point in seen], "o", color="black", ms=5, label="measured")
+        unseen = [point for point in seen if point.unseen_s is not None]
+        if unseen:
+            at = [point.batch_size for point in unseen]
+            guessed = [1e3 * (point.unseen_s or 0.0) for point in unseen]
+            axes.plot(at, guessed, "x", color="black", ms=7, mew=1.4, label="forecast without having seen it")
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    axes.legend(named.values(), named.keys())
+    batches = sorted({cell.batch_size for cell in of_phase})
+    log_axes(axes, batches, "batch", f"time of a {phase if phase == 'prefill' else 'decode step'}, ms")
+    axes.set_title(phase, fontsize=11)
+
+
+def _depth(cell: ForecastCell) -> int:
+    return cell.prompt_len or cell.context_len
+
+
+def cost_over_load(found: Rented) -> Figure:
+    """USD of a million output tokens over the sequences in flight, by card, with the crossovers of neighbours in price
+    an hour. Raises RequestError where nothing fits."""
+    able = [offer for offer in found.offers if offer.fits]
+    chosen = able[:_MOST_CARDS]
+    if not chosen:
+        raise RequestError("no card fits: there is nothing to draw.")
+    with plt.style.context(STYLE_FILE):
+        figure, axes = plt.subplots(figsize=(7.5, 4.8))
+        for offer, style in zip(chosen, LINE_STYLES, strict=False):
+            curve = found.curves[offer.card, offer.precision]
+            batches = np.unique(np.geomspace(1, curve.largest, 60).astype(int))
+            usd = 1e6 * curve.output_usd()[batches - 1]
+            name = f"{offer.card}, {'16 bits' if offer.precision == 'none' else offer.precision}"
+            [line] = axes.plot(batches, usd, ls=style.dashes, label=f"{name}, {offer.usd_per_h:.2f} USD/h")
+            axes.fill_between(batches, *_usd_band(curve, batches), color=line.get_color(), alpha=0.10, lw=0)
+            axes.plot(batches[-1:], usd[-1:], marker=style.marker, color=line.get_color(), ms=6)
+            if offer.crossover_batch and offer.crossover_from in {other.card for other in chosen}:
+                at = offer.crossover_batch
+                axes.plot([at], [1e6 * curve.output_usd()[at - 1]], "k+", ms=12, mew=1.6)
+                place = (at, 1e6 * curve.output_usd()[at - 1])
+                axes.annotate(f"{at}", place, xytext=(5, 5), textcoords="offset points")
+        top = max(found.curves[offer.card, offer.precision].largest for offer in chosen)
+        marks = [2**power for power in range(int(np.log2(top)) + 1)]
+        log_axes(axes, marks, "sequences at once", "USD per million output tokens")
+        axes.legend(fontsize=8)
+        axes.set_title(
+            f"{found.model}, {found.prompt_len} tokens in, {found.new_tokens} out; bands: nine in ten, +: crossover",
+            fontsize=10, loc="left",
+        )  # fmt: skip
+    return figure
+
+
+def _usd_band(curve: Curve, batches: Array) -> tuple[Array, Array]:
+    factor = 1e6 * curve.usd_per_s / batches
+    return factor * curve.tpot.low_s[batches - 1], factor * curve.tpot.high_s[batches - 1]
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save and close a figure. Raises RequestError for a file that cannot be written."""
+    try:
+        with plt.style.context(STYLE_FILE):
+            figure.savefig(path, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--out {path} cannot be written: {error}.") from None
+    finally:
+        plt.close(figure)
