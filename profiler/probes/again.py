@@ -24,6 +24,9 @@ from profiler.watching.recorder import Noted, Recorder
 _TOGETHER = 8
 _FEWEST_ONE_BY_ONE = 4
 _DECISIVE_ROUNDS = 3
+# Calls that took less are repeated within a round, up to so many times.
+_SHORT_S = 0.2
+_MOST_REPEATS = 5
 # A change that first took so many times as long is not tried twice.
 _HOPELESS = 20.0
 # What a change needs beside the model may take this share of the free memory.
@@ -45,6 +48,8 @@ class _Candidate:
     where: str
     as_is: Run
     changed: Run
+    seconds: float
+    """What it took in the script."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """What holds while `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
@@ -127,17 +132,24 @@ def _in_turn(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float
     """Pairs of seconds as it is and changed, the order alternating, both warmed up; ends early where pairs disagree."""
     start_s = now_s()
 
+    repeats = max(1, min(_MOST_REPEATS, round(_SHORT_S / max(candidate.seconds, 1e-3))))
+
     def timed(run: Run) -> float:
-        before_s = now_s()
-        run()
+        # What ran before has left its memory and its caches: a short call comes in a row, as in the script.
+        if candidate.seconds < _SHORT_S:
+            run()
         _synchronize()
-        return now_s() - before_s
+        before_s = now_s()
+        for _ in range(repeats):
+            run()
+        _synchronize()
+        return (now_s() - before_s) / repeats
 
     # The script itself has warmed up what is as it was.
     with candidate.within():
         warm_s = timed(candidate.changed)
     rounds: list[tuple[float, float]] = []
-    while len(rounds) < LEAST_ROUNDS and (not rounds or now_s() - start_s + sum(rounds[-1]) < budget_s):
+    while len(rounds) < LEAST_ROUNDS and (not rounds or (now_s() - start_s) * (1 + 1 / len(rounds)) < budget_s):
         if len(rounds) % 2:
             as_is_s = timed(candidate.as_is)
         with candidate.within():
@@ -167,7 +179,7 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
         return _repeat(noted, call, model, options)
 
     def candidate(name: str, evidence: str, change: str, changed: Run = again, **more: Any) -> _Candidate:
-        return _Candidate(name, evidence, change, more.pop("where", call.where), again, changed, **more)
+        return _Candidate(name, evidence, change, more.pop("where", call.where), again, changed, call.seconds, **more)
 
     if call.kind == "generate" and settings["cache"] == "off":
         yield candidate(
@@ -297,6 +309,7 @@ def _loop_without_cache(group: _Group) -> _Candidate | None:
         first.where,
         as_is,
         changed,
+        sum(call.seconds for call, _ in kept),
         shape=f"{len(kept)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
     )
 
@@ -346,7 +359,7 @@ def _padding(call: Call, noted: Noted, model: Any, again: Run) -> Iterator[_Cand
     if not bool(used.all()):
         yield _Candidate(
             "padding", share, 'pad to the longest text of a batch alone: padding="longest"', call.where, again,
-            _on_parts(noted, call, model, [rows]),
+            _on_parts(noted, call, model, [rows]), call.seconds,
         )  # fmt: skip
         return
     if len(rows) < 2:
@@ -357,7 +370,7 @@ def _padding(call: Call, noted: Noted, model: Any, again: Run) -> Iterator[_Cand
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
     yield _Candidate(
         "padding", share, "sort the texts by length, and pass those of like length together", call.where, again,
-        _on_parts(noted, call, model, [order[:cut], order[cut:]]),
+        _on_parts(noted, call, model, [order[:cut], order[cut:]]), call.seconds,
     )  # fmt: skip
 
 
@@ -458,6 +471,7 @@ def _together(group: _Group) -> Iterator[_Candidate]:
         call.where,
         as_is,
         _repeat(whole, call, group.model, options),
+        sum(call.seconds for call, _ in chosen),
         shape=f"{len(chosen)} of the prompts",
     )
 
