@@ -26,7 +26,7 @@ _FEWEST_ONE_BY_ONE = 4
 _DECISIVE_ROUNDS = 3
 # Calls that took less are repeated within a round, up to so many times.
 _SHORT_S = 0.2
-_MOST_REPEATS = 5
+_MOST_REPEATS = 20
 # A change that first took so many times as long is not tried twice.
 _HOPELESS = 20.0
 # What a change needs beside the model may take this share of the free memory.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.why import Seen, Why
+from profiler.diagnosis.why import Why
 from profiler.job.why import explained
 from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timing]
 SCRIPTS = Path(__file__).parent / "scripts"
 # What is found and what is saved are two measurements on a machine that others may use.
 ROOM = 0.25
+TRIES = 3
 
 FAULTS = {
     # script: (finding, what is wrong in it, what is right)
@@ -96,30 +97,24 @@ def why(recorder: Recorder, name: str) -> Why:
     return found
 
 
-def spent_s(seen: Seen) -> float:
-    """In calls and loads."""
-    return seen.watched_s
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, tmp_path: Path) -> None:
+    """Held against the same script without it; again, up to twice, where somebody took the cores meanwhile."""
     identity, wrong, right = FAULTS[name]
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
     (tmp_path / f"{name}.py").write_text(source.replace(wrong, right))
     ran(tmp_path / f"{name}.py")
-    found = why(ran(SCRIPTS / f"{name}.py"), name)
-    saved_s = spent_s(found.seen) - spent_s(ran(tmp_path / f"{name}.py").seen(name))
-    print(
-        name,
-        [round(call.seconds, 4) for call in found.seen.calls],
-        [[round(1 - b / a, 3) for a, b in t.rounds] for t in found.tried],
-    )
-    print(name, [(item.id, round(item.saves_s, 3)) for item in found.findings], f"saved {saved_s:.3f}",
-          f"of {spent_s(found.seen):.3f}")  # fmt: skip
-    assert found.findings[0].id == identity
-    assert found.findings[0].saves_s == pytest.approx(saved_s, rel=ROOM)
-    assert found.findings[0].where.startswith(f"{name}.py:")
+    told = []
+    for _ in range(TRIES):
+        found = why(ran(SCRIPTS / f"{name}.py"), name)
+        saved_s = found.seen.watched_s - ran(tmp_path / f"{name}.py").seen(name).watched_s
+        told.append([saved_s, *((item.id, item.saves_s) for item in found.findings)])
+        if found.findings and found.findings[0].saves_s == pytest.approx(saved_s, rel=ROOM):
+            assert found.findings[0].where.startswith(f"{name}.py:")
+            assert found.findings[0].id == identity
+            return
+    pytest.fail(f"saved, and what was found: {told}")
 
 
 @pytest.mark.parametrize("name", HEALTHY)
