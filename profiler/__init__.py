@@ -14,15 +14,17 @@ from profiler._version import __version__
 if TYPE_CHECKING:
     from profiler.job.comparing import compare
     from profiler.job.run import profile
+    from profiler.job.why import why
     from profiler.record.run import Run, read_run
 
-__all__ = ["Run", "__version__", "compare", "profile", "read_run"]
+__all__ = ["Run", "__version__", "compare", "profile", "read_run", "why"]
 
 _HOMES = {
     "compare": "profiler.job.comparing",
     "profile": "profiler.job.run",
     "Run": "profiler.record.run",
     "read_run": "profiler.record.run",
+    "why": "profiler.job.why",
 }
 
 

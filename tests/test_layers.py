@@ -34,9 +34,11 @@ ALLOWED = {
         "record", "diagnosis", "machine.datasheet", "machine.prices", "machine.readings", "roofs.values",
         "timing.outcomes", "timing.sampling", "work.causes", "work.step",
     },
-    "probes": {"diagnosis", "timing", "roofs", "engines", "loading", "work", "machine"},
+    "watching": {"diagnosis.why", "machine"},
+    "probes": {"watching", "diagnosis", "timing", "roofs", "engines", "loading", "work", "machine"},
     "job": {
-        "report", "record", "diagnosis", "probes", "timing", "roofs", "engines", "loading", "work", "machine",
+        "report", "record", "diagnosis", "probes", "watching", "timing", "roofs", "engines", "loading", "work",
+        "machine",
     },
     "cli": {"job", "report", "record", "roofs", "loading", "machine"},
 }  # fmt: skip

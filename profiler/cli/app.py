@@ -10,6 +10,7 @@ import typer
 
 from profiler._version import __version__
 from profiler.cli import compare, folders, forecast, look, run
+from profiler.cli import why as asked_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError
 
@@ -63,6 +64,7 @@ for command in (
     look.models,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
+app.command("why", context_settings=asked_why.SETTINGS)(asked_why.why)
 
 
 def main() -> None:

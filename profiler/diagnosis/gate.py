@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from profiler.diagnosis.compare import Change, Comparison
@@ -16,8 +17,14 @@ Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
 
 # A 95 % interval is two standard deviations wide on each side (JCGM 100:2008, 6.2).
 _COVERAGE = 2.0
+ALONE = 2.0
+"""By this many times what is allowed no single cell may be slower in a gate that passes."""
 # Fewer cells do not tell how far changes of cells lie apart.
 _LEAST_POOLED = 4
+# Fewer cells do not tell how far the changes of single cells scatter in these two runs.
+_LEAST_TELLING = 8
+# The median distance from the median, as one standard deviation of a normal distribution.
+_MAD_TO_SIGMA = 1.4826
 # A cell that needs a hundred times its visits lies at the threshold itself.
 _MOST_VISITS = 100.0
 
@@ -32,6 +39,8 @@ class Gated:
     low: float
     high: float
     """95 %."""
+    alone_high: float
+    """The upper end of what its own visits leave possible."""
     decision: Decision
     more_s: float
     """Seconds of further visits, in each of both runs, after which it would be decided; 0 where it is, infinite where
@@ -54,7 +63,10 @@ class PhaseGate:
 
     @property
     def decision(self) -> Decision:
-        """Slower where one cell or all together are beyond doubt; a pass where no cell can be slower."""
+        """Slower where one cell or all together are beyond doubt. A pass says two things of every cell: with what the
+        others show it is no slower than allowed, and by its own visits not by twice that. All must hold, so that a
+        slower cell passes no more often among many than alone (an intersection-union test: Berger, Technometrics 24,
+        1982, 295-300)."""
         if (self.is_claim and self.low > self.threshold) or any(cell.decision == "slower" for cell in self.cells):
             return "slower"
         return "pass" if all(cell.decision == "pass" for cell in self.cells) else "open"
@@ -111,24 +123,34 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     fair = [item for item in changes if not item.disturbed]
     pool = _pooled(fair) if fair else None
     shared = max(map(_shared, changes))
-    limit = math.log1p(threshold)
+    limit, limit_alone = math.log1p(threshold), math.log1p(ALONE * threshold)
+    scatter = _scatter(fair)
     cells = []
     for item in changes:
-        own = (math.log1p(item.change), _own_variance(item))
-        mean, variance, weight = _shrunk(*own, pool) if pool and item in fair else (*own, 1.0)
+        own, own_variance = math.log1p(item.change), _own_variance(item)
+        mean, variance, weight = _shrunk(own, own_variance, pool) if pool and item in fair else (own, own_variance, 1.0)
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
+        deviation = math.sqrt(scatter**2 * own_variance + shared**2)
+        beyond = _COVERAGE * deviation
         decision: Decision = "open"
         # Of many cells one with a few visits is bound to look slower: what is claimed must come from all together.
         known_by_itself = item.visits >= LEAST_VISITS or weight < 0.5
         if not item.disturbed and known_by_itself:
-            decision = "slower" if mean - half_width > limit else "pass" if mean + half_width <= limit else "open"
-        more_s = _more_s(item, abs(mean - limit), half_width) if decision == "open" else 0.0
+            if mean - half_width > limit:
+                decision = "slower"
+            elif mean + half_width <= limit and own + beyond <= limit_alone:
+                decision = "pass"
+        more_s = 0.0
+        if decision == "open":
+            together = _more_s(item, abs(mean - limit), half_width)
+            more_s = max(together, _more_s(item, abs(own - limit_alone), beyond))
         cells.append(
             Gated(
                 change=item,
                 estimate=math.expm1(mean),
                 low=math.expm1(mean - half_width),
                 high=math.expm1(mean + half_width),
+                alone_high=math.expm1(own + beyond),
                 decision=decision,
                 more_s=more_s,
             )
@@ -138,6 +160,22 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     low, high = (math.expm1(mean - half_width), math.expm1(min(mean + half_width, 700.0)))
     is_claim = len(fair) >= _LEAST_POOLED or (bool(fair) and all(item.visits >= CLAIM_VISITS for item in fair))
     return PhaseGate(phase, threshold, tuple(cells), math.expm1(mean), low, high, is_claim)
+
+
+def _scatter(changes: Sequence[Change]) -> float:
+    """By how much cells scatter about their middle, in units of what their own intervals say; 1 where they are few.
+
+    Four visits make wide intervals, since they hardly know their own spread; many cells together know it. It is taken
+    from the middle of the cells, so that some that did change do not count (an empirical null: Efron, Journal of the
+    American Statistical Association 99, 2004, 96-104; the factor for few: Croux and Rousseeuw, COMPSTAT 1992, 411-428).
+    Never above 1: an interval is not widened by cells that did change.
+    """
+    many = len(changes)
+    if many < _LEAST_TELLING:
+        return 1.0
+    middle = median(math.log1p(item.change) for item in changes)
+    apart = [abs(math.log1p(item.change) - middle) / math.sqrt(_own_variance(item)) for item in changes]
+    return min(1.0, _MAD_TO_SIGMA * median(apart) * many / (many - 0.8))
 
 
 def _shared(change: Change) -> float:

@@ -12,7 +12,10 @@ from profiler.roofs.values import Look
 Weight = Literal["refuses", "explains", "context"]
 """What a difference means: the two are not to be compared, it may explain a change, or it hardly matters."""
 
-_REFUSING = ("model", "parameters", "architecture", "device")
+PROCESSOR, NOT_TOLD = "processor", "not told"
+"""A CPU's family and model, which older runs do not tell: several have one name, such as AMD EPYC."""
+
+_REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("card memory", "budget")
 # Clocks of one card differ by a few MHz from look to look.
 _CLOCK_TOLERANCE = 0.02
@@ -112,7 +115,7 @@ class Difference:
 def differences(before: Side, after: Side) -> tuple[Difference, ...]:
     """What is not the same on both sides: what refuses a comparison first, then what may explain a change."""
     found = [
-        Difference(name, before.settings[name], after.settings[name], _weight(name))
+        _difference(name, before.settings[name], after.settings[name])
         for name in before.settings
         if name in after.settings and before.settings[name] != after.settings[name]
     ]
@@ -122,10 +125,11 @@ def differences(before: Side, after: Side) -> tuple[Difference, ...]:
     return tuple(sorted(found, key=lambda item: order.index(item.weight)))
 
 
-def _weight(name: str) -> Weight:
-    if name in _REFUSING:
-        return "refuses"
-    return "context" if name in _CONTEXT else "explains"
+def _difference(name: str, before: str, after: str) -> Difference:
+    weight: Weight = "context" if name in _CONTEXT else "explains"
+    if name in _REFUSING and NOT_TOLD not in (before, after):
+        weight = "refuses"
+    return Difference(name, before, after, weight)
 
 
 def _mhz(clock_hz: float) -> str:

@@ -86,7 +86,7 @@ def place(
     told = file.settings.get("precision", "auto")
     work = model_work(model, told if told in DTYPES else "auto", quant)
     dtype = _own_dtype(work)
-    under = _here(work, dtype) if here else _card(gpu, file)
+    under = here_roofs(work, dtype) if here else _card(gpu, file)
     floors = _floors(work, figures, under, dtype)
     rows = tuple(
         placed(figure, floor, 8 * figure.weight_bytes if figure.weight_bytes else None)
@@ -156,7 +156,7 @@ def _of_sheet(sheet: datasheet.Datasheet) -> Under:
     return Under(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
 
 
-def _here(work: ModelWork, dtype: str) -> Under:
+def here_roofs(work: ModelWork, dtype: str) -> Under:
     """The roofs of this device, measured, or kept for a day."""
     machine = machine_for(resolve_device("auto"))
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
@@ -200,8 +200,8 @@ def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str
     prefills = np.array([figure.covers != "decode" for figure in figures])
     # A median over a decode loop describes its middle step.
     steps = np.array([_decode_steps(figure) for figure in figures])
-    prefill = _least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
-    decode = _least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
+    prefill = least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
+    decode = least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
     both = [prefills * first + steps * then for first, then in zip(prefill, decode, strict=True)]
     return [Floor(float(compute_s), float(memory_s)) for compute_s, memory_s in zip(*both, strict=True)]
 
@@ -213,7 +213,7 @@ def _decode_steps(figure: Figure) -> int:
     return 1 if figure.covers == "decode" else 0
 
 
-def _least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, kv: _Array) -> tuple[_Array, _Array]:
+def least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, kv: _Array) -> tuple[_Array, _Array]:
     """Seconds by side of the steps of an array: sum over operators of max(FLOPs / peak, bytes / bandwidth).
 
     `width` are bytes a weight, `kv` those of an element of the cache, where a file tells them; 0 where it does not.

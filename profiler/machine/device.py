@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 _CPUINFO = Path("/proc/cpuinfo")
 _CPUS = Path("/sys/devices/system/cpu")
 _UNKNOWN_CACHE_BYTES = 32 << 20
+# /proc/cpuinfo's names on x86 and on ARM, and ours.
+_PROCESSOR_IDS = {
+    "vendor_id": "",
+    "cpu family": "family",
+    "model": "model",
+    "CPU implementer": "implementer",
+    "CPU variant": "variant",
+    "CPU part": "part",
+}
+_VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "sme", "asimd", "i8mm", "bf16")
 
 
 @dataclass(frozen=True)
@@ -118,14 +128,32 @@ def load_average_per_core() -> float | None:
         return None
 
 
+def processor() -> dict[str, str | None]:
+    """What tells processors of one name apart: maker, family and model, stepping, and vector instructions; None for
+    what the system does not say."""
+    told = _cpuinfo()
+    ids = [f"{name} {told[key]}".strip() for key, name in _PROCESSOR_IDS.items() if key in told]
+    flags = told.get("flags", told.get("Features", "")).split()
+    vectors = sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
+    return {
+        "processor": ", ".join(ids) or None,
+        "stepping": told.get("stepping", told.get("CPU revision")),
+        "vector_instructions": " ".join(vectors) or None,
+    }
+
+
 def _cpu_name() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What the system says of its first core, by name (x86 and ARM name things differently)."""
     try:
-        for line in _CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.split(":", 1)[1].split())
+        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): " ".join(value.split()) for name, colon, value in pairs if colon}
 
 
 def _cpu_last_level_cache_bytes() -> int:

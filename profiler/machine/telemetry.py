@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import psutil
 
 from profiler.machine.clock import now_s
+from profiler.machine.device import processor
 from profiler.machine.readings import THROTTLE_BITS, Reading
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class HostSource:
         import torch
 
         return {
+            **processor(),
             "governor": governor(),
             "torch_threads": torch.get_num_threads(),
             "allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from profiler.diagnosis.cell import CellResult
-from profiler.diagnosis.sides import Asked, Side, Timed, Witness
+from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Side, Timed, Witness
 from profiler.diagnosis.step_time import TERMS
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.record.document import RunDocument
@@ -118,6 +118,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "parameters": str(model.params),
         "architecture": model.architecture,
         "device": device.name,
+        **({PROCESSOR: NOT_TOLD} if device.kind == "cpu" else {}),
         "revision": model.revision or "-",
         "precision": model.precision,
         "compute dtype": model.compute_dtype,
@@ -133,8 +134,11 @@ def _settings(document: RunDocument) -> dict[str, str]:
         settings |= {f"{where}: {name}": str(value) for name, value in asdict(path).items()}
     settings |= {name: version for name, version in document.software.items() if name != "system"}
     settings["system"] = document.software.get("system", "-")
-    settings |= {name: str(value) for name, value in document.health.settings.items()}
+    known = {name: value for name, value in document.health.settings.items() if name != PROCESSOR or value}
+    settings |= {name: str(value) for name, value in known.items()}
     settings["roofscope"] = document.roofscope
+    settings["last-level cache"] = str(device.last_level_cache_bytes)
+    settings["instructions"] = device.compute_capability
     settings["card memory"] = str(device.memory_bytes)
     settings["budget"] = f"{engine.budget_s:g} s"
     return settings

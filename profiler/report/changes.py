@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
 
 from profiler.diagnosis.compare import Change, Comparison, History, Verdict
-from profiler.diagnosis.sides import Asked, Difference, Timed
+from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Timed
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.units import duration
 
@@ -106,9 +105,14 @@ def machine_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-def difference_lines(differences: Sequence[Difference]) -> list[str]:
-    """What is not the same, what may explain a change on top."""
-    return [item.words for item in differences]
+def difference_lines(comparison: Comparison) -> list[str]:
+    """What is not the same, what may explain a change on top, and what of the machines is not known."""
+    lines = [f"differs: {item.words}" for item in comparison.differences]
+    sides = (comparison.before, comparison.after)
+    untold = [side.settings.get(PROCESSOR) for side in sides] == [NOT_TOLD, NOT_TOLD]
+    name = comparison.before.settings.get("device", "")
+    unknown = f"neither run tells its processor's family: several are named {name}"
+    return (lines or ["nothing that is known differs between the two"]) + ([unknown] if untold else [])
 
 
 def change_rows(comparison: Comparison) -> list[list[str]]:

@@ -37,7 +37,7 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
             first=before,
             runs=[(word, run, link_from(run, folder)) for word, run in zip(("before", "after"), runs, strict=True)],
             answer=comparison_sentences(comparison),
-            differences=difference_lines(comparison.differences),
+            differences=difference_lines(comparison),
             waterfall=_drawn(runs, "waterfall", _WATERFALL) if drawable and _has_terms(comparison) else None,
             splits=[_drawn([run], "split", _SPLITS) for run in runs] if drawable else [],
             rooflines=_drawn(runs, "devices", _ROOFLINES) if drawable else None,

@@ -32,18 +32,16 @@ def print_changes(comparison: Comparison, console: Console) -> None:
     for sentence in comparison_sentences(comparison):
         console.print(Text(sentence, style="bold"))
     console.print()
-    print_differences(difference_lines(comparison.differences), console)
+    print_differences(comparison, console)
     console.print(table(CHANGE_COLUMNS, change_rows(comparison)))
     for word, side in (("before", comparison.before), ("after", comparison.after)):
         console.print(Text(f"{word}: {side.name} ({side.created or side.tool})", style="dim"))
 
 
-def print_differences(lines: Sequence[str], console: Console) -> None:
+def print_differences(comparison: Comparison, console: Console) -> None:
     """Print what is not the same on both sides, a line each."""
-    for line in lines:
-        console.print(Text(f"differs: {line}"))
-    if not lines:
-        console.print(Text("nothing that is known differs between the two"))
+    for line in difference_lines(comparison):
+        console.print(Text(line))
 
 
 def print_history(history: History, console: Console) -> None:
@@ -63,7 +61,7 @@ def print_gate(gate: Gate, console: Console) -> None:
     console.print(Text(gate_line(gate), style="bold"))
     for sentence in machine_sentences(gate.comparison):
         console.print(Text(sentence))
-    print_differences(difference_lines(gate.comparison.differences), console)
+    print_differences(gate.comparison, console)
     console.print(table(GATE_COLUMNS, gate_rows(gate)))
 
 

@@ -24,12 +24,13 @@ class _Ascii:
         self._stream.flush()
 
 
-def screen(*, plain: bool = False) -> Console:
-    """Standard output, 100 columns wide or as narrow as the terminal; `plain` knows neither colour nor box drawing.
+def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
+    """A stream (standard output), 100 columns wide or as narrow as the terminal; `plain` knows neither colour nor box
+    drawing.
 
     Rich itself drops colours for NO_COLOR and for pipes.
     """
     if plain:
-        return Console(file=_Ascii(sys.stdout), width=WIDTH, color_system=None, highlight=False)  # type: ignore[arg-type]
-    own = Console()
-    return Console(width=min(WIDTH, own.width) if own.is_terminal else WIDTH)
+        return Console(file=_Ascii(stream or sys.stdout), width=WIDTH, color_system=None, highlight=False)  # type: ignore[arg-type]
+    own = Console(file=stream)
+    return Console(file=stream, width=min(WIDTH, own.width) if own.is_terminal else WIDTH)

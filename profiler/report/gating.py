@@ -23,7 +23,7 @@ def gate_line(gate: Gate) -> str:
     limits = ", ".join(f"{phase.phase} {signed(phase.threshold)}" for phase in gate.phases)
     told = "; ".join(_phase_words(phase) for phase in gate.phases)
     if gate.outcome == "pass":
-        return f"pass: nothing is slower than allowed ({limits}): {told}"
+        return f"pass: nothing is slower than allowed ({limits}), no cell by twice that: {told}"
     if gate.outcome == "slower":
         return f"slower beyond doubt than allowed ({limits}): {told}{_worst(gate)}"
     return f"cannot tell (allowed: {limits}): {told}; {budget_words(gate)}"
@@ -88,6 +88,7 @@ def gate_json(gate: Gate) -> dict[str, object]:
             "pooled": cell.estimate,
             "pooled_low": cell.low,
             "pooled_high": cell.high,
+            "alone_high": cell.alone_high,
             "more_s": _finite(cell.more_s),
         }
         for cell in gate.cells

@@ -31,6 +31,8 @@ from profiler.timing.sampling import LEAST_VISITS, deviations, estimate, spread_
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03
 SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.06, 0.10)
+VISITS = (LEAST_VISITS, 2 * LEAST_VISITS)
+PLANTED = ("all cells", "decode", "one cell")
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,21 @@ def _draw(found: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(found), figsize=(4.2 * len(found), 3.2), sharey=True, squeeze=False)
+    rows, columns = len(VISITS), len(PLANTED)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharey=True, sharex=True)
     colors = {"slower": "#d55e00", "inconclusive": "#888888", "pass": "#009e73"}
-    for axis, (title, counts) in zip(axes[0], found.items(), strict=True):
+    for axis, (title, counts) in zip(axes.flat, found.items(), strict=True):
         for outcome, color in colors.items():
             shares = [100 * counts[by][outcome] / counts[by].total() for by in SLOWDOWNS]
             axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=outcome)
         axis.axvline(100 * THRESHOLD, color="#cccccc", zorder=0)
-        axis.set(title=title, xlabel="planted slowdown, %")
+        axis.set_title(title)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("gates, %")
-    axes[0][-1].legend(frameon=False)
+    for axis in axes[-1]:
+        axis.set_xlabel("planted slowdown, %")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("gates, %")
+    axes[0][0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
@@ -150,17 +156,16 @@ def main() -> None:
     asked = parser.parse_args()
     pool = reference_pools()["smollm2-135m-2-cores"]
     shown = {}
-    for visits in (LEAST_VISITS, 2):
-        for planted in ("all cells", "decode", "one cell"):
+    for visits in VISITS:
+        for planted in PLANTED:
             found = outcomes(pool, asked.pairs, visits, planted)
-            title = f"{visits} visit{'s' if visits > 1 else ''}, {planted}"
+            title = f"{visits} visits, {planted}"
             for by, counts in found.items():
                 shares = ", ".join(
                     f"{name} {100 * count / asked.pairs:.1f} %" for name, count in sorted(counts.items())
                 )
                 print(f"{title:22} planted {100 * by:4.0f} %: {shares}", flush=True)
-            if visits == LEAST_VISITS:
-                shown[title] = found
+            shown[title] = found
     if asked.picture:
         _draw(shown, asked.picture)
 

@@ -9,12 +9,13 @@ import pytest
 from sides import asked, side, timed, witness
 
 from profiler.diagnosis.compare import compare, history
-from profiler.diagnosis.sides import Side, differences
+from profiler.diagnosis.sides import NOT_TOLD, Side, differences
 from profiler.errors import RequestError
 from profiler.job.comparing import compare as compare_folders
 from profiler.job.comparing import compared
 from profiler.record.readers.reading import read_foreign
 from profiler.record.sides import read_side, side_of_file
+from profiler.report.changes import difference_lines
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -123,6 +124,18 @@ def test_differences_stand_in_the_order_of_their_weight() -> None:
         ("device card -> another card", "refuses"),
         ("transformers 5.22.0 -> 5.23.0", "explains"),
     ]
+
+
+def test_processors_of_one_name_are_told_apart() -> None:
+    """Zen 4 (family 25) and Zen 5 (family 26) may both be named AMD EPYC; an older run does not say which it was."""
+    zen4, zen5, older = (
+        side({}, settings={"device": "AMD EPYC", "processor": told})
+        for told in ("AuthenticAMD, family 25, model 17", "AuthenticAMD, family 26, model 2", NOT_TOLD)
+    )
+    assert [item.weight for item in differences(zen4, zen5)] == ["refuses"]
+    assert [item.weight for item in differences(older, zen5)] == ["explains"]
+    assert difference_lines(compare(zen4, zen4)) == ["nothing that is known differs between the two"]
+    assert "several are named AMD EPYC" in difference_lines(compare(older, older))[1]
 
 
 def test_clocks_of_one_card_may_differ_a_little() -> None:

@@ -57,6 +57,17 @@ def test_cells_that_agree_tell_together_what_none_tells_alone() -> None:
     assert gated([0.002], half_width=0.031).outcome == "inconclusive"
 
 
+def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_others() -> None:
+    """Five cells as before, known to +-2.8 %, and one 5 % slower: with the others it would seem 1.7 % slower, by itself
+    it may be 7.8 %, where 6 % is twice what is allowed. Known to +-0.9 %, at 2 % slower, it may not be."""
+    unsure = gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.05], half_width=0.028)
+    assert unsure.outcome == "inconclusive"
+    doubtful = unsure.cells[-1]
+    assert doubtful.decision == "open"
+    assert doubtful.alone_high > 0.06
+    assert gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.02], half_width=0.009).outcome == "pass"
+
+
 def test_a_wide_interval_cannot_tell_and_says_what_would() -> None:
     """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four visits of a second each, 7.1 s more."""
     found = gated([0.0], half_width=0.05)

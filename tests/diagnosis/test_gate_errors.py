@@ -18,20 +18,15 @@ def pool() -> Pool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", ["all cells", "decode"])
+@pytest.mark.parametrize("planted", ["all cells", "decode", "one cell"])
 def test_false_alarms_and_misses(pool: Pool, planted: str) -> None:
-    """Of 200 pairs under 2 % of gates alarm where less than is allowed has changed; under 5 % let twice of it pass."""
-    found = outcomes(pool, 200, 4, planted)
-    assert found[0.0]["slower"] < 4
-    assert found[0.01]["slower"] < 4
-    assert found[0.06]["pass"] < 10
-    assert found[0.10]["slower"] > 190
-    assert found[0.0]["pass"] > 100, "a gate that never passes is of no use"
-
-
-@pytest.mark.slow
-def test_one_cell_among_many_alarms_no_more_falsely(pool: Pool) -> None:
-    """A slowdown of one cell among 32 is harder to see: a tenth of it passes four gates in ten; none alarms falsely."""
-    found = outcomes(pool, 96, 4, "one cell")
-    assert found[0.0]["slower"] < 2
-    assert found[0.10]["slower"] > found[0.03]["slower"]
+    """Of 60 pairs with eight visits at most one gate alarms where less than is allowed has changed, and under 5 % let
+    twice of it pass: of all 32 cells, of decode, and of one cell alone, where the answer may be that it cannot tell."""
+    found = outcomes(pool, 60, 8, planted)
+    assert found[0.0]["slower"] <= 1
+    assert found[0.01]["slower"] <= 1
+    assert found[0.06]["pass"] < 3
+    assert found[0.10]["pass"] == 0
+    assert found[0.0]["pass"] > 30, "a gate that never passes is of no use"
+    if planted != "one cell":
+        assert found[0.06]["slower"] > 57

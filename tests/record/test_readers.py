@@ -66,6 +66,11 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
         ("guidellm.json", "GuideLLM", [("prefill", 1, 64, 16, 0.0869989), ("decode", 2, 64, 16, 0.0206266)]),
         ("aiperf.json", "AIPerf", [("prefill", 1, 256, 64, 0.17505), ("decode", 2, 256, 64, 0.03473)]),
         (
+            "genai-perf.json",
+            "genai-perf",
+            [("prefill", 1, 201, 2566, 0.1728093975), ("decode", 100, 201, 2566, 0.0021787205)],
+        ),
+        (
             "sglang.jsonl",
             "SGLang bench_one_batch",
             [
@@ -74,6 +79,12 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
                 ("prefill", 14, 512, 32, 0.3),
                 ("decode", 14, 512, 32, 0.01),
             ],
+        ),
+        # 8 x 1024 tokens at 32,768 tokens/s are 0.25 s; of 1.75 s the other 1.5 s are those of 15 steps.
+        (
+            "sglang-server.jsonl",
+            "SGLang bench_one_batch_server",
+            [("prefill", 8, 1024, 16, 0.25), ("decode", 8, 1024, 16, 0.1)],
         ),
         ("optimum.json", "optimum-benchmark", [("prefill", 2, 64, 16, None), ("decode", 2, 64, 16, None)]),
         (
@@ -104,6 +115,28 @@ def test_a_whole_decode_loop_is_told_by_the_step() -> None:
     decode = figures("optimum.json")[1]
     assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
+
+
+def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
+    """Its time to first token is then that of the whole answer (the second file of the same public issue)."""
+    content = json.loads((FILES / "genai-perf.json").read_text())
+    del content["inter_token_latency"]
+    path = tmp_path / "genai.json"
+    path.write_text(json.dumps({**content, "time_to_first_token": content["request_latency"]}))
+    with pytest.raises(RequestError, match="without --streaming"):
+        read_foreign(path)
+
+
+def test_a_newer_genai_perf_nests_its_concurrency(tmp_path: Path) -> None:
+    """genai-perf's own tests hold `input_config` with `model_names` and `perf_analyzer.stimulus`."""
+    content = json.loads((FILES / "genai-perf.json").read_text())
+    config = {"model_names": ["ensemble"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
+    path = tmp_path / "genai.json"
+    path.write_text(json.dumps({**content, "input_config": config}))
+    file = read_foreign(path)
+    assert file.tool == "genai-perf"
+    assert file.settings["model's name"] == "ensemble"
+    assert file.figures[1].batch_size == 32
 
 
 def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:

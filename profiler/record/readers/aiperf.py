@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from profiler.errors import RequestError
 from profiler.record.readers.figures import Figure, ForeignFile, inner, number_of, texts
 from profiler.record.readers.serving import served
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
 _SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
-# AIPerf's own way of telling it, and genai-perf's.
-_CONCURRENCY = (("loadgen", "concurrency"), ("perf_analyzer", "stimulus", "concurrency"))
+# AIPerf's own way of telling it, genai-perf's, and an older genai-perf's, which lists its arguments flat.
+_CONCURRENCY = (("loadgen", "concurrency"), ("perf_analyzer", "stimulus", "concurrency"), ("concurrency",))
+_MODELS = (("endpoint", "model_names"), ("model_names",), ("model",))
+_OF_GENAI_PERF = ("perf_analyzer", "formatted_model_name")
 
 
 def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
@@ -19,23 +22,30 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     first = records[0] if records else {}
     if not first.keys() >= _KEYS or not isinstance(first["request_latency"], Mapping):
         return None
-    tool = "genai-perf" if inner(first, "input_config", "perf_analyzer") is not None else "AIPerf"
-    models = inner(first, "input_config", "endpoint", "model_names") or inner(first, "input_config", "model_names")
+    of_genai_perf = any(inner(first, "input_config", key) is not None for key in _OF_GENAI_PERF)
+    tool = "genai-perf" if of_genai_perf else "AIPerf"
+    models = _first(first, _MODELS)
     settings = texts({"model's name": ", ".join(map(str, models)) if isinstance(models, list) else None})
     created = str(first.get("start_time") or "")
     return ForeignFile("", tool, tuple(figure for record in records for figure in _figures(record)), created, settings)
 
 
 def _figures(record: Mapping[str, Any]) -> list[Figure]:
-    concurrency = next((found for path in _CONCURRENCY if (found := inner(record, "input_config", *path))), None)
+    if (tpot_s := _time_s(record, "inter_token_latency")) is None:
+        raise RequestError("no time between tokens is told: without --streaming the first token comes with the last.")
     return served(
         prompt_tokens=_average(record, "input_sequence_length"),
         new_tokens=_average(record, "output_sequence_length"),
-        concurrency=concurrency,
+        concurrency=_first(record, _CONCURRENCY),
         output_per_s=_average(record, "output_token_throughput"),
         ttft_s=_time_s(record, "time_to_first_token"),
-        tpot_s=_time_s(record, "inter_token_latency"),
+        tpot_s=tpot_s,
     )
+
+
+def _first(record: Mapping[str, Any], paths: Sequence[tuple[str, ...]]) -> object:
+    """What the first of some places in the tool's own configuration holds; None where none does."""
+    return next((found for path in paths if (found := inner(record, "input_config", *path))), None)
 
 
 def _average(record: Mapping[str, Any], metric: str) -> float:

@@ -1,4 +1,7 @@
-"""SGLang's bench_one_batch: an object a line, a shape each (python/sglang/bench_one_batch.py)."""
+"""SGLang's bench_one_batch and bench_one_batch_server: an object a line, a shape each.
+
+The keys are those of python/sglang/bench_one_batch.py and python/sglang/benchmark/one_batch_server.py.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,54 @@ from typing import Any
 
 from profiler.record.readers.figures import Figure, ForeignFile, number_of, whole_of
 
-_KEYS = {"batch_size", "input_len", "output_len", "prefill_latency"}
+_SHAPE = {"batch_size", "input_len", "output_len"}
+_ALONE = {"prefill_latency"}
+_SERVED = {"latency", "input_throughput", "output_throughput"}
 
 
 def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
-    """The figures of a file of bench_one_batch; None where it is another's. Raises RequestError for a broken one."""
-    if not records or not records[0].keys() >= _KEYS:
+    """The figures of a file of either; None where it is another's. Raises RequestError for a broken one."""
+    keys = records[0].keys() if records else set()
+    if keys >= _SHAPE | _ALONE:
+        name, figures = "SGLang bench_one_batch", _alone
+    elif keys >= _SHAPE | _SERVED:
+        name, figures = "SGLang bench_one_batch_server", _served
+    else:
         return None
-    return ForeignFile("", "SGLang bench_one_batch", tuple(figure for record in records for figure in _figures(record)))
+    return ForeignFile("", name, tuple(figure for record in records for figure in figures(record)))
 
 
-def _figures(record: Mapping[str, Any]) -> list[Figure]:
-    # The tool runs each shape once, after a warm-up with the first shape alone.
-    prefill = Figure(
+def _prefill(record: Mapping[str, Any], seconds: float, note: str) -> Figure:
+    return Figure(
         covers="prefill",
-        seconds=number_of(record["prefill_latency"], "prefill_latency"),
+        seconds=seconds,
         batch_size=whole_of(record["batch_size"], "batch_size", 1),
         prompt_len=whole_of(record["input_len"], "input_len", 1),
         new_tokens=whole_of(record["output_len"], "output_len", 1),
         repeats=1,
-        notes=("run once; other shapes than the first were not warmed up",),
+        notes=(note,),
     )
+
+
+def _alone(record: Mapping[str, Any]) -> list[Figure]:
+    # The tool runs each shape once, after a warm-up with the first shape alone.
+    seconds = number_of(record["prefill_latency"], "prefill_latency")
+    prefill = _prefill(record, seconds, "run once; other shapes than the first were not warmed up")
     if record.get("median_decode_latency") is None:
         return [prefill]
     step_s = number_of(record["median_decode_latency"], "median_decode_latency")
     return [prefill, replace(prefill, covers="decode", seconds=step_s, notes=("synchronised at every step",))]
+
+
+def _served(record: Mapping[str, Any]) -> list[Figure]:
+    """Through a server: its input throughput is batch x prompt over the time until the last sequence's first token, and
+    what is left of the latency is the other tokens'."""
+    tokens = whole_of(record["batch_size"], "batch_size", 1) * whole_of(record["input_len"], "input_len", 1)
+    first_s = tokens / number_of(record["input_throughput"], "input_throughput")
+    prefill = _prefill(record, first_s, "until the last sequence's first token; HTTP and the scheduler are in it")
+    steps = (prefill.new_tokens or 1) - 1
+    left_s = number_of(record["latency"], "latency") - first_s
+    if not steps or left_s <= 0:
+        return [prefill]
+    note = "the mean of all steps; HTTP and the scheduler are in it"
+    return [prefill, replace(prefill, covers="decode", seconds=left_s / steps, notes=(note,))]

@@ -1,0 +1,69 @@
+"""The command that explains a user's own script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import Format, Plain, one_of
+from profiler.errors import RequestError
+
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What stands behind the script belongs to the script."""
+
+
+def why(
+    context: typer.Context,
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT.py [ITS ARGUMENTS]")] = None,
+    module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module instead of a file.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder for why.json and why.html (default: under runs/).")] = None,
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Run your own script, unmodified, and say why its models are slow: what to change, and the seconds that saves."""
+    one_of(output_format, "--format", ("table", "json"))
+    if not module and script is None:
+        raise RequestError("give a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
+    from profiler.job.why import why_script
+    from profiler.report.console import screen
+    from profiler.report.why import why_json
+    from profiler.report.why_table import print_why
+
+    # With -m, what typer takes for the script is the module's first argument.
+    arguments = [*([script] if module and script is not None else []), *context.args]
+    path = None if module or script is None else Path(script)
+    with _script_streams(to_stderr=output_format == "json"):
+        watched = why_script(path, module, arguments, out)
+    if watched.why is None:
+        print("roofscope: no model of transformers was called or loaded: there is nothing to explain.", file=sys.stderr)
+    elif output_format == "json":
+        print(json.dumps(why_json(watched.why), indent=2))
+    else:
+        print_why(watched.why, screen(plain=plain, stream=sys.stderr))
+        print(watched.folder, file=sys.stderr)
+    raise typer.Exit(watched.exit_code)
+
+
+@contextlib.contextmanager
+def _script_streams(*, to_stderr: bool) -> Iterator[None]:
+    """The script's own streams; its output goes to stderr where stdout is to hold one document alone."""
+    if not to_stderr:
+        yield
+        sys.stdout.flush()
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

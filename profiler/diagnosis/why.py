@@ -1,0 +1,209 @@
+"""What a watched script spent its time on, and what would have saved it: values, and a judgement from them alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["generate", "forward"]
+
+LEAST_SHARE = 0.02
+"""Of the watched time: what costs less is not worth a word."""
+LEAST_ROUNDS = 5
+"""Pairs that must all agree in sign: of five of equals all do in 3 % of cases (a sign test)."""
+DECISIVE = 0.3
+"""A saving of so much of a call that three agreeing pairs are enough."""
+_FEW_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model that the script itself made."""
+
+    number: int
+    kind: Kind
+    model: str
+    """The class of the model, and its number where there are several of it."""
+    batch_size: int
+    prompt_len: int
+    """Tokens that were handed over, of the longest sequence."""
+    context_len: int
+    """Tokens in the cache that was handed over with them."""
+    new_tokens: int
+    """Of `generate`; 0 for a forward."""
+    forwards: int
+    """Forward passes of the model within it."""
+    seconds: float
+    where: str
+    """`script.py:31`."""
+    settings: Mapping[str, str]
+    """What it ran with: dtype, attention, cache, beams, grad, mode, outputs, threads."""
+    padding: float = 0.0
+    """Share of the tokens handed over that the mask hides."""
+
+    @property
+    def words(self) -> str:
+        """`generate 4 x 512 + 32`."""
+        behind = f" + {self.new_tokens}" if self.new_tokens else f" @ {self.context_len}" if self.context_len else ""
+        return f"{self.kind} {self.batch_size} x {self.prompt_len}{behind}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load of a model."""
+
+    source: str
+    seconds: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that was seen of a script."""
+
+    script: str
+    wall_s: float
+    calls: tuple[Call, ...]
+    loads: tuple[Load, ...]
+    text_s: float
+    """Seconds in tokenizers."""
+    text_where: str
+    overhead_s: float
+    """What the watching itself took: how often it was called times what a call of it takes."""
+    interrupted: bool = False
+
+    @property
+    def calls_s(self) -> float:
+        return sum(call.seconds for call in self.calls)
+
+    @property
+    def watched_s(self) -> float:
+        """Seconds in calls, loads and tokenizers: what a finding's share is of."""
+        return self.calls_s + sum(load.seconds for load in self.loads) + self.text_s
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The same call as it was and with one thing changed, in turn, on that very model."""
+
+    id: str
+    calls: tuple[int, ...]
+    """Numbers of the calls that it stands for."""
+    rounds: tuple[tuple[float, float], ...]
+    """(seconds as it is, seconds changed), a pair each."""
+    where: str
+    evidence: str
+    change: str
+    shape: str
+    """What was tried, in words."""
+
+    @property
+    def saving(self) -> float:
+        """Share of the call that the change saves, by the median pair; negative where it costs."""
+        return statistics.median(1 - changed / as_is for as_is, changed in self.rounds) if self.rounds else 0.0
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether all pairs agree that it saves, and there are enough of them."""
+        enough = len(self.rounds) >= (_FEW_ROUNDS if self.saving > DECISIVE else LEAST_ROUNDS)
+        return enough and all(changed < as_is for as_is, changed in self.rounds)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to change, with the seconds that it would have saved."""
+
+    id: str
+    saves_s: float
+    share: float
+    """Of the watched time."""
+    where: str
+    evidence: str
+    change: str
+    basis: str
+    """How the seconds are known."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """The answer to: why is my script slow?"""
+
+    seen: Seen
+    findings: tuple[Finding, ...]
+    floor_s: float | None
+    """What the same calls need at least on this machine, by their work and its roofs; None where it is not known."""
+    tried: tuple[Trial, ...]
+    not_tried: tuple[str, ...] = ()
+    """What could not be tried, and why."""
+
+
+def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not_tried: Sequence[str] = ()) -> Why:
+    """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
+    by_number = {call.number: call for call in seen.calls}
+    found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
+    found += [*_reloads(seen), *_text(seen)]
+    kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
+    return Why(seen, tuple(_merged(kept)), floor_s, tuple(trials), tuple(not_tried))
+
+
+def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:
+    seconds = sum(calls[number].seconds for number in trial.calls)
+    saves_s = trial.saving * seconds
+    basis = f"tried: {trial.shape}, {len(trial.rounds)} times as it was and changed, in turn"
+    return Finding(trial.id, saves_s, saves_s / seen.watched_s, trial.where, trial.evidence, trial.change, basis)
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding where several kinds of call have the same thing to change at the same line."""
+    merged: dict[tuple[str, str], Finding] = {}
+    for item in findings:
+        key = (item.id, item.where)
+        if key in merged:
+            first = merged[key]
+            merged[key] = Finding(
+                first.id, first.saves_s + item.saves_s, first.share + item.share, first.where, first.evidence,
+                first.change, first.basis,
+            )  # fmt: skip
+        else:
+            merged[key] = item
+    return sorted(merged.values(), key=lambda item: -item.saves_s)
+
+
+def _reloads(seen: Seen) -> list[Finding]:
+    """Loads of one source behind the first."""
+    found = []
+    for source in dict.fromkeys(load.source for load in seen.loads):
+        loads = [load for load in seen.loads if load.source == source]
+        again = loads[1:]
+        if again:
+            saves_s = sum(load.seconds for load in again)
+            found.append(
+                Finding(
+                    id="reloads",
+                    saves_s=saves_s,
+                    share=saves_s / seen.watched_s,
+                    where=again[0].where,
+                    evidence=f"{source} was loaded {len(loads)} times",
+                    change="load it once, before the loop",
+                    basis=f"measured: the {len(again)} loads behind the first",
+                )
+            )
+    return found
+
+
+def _text(seen: Seen) -> list[Finding]:
+    if not seen.text_s:
+        return []
+    return [
+        Finding(
+            id="text",
+            saves_s=seen.text_s,
+            share=seen.text_s / seen.watched_s,
+            where=seen.text_where,
+            evidence="tokenizers took so long",
+            change="tokenize all texts in one call of a fast tokenizer",
+            basis="measured: all of it, of which some is needed",
+        )
+    ]

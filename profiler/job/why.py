@@ -1,0 +1,130 @@
+"""The body of `roofscope why`: a script is watched as it runs, its calls are tried again, and the answer is written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from profiler.diagnosis.why import Seen, Why, judge
+from profiler.errors import RequestError
+from profiler.report.why import why_json
+from profiler.report.why_page import html_why
+from profiler.watching.patches import watched
+from profiler.watching.recorder import Recorder
+from profiler.watching.script import run_module, run_script
+
+# Trials may take as long as the script's own calls, within these.
+_LEAST_TRIALS_S = 20.0
+_MOST_TRIALS_S = 60.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A script that was run: its own exit code, and the answer; None where no model of transformers ran."""
+
+    exit_code: int
+    why: Why | None
+    folder: Path | None = None
+
+
+def why_script(script: Path | None, module: str, arguments: Sequence[str], out: Path | None = None) -> Watched:
+    """Run a script, or a module, unmodified, and say what its models' time went to.
+
+    Raises RequestError for a script that cannot be read.
+    """
+    recorder, name = Recorder(), module or str(script)
+    with watched(recorder):
+        code = run_module(module, arguments) if script is None else run_script(script, arguments)
+    found = explained(recorder, name, interrupted=code == 130)
+    if found is None:
+        return Watched(code, None)
+    folder = out or Path("runs") / _folder_name(name)
+    write(found, folder)
+    return Watched(code, found, folder)
+
+
+def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Why | None:
+    """What was seen, tried and judged; None where no model was called or loaded."""
+    seen = recorder.seen(name, interrupted=interrupted)
+    if not seen.calls and not seen.loads:
+        return None
+    if interrupted or not seen.calls:
+        return judge(seen, [])
+    # torch is there by now: the script has used it.
+    from profiler.probes.again import try_changes
+
+    budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, seen.calls_s))
+    try:
+        trials, missed = try_changes(recorder, seen, budget_s)
+    except KeyboardInterrupt:
+        trials, missed = [], ["trials: interrupted"]
+    return judge(seen, trials, _floor_s(recorder, seen), missed)
+
+
+def _floor_s(recorder: Recorder, seen: Seen) -> float | None:
+    """The least seconds of all calls by their work and this device's roofs; None where a model cannot be counted."""
+    from profiler.job.floors import floor_of_calls
+
+    try:
+        return floor_of_calls([(call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True)])
+    except (RequestError, RuntimeError, ValueError, AttributeError):
+        return None
+
+
+def write(found: Why, folder: Path) -> None:
+    """Write why.json and why.html. Raises RequestError where the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "why.json").write_text(json.dumps(why_json(found), indent=2) + "\n", encoding="utf-8")
+        (folder / "why.html").write_text(html_why(found), encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be written: {error.strerror}.") from None
+
+
+def _folder_name(script: str) -> str:
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem)
+    return f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
+
+
+@dataclass
+class Watching:
+    """What `with profiler.why() as watching:` gives: the answer once the block has ended."""
+
+    found: Why | None = None
+
+    @property
+    def findings(self) -> tuple[object, ...]:
+        """What to change, the dearest first."""
+        return self.found.findings if self.found else ()
+
+    @property
+    def answer(self) -> str:
+        """The answer in sentences."""
+        from profiler.report.why import why_sentences
+
+        return "\n".join(why_sentences(self.found)) if self.found else "No model of transformers was called."
+
+    def save(self, folder: Path) -> None:
+        """Write why.json and why.html. Raises RequestError."""
+        if self.found is None:
+            raise RequestError("no model of transformers was called: there is nothing to save.")
+        write(self.found, folder)
+
+
+@contextlib.contextmanager
+def why() -> Iterator[Watching]:
+    """Watch the models of transformers that are called within, and say afterwards what their time went to.
+
+    with profiler.why() as watching:
+        model.generate(...)
+    print(watching.answer)
+    """
+    recorder, watching = Recorder(), Watching()
+    with watched(recorder):
+        yield watching
+    watching.found = explained(recorder, "this block")

@@ -1,0 +1,494 @@
+"""A script's own calls once more, as they were and with one thing changed, on that very model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Call, Seen, Trial
+from profiler.errors import first_line
+from profiler.loading.skeleton import quiet_libraries
+from profiler.machine.clock import now_s
+from profiler.machine.memory import available_bytes
+from profiler.watching.recorder import Noted, Recorder
+
+# Prompts that are tried as one batch, and from how many calls on that is worth a trial.
+_TOGETHER = 8
+_FEWEST_ONE_BY_ONE = 4
+_DECISIVE_ROUNDS = 3
+# Calls that took less are repeated within a round, up to so many times.
+_SHORT_S = 0.2
+_MOST_REPEATS = 20
+# A change that first took so many times as long is not tried twice.
+_HOPELESS = 20.0
+# What a change needs beside the model may take this share of the free memory.
+_MEMORY_SHARE = 0.8
+_HALF = {"float32": torch.bfloat16, "float64": torch.bfloat16}
+# Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
+_NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One thing that may be changed about some calls."""
+
+    id: str
+    evidence: str
+    change: str
+    where: str
+    as_is: Run
+    changed: Run
+    seconds: float
+    """What it took in the script."""
+    within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    """What holds while `changed` runs; entering and leaving it is not timed."""
+    shape: str = ""
+
+
+@dataclass
+class _Group:
+    """Calls of one kind from one line with one model and the same settings."""
+
+    calls: list[Call]
+    notes: list[Noted]
+    model: Any
+    loaded_at: str
+    halves: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def middle(self) -> tuple[Call, Noted]:
+        """The call that took the median time, of those that can be repeated."""
+        pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
+        pairs.sort(key=lambda pair: pair[0].seconds)
+        return pairs[len(pairs) // 2]
+
+    @property
+    def seconds(self) -> float:
+        return sum(call.seconds for call in self.calls)
+
+
+def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[Trial], list[str]]:
+    """(trials, what could not be tried and why): the dearest calls first, until `budget_s` seconds are spent."""
+    deadline_s = now_s() + budget_s
+    trials: list[Trial] = []
+    missed: list[str] = []
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+        for group in _groups(recorder, seen, missed):
+            for candidate in _candidates(group, recorder):
+                left_s = deadline_s - now_s()
+                if left_s <= 0:
+                    missed.append(f"{candidate.id} at {candidate.where}: no time was left")
+                    continue
+                try:
+                    rounds = _in_turn(candidate, min(left_s, budget_s / 2))
+                except Exception as error:
+                    missed.append(f"{candidate.id} at {candidate.where}: {first_line(error)}")
+                    continue
+                numbers = tuple(call.number for call in group.calls)
+                trials.append(
+                    Trial(
+                        candidate.id, numbers, rounds, candidate.where, candidate.evidence, candidate.change,
+                        candidate.shape or group.middle[0].words,
+                    )
+                )  # fmt: skip
+    return trials, missed
+
+
+def _groups(recorder: Recorder, seen: Seen, missed: list[str]) -> Iterator[_Group]:
+    """Calls that belong together, the dearest first; those whose model is gone borrow one of the same class."""
+    alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
+             if (model := noted.model()) is not None}  # fmt: skip
+    by_class = {type(model).__name__: model for model in alive.values()}
+    found: dict[tuple[object, ...], list[int]] = {}
+    for call in seen.calls:
+        # A hand-written loop that has no cache hands over one more token each time: its calls are of one kind.
+        key = (call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, *call.settings.items())
+        found.setdefault(key, []).append(call.number)
+    loaded_at = seen.loads[-1].where if seen.loads else ""
+    groups = []
+    for numbers in found.values():
+        calls, notes = [seen.calls[number] for number in numbers], [recorder.notes[number] for number in numbers]
+        model = alive.get(calls[-1].model, by_class.get(calls[-1].model.split(" (")[0]))
+        if sum(call.seconds for call in calls) < LEAST_SHARE * seen.watched_s:
+            continue
+        if model is None or all(noted.arguments is None for noted in notes):
+            missed.append(f"the calls at {calls[0].where}: their model is gone")
+            continue
+        groups.append(_Group(calls, notes, model, loaded_at or calls[0].where))
+    return iter(sorted(groups, key=lambda group: -group.seconds))
+
+
+def _in_turn(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
+    """Pairs of seconds as it is and changed, the order alternating, both warmed up; ends early where pairs disagree."""
+    start_s = now_s()
+
+    repeats = max(1, min(_MOST_REPEATS, round(_SHORT_S / max(candidate.seconds, 1e-3))))
+
+    def timed(run: Run) -> float:
+        # What ran before has left its memory and its caches: a short call comes in a row, as in the script.
+        if candidate.seconds < _SHORT_S:
+            run()
+        _synchronize()
+        before_s = now_s()
+        for _ in range(repeats):
+            run()
+        _synchronize()
+        return (now_s() - before_s) / repeats
+
+    # The script itself has warmed up what is as it was.
+    with candidate.within():
+        warm_s = timed(candidate.changed)
+    rounds: list[tuple[float, float]] = []
+    while len(rounds) < LEAST_ROUNDS and (not rounds or (now_s() - start_s) * (1 + 1 / len(rounds)) < budget_s):
+        if len(rounds) % 2:
+            as_is_s = timed(candidate.as_is)
+        with candidate.within():
+            changed_s = timed(candidate.changed)
+        if not len(rounds) % 2:
+            as_is_s = timed(candidate.as_is)
+        rounds.append((as_is_s, changed_s))
+        if changed_s >= as_is_s or warm_s > _HOPELESS * as_is_s:
+            break
+        if len(rounds) == _DECISIVE_ROUNDS and all(1 - after / before > DECISIVE for before, after in rounds):
+            break
+    return tuple(rounds)
+
+
+def _synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
+    """What may be changed about some calls, each only where it applies."""
+    call, noted = group.middle
+    model, settings = group.model, call.settings
+    again = _repeat(noted, call, model)
+
+    def with_options(**options: object) -> Run:
+        return _repeat(noted, call, model, options)
+
+    def candidate(name: str, evidence: str, change: str, changed: Run = again, **more: Any) -> _Candidate:
+        return _Candidate(name, evidence, change, more.pop("where", call.where), again, changed, call.seconds, **more)
+
+    if call.kind == "generate" and settings["cache"] == "off":
+        yield candidate(
+            "cache-off", "use_cache=False computes the whole prompt again at every token", "remove use_cache=False",
+            with_options(use_cache=True),
+        )  # fmt: skip
+    if call.kind == "forward" and (loop := _loop_without_cache(group)):
+        yield loop
+    if call.kind == "forward" and settings["gradients"] == "on" and not recorder.trained:
+        yield candidate(
+            "grad-on", "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
+            _repeat(noted, call, model, gradients=False),
+        )  # fmt: skip
+    if settings["mode"] == "train" and not recorder.trained:
+        yield candidate(
+            "train-mode", "the model is in train mode", "model.eval() behind the load", within=lambda: _eval_mode(model)
+        )  # fmt: skip
+    yield from _padding(call, noted, model, again)
+    if call.kind == "forward" and _only_last_is_used(group, recorder):
+        yield candidate(
+            "all-logits", f"logits of all {call.prompt_len} positions are computed", "pass logits_to_keep=1",
+            with_options(logits_to_keep=1),
+        )  # fmt: skip
+    if settings["outputs"] != "-":
+        yield candidate(
+            "extra-outputs", f"{settings['outputs']} are asked for", "ask for them only where they are used",
+            with_options(**dict.fromkeys(settings["outputs"].split(", "), False)),
+        )  # fmt: skip
+    if settings["attention"] == "eager" and getattr(model, "_supports_sdpa", False):
+        yield candidate(
+            "slow-attention", "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
+            within=lambda: _switched(model.set_attn_implementation, "sdpa", "eager"), where=group.loaded_at,
+        )  # fmt: skip
+    if settings["experts"] == "eager" and _has_experts(model):
+        yield candidate(
+            "slow-experts", "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
+            within=lambda: _switched(model.set_experts_implementation, "grouped_mm", "eager"), where=group.loaded_at,
+        )  # fmt: skip
+    if settings["beams"] not in ("-", "1"):
+        yield candidate(
+            "beams", f"{settings['beams']} beams are followed", "num_beams=1, where its answers are good enough",
+            with_options(num_beams=1, num_return_sequences=1),
+        )  # fmt: skip
+    if settings["assistant"] == "yes":
+        yield candidate(
+            "assistant", "an assistant model drafts", "leave assistant_model out", with_options(assistant_model=None)
+        )
+    if settings["dtype"] in _HALF:
+        yield from _narrower(group, call, noted, candidate)
+    if call.kind == "generate":
+        yield from _together(group)
+    # Threads that wait for each other may take very long on a busy machine.
+    yield from _threads(call, candidate)
+
+
+def _repeat(
+    noted: Noted,
+    call: Call,
+    model: Any,
+    options: Mapping[str, object] | None = None,
+    *,
+    gradients: bool | None = None,
+    ids: Any = None,
+) -> Run:
+    """The same call again, of the same length, with some of its arguments changed."""
+    args, named = noted.arguments or ((), {})
+    named = {name: value for name, value in named.items() if name not in _NOT_AGAIN}
+    if call.kind == "generate":
+        named |= {"max_new_tokens": call.new_tokens, "min_new_tokens": call.new_tokens}
+    named |= options or {}
+    if named.get("assistant_model", True) is None:
+        del named["assistant_model"]
+    wants = (call.settings["gradients"] == "on") if gradients is None else gradients
+    entry = model.generate if call.kind == "generate" else model
+    if call.context_len and ids is None:
+        return _behind(model, call, args, named, wants)
+
+    def run() -> object:
+        with torch.set_grad_enabled(wants):
+            return entry(*args, **named)
+
+    return run
+
+
+def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], wants: bool) -> Run:
+    """A forward behind a cache, which is filled before the first run and cut back before each other."""
+    filled: list[Any] = []
+
+    def run() -> object:
+        with torch.set_grad_enabled(wants):
+            if not filled:
+                ids = torch.zeros(call.batch_size, call.context_len, dtype=torch.long, device=model.device)
+                filled.append(model(ids, use_cache=True).past_key_values)
+            else:
+                filled[0].crop(call.context_len)
+            return model(*args, **named, past_key_values=filled[0])
+
+    return run
+
+
+def _loop_without_cache(group: _Group) -> _Candidate | None:
+    """Forwards that hand over one more token each time: a loop that decodes without a cache."""
+    calls = group.calls
+    grows = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
+    if len(grows) < _FEWEST_ONE_BY_ONE or grows.count(1) < 0.8 * len(grows) or calls[0].context_len:
+        return None
+    kept = [(call, noted) for call, noted in zip(calls, group.notes, strict=True) if noted.arguments is not None]
+    model, first, last = group.model, kept[0][0], kept[-1][0]
+    runs = [_repeat(noted, call, model) for call, noted in kept]
+    gradients = first.settings["gradients"] == "on"
+
+    def as_is() -> None:
+        for run in runs:
+            run()
+
+    def changed() -> None:
+        with torch.set_grad_enabled(gradients):
+            ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
+            cache = model(ids, use_cache=True).past_key_values
+            for _ in range(len(kept) - 1):
+                cache = model(ids[:, :1], past_key_values=cache, use_cache=True).past_key_values
+
+    return _Candidate(
+        "cache-off",
+        f"each of {len(calls)} forwards computes the whole prompt again, which grows by one token",
+        "hand past_key_values on, and only the new token",
+        first.where,
+        as_is,
+        changed,
+        sum(call.seconds for call, _ in kept),
+        shape=f"{len(kept)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
+    )
+
+
+@contextlib.contextmanager
+def _eval_mode(model: Any) -> Iterator[None]:
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+@contextlib.contextmanager
+def _switched(switch: Callable[[str], object], to: str, back: str) -> Iterator[None]:
+    switch(to)
+    try:
+        yield
+    finally:
+        switch(back)
+
+
+def _has_experts(model: Any) -> bool:
+    config = model.config.get_text_config()
+    return any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def _only_last_is_used(group: _Group, recorder: Recorder) -> bool:
+    """Whether these forwards are prompts of a loop that goes on with their cache, and could be told so."""
+    call, noted = group.middle
+    arguments = noted.arguments[1] if noted.arguments else {}
+    takes = "logits_to_keep" in inspect.signature(type(group.model).forward).parameters
+    if not takes or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
+        return False
+    goes_on = any(other.shape[2] and other.model() is group.model for other in recorder.notes)
+    return bool(goes_on and call.context_len == 0)
+
+
+def _padding(call: Call, noted: Noted, model: Any, again: Run) -> Iterator[_Candidate]:
+    """Padding that all sequences share is cut off; else sequences of like length are passed together."""
+    mask = noted.mask
+    if mask is None or mask.dim() != 2 or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
+        return
+    share = f"{100 * call.padding:.0f} % of the tokens handed over are padding"
+    used = mask.bool().any(0)
+    rows = list(range(len(mask)))
+    if not bool(used.all()):
+        yield _Candidate(
+            "padding", share, 'pad to the longest text of a batch alone: padding="longest"', call.where, again,
+            _on_parts(noted, call, model, [rows]), call.seconds,
+        )  # fmt: skip
+        return
+    if len(rows) < 2:
+        return
+    lengths = mask.sum(1).tolist()
+    order = sorted(rows, key=lambda row: lengths[row])
+    cuts = range(1, len(rows))
+    cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
+    yield _Candidate(
+        "padding", share, "sort the texts by length, and pass those of like length together", call.where, again,
+        _on_parts(noted, call, model, [order[:cut], order[cut:]]), call.seconds,
+    )  # fmt: skip
+
+
+def _on_parts(noted: Noted, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> Run:
+    """The same call on some of the rows at a time, each without the columns that are padding in all of its rows."""
+    args, named = noted.arguments or ((), {})
+    shape = tuple(noted.mask.shape)
+
+    def of_part(value: Any, rows: Any, columns: Any) -> Any:
+        fits = isinstance(value, torch.Tensor) and tuple(value.shape) == shape
+        return value[rows][:, columns] if fits else value
+
+    runs = []
+    for part in parts:
+        rows = torch.tensor(part, device=noted.mask.device)
+        columns = noted.mask[rows].bool().any(0)
+        cut = copy.copy(noted)
+        cut.arguments = (
+            tuple(of_part(value, rows, columns) for value in args),
+            {name: of_part(value, rows, columns) for name, value in named.items()},
+        )
+        runs.append(_repeat(cut, call, model))
+
+    def run() -> None:
+        for each in runs:
+            each()
+
+    return run
+
+
+def _threads(call: Call, candidate: Callable[..., _Candidate]) -> Iterator[_Candidate]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = int(call.settings["threads"])
+    if call.settings["device"] != "cpu" or own == cores:
+        return
+
+    @contextlib.contextmanager
+    def on_all() -> Iterator[None]:
+        with _switched(torch.set_num_threads, cores, own):  # type: ignore[arg-type]
+            yield
+
+    yield candidate(
+        "threads", f"torch computes with {own} threads on {cores} cores", f"torch.set_num_threads({cores})",
+        within=on_all,
+    )  # fmt: skip
+
+
+def _narrower(group: _Group, call: Call, noted: Noted, candidate: Callable[..., _Candidate]) -> Iterator[_Candidate]:
+    """The same call of a copy of the model in 16 bits, where there is room for one."""
+    dtype = _HALF[call.settings["dtype"]]
+    model = group.model
+    needed = sum(value.numel() for value in model.parameters()) * dtype.itemsize
+    if needed > _MEMORY_SHARE * available_bytes(model.device) or getattr(model, "hf_quantizer", None) is not None:
+        return
+    narrow: list[Any] = []
+
+    def changed() -> object:
+        if not narrow:
+            narrow.append(copy.deepcopy(model).to(dtype))
+        return _repeat(noted, call, narrow[0])()
+
+    name = str(dtype).removeprefix("torch.")
+    yield candidate(
+        "wide-dtype", f"weights are {call.settings['dtype']}", f"dtype=torch.{name}, or dtype=\"auto\" for the"
+        " checkpoint's own", changed, where=group.loaded_at,
+    )  # fmt: skip
+
+
+def _together(group: _Group) -> Iterator[_Candidate]:
+    """Prompts that were passed one by one, as one batch; those that go on from an earlier answer are no such."""
+    kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
+    if len(kept) < _FEWEST_ONE_BY_ONE or any(call.batch_size != 1 for call, _ in kept):
+        return
+    prompts = [_prompt(noted) for _, noted in kept]
+    if any(prompt is None for prompt in prompts) or _goes_on(prompts):
+        return
+    chosen = [kept[len(kept) * index // min(_TOGETHER, len(kept))] for index in range(min(_TOGETHER, len(kept)))]
+    ids = [_prompt(noted)[0] for _, noted in chosen]
+    longest = max(map(len, ids))
+    batch = torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in ids])
+    mask = torch.stack([torch.cat([row.new_zeros(longest - len(row)), torch.ones_like(row)]) for row in ids])
+    runs = [_repeat(noted, call, group.model) for call, noted in chosen]
+    call, noted = chosen[0]
+    whole = copy.copy(noted)
+    named = {name: value for name, value in (noted.arguments or ((), {}))[1].items() if name != "inputs"}
+    whole.arguments = ((), {**named, "input_ids": batch, "attention_mask": mask})
+    tokens = max(call.new_tokens for call, _ in chosen)
+    options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+
+    def as_is() -> None:
+        for run in runs:
+            run()
+
+    yield _Candidate(
+        "one-by-one",
+        f"{len(group.calls)} prompts are passed one by one",
+        f"pass {len(chosen)} at a time, padded on the left",
+        call.where,
+        as_is,
+        _repeat(whole, call, group.model, options),
+        sum(call.seconds for call, _ in chosen),
+        shape=f"{len(chosen)} of the prompts",
+    )
+
+
+def _prompt(noted: Noted) -> Any:
+    args, named = noted.arguments or ((), {})
+    for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
+        if isinstance(value, torch.Tensor) and value.dim() == 2:
+            return value
+    return None
+
+
+def _goes_on(prompts: Sequence[Any]) -> bool:
+    """Whether most prompts begin with the whole of the one before, as a chat's do."""
+    pairs = list(itertools.pairwise(prompts))
+    on = sum(
+        before.shape[1] < after.shape[1] and bool((after[:, : before.shape[1]] == before).all())
+        for before, after in pairs
+    )
+    return bool(on > len(pairs) / 2)

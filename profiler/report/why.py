@@ -1,0 +1,100 @@
+"""Why a script is slow, in words and rows: for the terminal, the page and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from profiler.diagnosis.why import Call, Finding, Why
+from profiler.units import duration
+
+CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "dtype", "attention", "cache", "padding")
+_MOST_ROWS = 30
+
+
+def why_sentences(why: Why) -> list[str]:
+    """The answer: what the script spent, what its calls need, and the findings, the dearest first."""
+    seen = why.seen
+    kinds = sorted({call.kind for call in seen.calls}, reverse=True)
+    calls = f"{len(seen.calls)} call{'s' if len(seen.calls) != 1 else ''} of {' and '.join(kinds)}"
+    spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
+    floor = f"; the work itself needs {duration(why.floor_s)} on this machine" if why.floor_s else ""
+    begun = "Interrupted: up to here " if seen.interrupted else ""
+    lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{seen.script} loaded a model and called none."]
+    lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
+    if not why.findings and not seen.interrupted:
+        tried = f" of {len(why.tried)} tried" if why.tried else ""
+        lines.append(f"Nothing to change{tried}.")
+    if seen.loads:
+        loaded_s = sum(load.seconds for load in seen.loads)
+        lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
+    return lines
+
+
+def finding_sentence(number: int, item: Finding) -> str:
+    """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
+    where = f" ({item.where})" if item.where else ""
+    return (
+        f"{number}. {_capital(item.evidence)}: {duration(item.saves_s)} ({100 * item.share:.0f} %)."
+        f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
+    )
+
+
+def _capital(text: str) -> str:
+    head, _, _ = text.partition(" ")
+    return text if any(sign in head for sign in "_=.(") else text[:1].upper() + text[1:]
+
+
+def note_lines(why: Why) -> list[str]:
+    """How the findings are known, what could not be tried, and what the watching cost."""
+    lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
+    lines += [f"not tried: {text}" for text in why.not_tried]
+    share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
+    return [*lines, f"watching took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
+
+
+def call_rows(why: Why) -> list[list[str]]:
+    """Calls of one line and kind together, in the order of the columns, the dearest first."""
+    groups: dict[tuple[object, ...], list[Call]] = {}
+    for call in why.seen.calls:
+        groups.setdefault((call.where, call.kind, call.model, *call.settings.values()), []).append(call)
+    ordered = sorted(groups.values(), key=lambda calls: -sum(call.seconds for call in calls))
+    return [_row(calls) for calls in ordered[:_MOST_ROWS]]
+
+
+def _row(calls: Sequence[Call]) -> list[str]:
+    seconds = sum(call.seconds for call in calls)
+    shapes = list(dict.fromkeys(call.words for call in calls))
+    padding = sum(call.padding for call in calls) / len(calls)
+    first = calls[0]
+    return [
+        first.where,
+        str(len(calls)),
+        shapes[0] + (f" .. {shapes[-1].split(' ', 1)[1]}" if len(shapes) > 1 else ""),
+        duration(seconds),
+        duration(seconds / len(calls)),
+        first.settings["dtype"],
+        first.settings["attention"],
+        first.settings["cache"],
+        f"{100 * padding:.0f} %",
+    ]
+
+
+def why_json(why: Why) -> dict[str, object]:
+    """The document of `roofscope why --format json`."""
+    seen = why.seen
+    return {
+        "script": seen.script,
+        "calls": [asdict(call) for call in seen.calls],
+        "loads": [asdict(load) for load in seen.loads],
+        "wall_s": seen.wall_s,
+        "calls_s": seen.calls_s,
+        "text_s": seen.text_s,
+        "overhead_s": seen.overhead_s,
+        "floor_s": why.floor_s,
+        "interrupted": seen.interrupted,
+        "answer": why_sentences(why),
+        "findings": [asdict(item) for item in why.findings],
+        "tried": [{**asdict(trial), "saving": trial.saving, "claimed": trial.is_claim} for trial in why.tried],
+        "not_tried": list(why.not_tried),
+    }

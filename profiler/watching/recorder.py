@@ -1,0 +1,278 @@
+"""What a script's models do, noted as it happens: nothing is synchronised, and no model but the last is kept alive."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profiler.diagnosis.why import Call, Kind, Load, Seen
+from profiler.machine.clock import Clock, clock_for, now_s
+
+# Inputs are kept for trials up to so many calls and bytes.
+_MOST_KEPT = 256
+_MOST_KEPT_BYTES = 64 << 20
+# What calls of the wrappers cost is measured by so many.
+_OVERHEAD_CALLS = 2000
+_EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
+_PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_THE_USERS = (
+    *(str(Path(sysconfig.get_path(name)).resolve()) for name in _PLACES_OF_LIBRARIES),
+    str(Path(__file__).parents[1]),
+    "<frozen",
+)
+
+
+@dataclass
+class Noted:
+    """One call as it was noted: marks of the device's clock, and what a trial needs to call it again."""
+
+    kind: Kind
+    model: weakref.ref[Any]
+    where: str
+    settings: dict[str, str]
+    shape: tuple[int, int, int]
+    """(batch, tokens handed over, tokens in the cache)."""
+    clock: Clock
+    start: Any
+    end: Any = None
+    forwards: int = 0
+    new_tokens: int = 0
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """What it was called with; None where that was not kept."""
+    mask: Any = None
+    name: str = ""
+    trains: bool = False
+
+
+@dataclass
+class _Thread(threading.local):
+    depth: int = 0
+    noted: Noted | None = None
+    text_depth: int = 0
+    load_depth: int = 0
+
+
+@dataclass
+class Recorder:
+    """Takes notes of calls, loads and text work; `patches` calls it."""
+
+    notes: list[Noted] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    text_s: float = 0.0
+    text_where: str = ""
+    trained: bool = False
+    """Whether anything was differentiated: gradients are wanted then."""
+    touched: int = 0
+    """How often a wrapper was entered."""
+    kept_bytes: int = 0
+    _here: _Thread = field(default_factory=_Thread)
+    _last: Any = None
+    _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _start_s: float = field(default_factory=now_s)
+
+    def call(
+        self, kind: Kind, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Run a call of a model and note it, unless it lies within another one."""
+        here = self._here
+        self.touched += 1
+        if here.depth:
+            noted = here.noted
+            if noted is not None and noted.model() is model:
+                noted.forwards += 1
+            return run(*args, **named)
+        here.noted = noted = self._note(kind, model, args, named)
+        here.depth = 1
+        try:
+            result = run(*args, **named)
+        finally:
+            here.depth, here.noted = 0, None
+            noted.end = noted.clock.mark()
+        if kind == "generate":
+            noted.new_tokens = _new_tokens(result, noted.shape[1], model)
+        self.notes.append(noted)
+        self._last = model
+        return result
+
+    def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a load of a model and note it; what was kept of earlier models is let go."""
+        self.touched += 1
+        if self._here.load_depth:
+            return run(*args, **named)
+        self._last = None
+        self._here.load_depth = 1
+        start_s = now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            self._here.load_depth = 0
+            self.loads.append(Load(source, now_s() - start_s, _where()))
+
+    def text(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a tokenizer and add its seconds."""
+        self.touched += 1
+        if self._here.text_depth:
+            return run(*args, **named)
+        self._here.text_depth = 1
+        start_s = now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            self._here.text_depth = 0
+            if not self._here.depth:
+                self.text_s += now_s() - start_s
+                self.text_where = self.text_where or _where()
+
+    def seen(self, script: str, *, interrupted: bool = False) -> Seen:
+        """All that was noted so far, read from the clocks once the devices are done."""
+        for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
+            clock.synchronize()
+        wall_s = now_s() - self._start_s
+        calls = tuple(self._call(number, noted) for number, noted in enumerate(self.notes))
+        overhead_s = self.touched * _wrapper_s()
+        return Seen(
+            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted
+        )  # fmt: skip
+
+    def _call(self, number: int, noted: Noted) -> Call:
+        batch, tokens, context = noted.shape
+        padding = 0.0
+        if noted.mask is not None and noted.mask.dim() == 2:
+            padding = 1 - float(noted.mask.bool().float().mean())
+        return Call(
+            number=number,
+            kind=noted.kind,
+            model=noted.name,
+            batch_size=batch,
+            prompt_len=tokens,
+            context_len=context,
+            new_tokens=noted.new_tokens,
+            forwards=noted.forwards or 1,
+            seconds=noted.clock.seconds([noted.start, noted.end])[0],
+            where=noted.where,
+            settings=noted.settings,
+            padding=padding,
+        )
+
+    def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Noted:
+        ids = _ids(args, named)
+        mask = named.get("attention_mask")
+        number = self._numbers.setdefault(model, len(self._numbers))
+        shape = (int(ids.shape[0]), int(ids.shape[1]), _context(named)) if ids is not None else (1, 1, 0)
+        noted = Noted(
+            kind=kind,
+            model=weakref.ref(model),
+            where=_where(),
+            settings=_settings(kind, model, named),
+            shape=shape,
+            clock=clock_for(model.device),
+            start=None,
+            mask=mask,
+            name=type(model).__name__ + (f" ({number + 1})" if number else ""),
+        )
+        nbytes = sum(_nbytes(value) for value in (*args, *named.values()))
+        if len(self.notes) < _MOST_KEPT and self.kept_bytes + nbytes <= _MOST_KEPT_BYTES:
+            self.kept_bytes += nbytes
+            kept = {name: value for name, value in named.items() if name not in ("past_key_values", "streamer")}
+            noted.arguments = (args, kept)
+        noted.start = noted.clock.mark()
+        return noted
+
+
+def _ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The tokens that were handed over, whatever they were called."""
+    for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
+        if getattr(value, "dim", None) is not None and value.dim() == 2:
+            return value
+    embedded = named.get("inputs_embeds")
+    return embedded[..., 0] if embedded is not None else None
+
+
+def _context(named: Mapping[str, Any]) -> int:
+    """Tokens in a cache that grows, told by its shapes: asking a static one may wait for the device."""
+    layers = getattr(named.get("past_key_values"), "layers", None) or []
+    keys = getattr(layers[0], "keys", None) if layers else None
+    return int(keys.shape[-2]) if keys is not None and keys.dim() == 4 else 0
+
+
+def _new_tokens(result: Any, prompt_len: int, model: Any) -> int:
+    tokens = getattr(result, "sequences", result)
+    length = int(tokens.shape[-1]) if hasattr(tokens, "shape") else 0
+    return max(0, length - (1 if model.config.is_encoder_decoder else prompt_len))
+
+
+def _nbytes(value: Any) -> int:
+    return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0
+
+
+def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """What holds for a call of `generate`: its own argument, its generation config's, the model's, the default."""
+    configs = (named.get("generation_config"), getattr(model, "generation_config", None))
+    for value in (named.get(name), *(getattr(config, name, None) for config in configs)):
+        if value is not None:
+            return value
+    return default
+
+
+def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str]:
+    import torch
+
+    generates = kind == "generate"
+    config = model.config
+    cache = option(model, named, "use_cache", True) if generates else named.get("use_cache", config.use_cache)
+    extras = [
+        name
+        for name in _EXTRAS
+        if (option(model, named, name) if generates else named.get(name, getattr(config, name, False)))
+    ]
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "attention": str(getattr(config, "_attn_implementation", None) or "-"),
+        "experts": str(getattr(config, "_experts_implementation", None) or "-"),
+        "cache": "on" if cache else "off",
+        "gradients": "on" if torch.is_grad_enabled() and not generates else "off",
+        "mode": "train" if model.training else "eval",
+        "outputs": ", ".join(extras) or "-",
+        "beams": str(option(model, named, "num_beams", 1)) if generates else "-",
+        "assistant": "yes" if named.get("assistant_model") is not None else "no",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _where() -> str:
+    """The line of the user's own code that led here: the nearest frame that is neither a library's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_USERS) and "site-packages" not in name:
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class _Nothing:
+    """Stands for a model where the cost of a wrapper is measured."""
+
+
+def _wrapper_s() -> float:
+    """Seconds that entering a wrapper within another call costs."""
+    recorder, model = Recorder(), _Nothing()
+    recorder._here.depth = 1
+
+    def run() -> None:
+        return None
+
+    start_s = now_s()
+    for _ in range(_OVERHEAD_CALLS):
+        run()
+    bare_s = now_s()
+    for _ in range(_OVERHEAD_CALLS):
+        recorder.call("forward", model, run, (), {})
+    return max(0.0, (now_s() - bare_s) - (bare_s - start_s)) / _OVERHEAD_CALLS

@@ -1,0 +1,12 @@
+"""A model card once said that attention must be eager."""
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto", attn_implementation="eager")
+with torch.no_grad():
+    for _ in range(4):
+        logits = model(torch.randint(3, 900, (2, 768)), logits_to_keep=1).logits
+print(logits.shape)

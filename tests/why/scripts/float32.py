@@ -1,0 +1,12 @@
+"""Loads a checkpoint of 16 bits in 32, as older examples do."""
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+with torch.no_grad():
+    for _ in range(4):
+        logits = model(torch.randint(3, 900, (4, 256)), logits_to_keep=1).logits
+print(logits.shape)

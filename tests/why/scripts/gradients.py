@@ -1,0 +1,14 @@
+"""Scores some texts by their likelihood; nobody asked for gradients, and nobody said no."""
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+scores = []
+with torch.enable_grad():
+    for _ in range(60):
+        ids = torch.randint(3, 900, (1, 6))
+        scores.append(float(model(ids, labels=ids).loss))
+print(len(scores))

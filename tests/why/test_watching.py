@@ -1,0 +1,150 @@
+"""Scripts run as they do alone: what they print, read, raise and exit with is theirs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import profiler
+from profiler.diagnosis.why import Call, Load, Seen, Trial, judge
+from profiler.report.why import why_json, why_sentences
+from profiler.report.why_page import html_why
+from profiler.watching.script import run_script
+
+
+def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """A script of its own under `roofscope why`, in a process of its own."""
+    path = tmp_path / "own.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "profiler.cli", "why", "--out", str(tmp_path / "why"), str(path), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None:
+    script = (
+        "import sys, os\n"
+        "print(sys.argv[1:], input(), __name__, os.path.basename(__file__))\n"
+        "print('told', file=sys.stderr)\n"
+        "sys.exit(7)\n"
+    )
+    done = ran(script, tmp_path, "--plain", "-m", "x", stdin="asked\n")
+    assert done.returncode == 7
+    assert done.stdout == "['--plain', '-m', 'x'] asked __main__ own.py\n"
+    assert done.stderr.splitlines()[0] == "told"
+    assert done.stderr.splitlines()[1:] == [
+        "roofscope: no model of transformers was called or loaded: there is nothing to explain."
+    ]
+
+
+def test_what_a_script_raises_is_printed_as_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("def f():\n    raise ValueError('mine')\nf()\n")
+    alone = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((sys, "argv"), (sys, "path")):
+            patch.setattr(owner, name, list(getattr(owner, name)))
+        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        assert run_script(path, []) == alone.returncode == 1
+    assert capfd.readouterr().err == alone.stderr
+
+
+def test_a_script_that_is_none_is_a_wrong_request(tmp_path: Path) -> None:
+    from profiler.errors import RequestError
+
+    with pytest.raises(RequestError, match="cannot be read"):
+        run_script(tmp_path / "missing.py", [])
+    (tmp_path / "broken.py").write_text("def (")
+    with pytest.raises(RequestError, match="no Python script"):
+        run_script(tmp_path / "broken.py", [])
+
+
+@pytest.mark.slow
+def test_a_script_with_a_model_is_explained_whatever_it_ends_in(tiny_folder: Path, tmp_path: Path) -> None:
+    """A pipeline of a module's own would do the same: calls of `generate` from a library name the user's line."""
+    script = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "for _ in range(2):\n"
+        "    print(model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False).shape[0])\n"
+        "raise KeyboardInterrupt\n"
+    )
+    done = ran(script, tmp_path, str(tiny_folder))
+    assert done.returncode == 130
+    assert done.stdout == "1\n1\n"
+    assert "Interrupted: up to here" in done.stderr
+    document = json.loads((tmp_path / "why" / "why.json").read_text())
+    assert document["interrupted"]
+    assert [call["where"] for call in document["calls"]] == ["own.py:5", "own.py:5"]
+    assert {call["new_tokens"] for call in document["calls"]} == {4}
+    assert [load["where"] for load in document["loads"]] == ["own.py:3"]
+    assert "<h1>Why is" in (tmp_path / "why" / "why.html").read_text()
+
+
+def test_a_block_is_watched_where_transformers_is_there_already(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM, PreTrainedModel
+
+    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    before = PreTrainedModel.from_pretrained
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with profiler.why() as watching:
+        model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=3, do_sample=False)
+    assert watching.found is not None
+    [call] = watching.found.seen.calls
+    assert (call.kind, call.batch_size, call.prompt_len, call.new_tokens, call.forwards) == ("generate", 1, 8, 3, 3)
+    assert call.where.startswith("test_watching.py:")
+    assert "1 call of generate" in watching.answer
+    assert PreTrainedModel.from_pretrained == before
+    assert "__call__" not in vars(PreTrainedModel)
+
+
+def call(number: int, seconds: float) -> Call:
+    settings = {"dtype": "float32", "attention": "sdpa", "cache": "off"}
+    return Call(number, "generate", "Llama", 1, 64, 0, 32, 32, seconds, "s.py:4", settings)
+
+
+def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> Trial:
+    return Trial("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 64 + 32")
+
+
+def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Seen:
+    return Seen("s.py", 20.0, calls, loads, 0.0, "", 1e-4)
+
+
+def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:
+    """A quarter is left of 2 + 6 seconds: 6 s are saved, 75 %."""
+    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor_s=1.0)
+    [finding] = found.findings
+    assert finding.saves_s == pytest.approx(6.0)
+    assert finding.share == pytest.approx(0.75)
+    assert why_json(found)["floor_s"] == 1.0
+    assert "6.00 s (75 %)" in why_sentences(found)[1]
+    assert "&lt;b&gt;" in html_why(found)
+    assert "<b>" not in html_why(found)
+
+
+def test_what_rounds_do_not_agree_on_is_no_finding() -> None:
+    watched = seen(call(0, 2.0), call(1, 6.0))
+    for rounds in (
+        [(1.0, 0.9)] * 4,  # too few for so little
+        [(1.0, 0.9)] * 4 + [(1.0, 1.1)],  # one contradicts
+        [(1.0, 0.985)] * 5,  # under 2 % of the script
+        [(1.0, 1.5)] * 5,  # it costs
+    ):
+        assert not judge(watched, [trial(*rounds)]).findings
+    assert judge(watched, [trial(*[(1.0, 0.9)] * 5)]).findings
+    assert "Nothing to change of 1 tried." in why_sentences(judge(watched, [trial((1.0, 1.5))]))
+
+
+def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
+    loads = tuple(Load(name, 2.0, "s.py:9") for name in ("a", "a", "b", "a"))
+    [finding] = judge(seen(call(0, 2.0), loads=loads), []).findings
+    assert (finding.id, finding.saves_s, finding.where) == ("reloads", 4.0, "s.py:9")
+    assert finding.share == pytest.approx(0.4)
