@@ -26,7 +26,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
     """The real SmolLM2-135M, through the Python interface."""
     folder = tmp_path_factory.mktemp("runs") / "gguf"
     return profiler.profile(
-        str(gguf_file), prompt_lens=[64, 256], batch_sizes=[1, 2], new_tokens=16, budget_s=15, out=folder
+        str(gguf_file), prompt_lens=[64, 256], batch_sizes=[1, 2], new_tokens=16, budget_s=12, out=folder
     )
 
 
