@@ -45,7 +45,7 @@ def measure_dispatch(
     """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin; `budget_s` for each.
 
     Engines that the twin cannot stand for are left out: compiled code of the twin would be other code than the model's,
-    and take as long to compile. Empty where the twin cannot be built.
+    and take as long to compile; so are those that fail. Empty where the twin cannot be built.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
@@ -53,27 +53,16 @@ def measure_dispatch(
     the host's caches do not see the weights, and the twin steps alone.
     """
     request = loaded.request
-    found: list[DispatchSamples] = []
     try:
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
-        among_weights = not machine.is_cuda and not loaded.offloaded
-        for name in engines:
-            kind = ENGINES[name]
-            if not kind.has_twin:
-                continue
-            bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
-            alone = dict(zip(PHASES, _twin_alone(bench), strict=True))
-            if among_weights:
-                found += _among_weights_of(bench, alone, batch_sizes)
-            else:
-                waiting = _linears_alone(bench) if request.quant == "int8" else ()
-                found += [
-                    DispatchSamples(name, phase, batch, alone[phase], cores=waiting)
-                    for phase in PHASES
-                    for batch in batch_sizes
-                ]
     except Exception:
         return []
+    found: list[DispatchSamples] = []
+    for name in engines:
+        if ENGINES[name].has_twin:
+            bench = _Bench(loaded, twin, ENGINES[name](twin.module, machine), machine, budget_s)
+            with contextlib.suppress(Exception):  # what one engine cannot, such as a capture, the others can
+                found += _of_engine(bench, batch_sizes)
     return found
 
 
@@ -87,6 +76,18 @@ class _Bench:
     machine: Machine
     budget_s: float
     """For the steps of one phase and batch size."""
+
+
+def _of_engine(bench: _Bench, batch_sizes: Sequence[int]) -> list[DispatchSamples]:
+    alone = dict(zip(PHASES, _twin_alone(bench), strict=True))
+    if not bench.machine.is_cuda and not bench.loaded.offloaded:
+        return _among_weights_of(bench, alone, batch_sizes)
+    waiting = _linears_alone(bench) if bench.loaded.request.quant == "int8" else ()
+    return [
+        DispatchSamples(bench.engine.name, phase, batch, alone[phase], cores=waiting)
+        for phase in PHASES
+        for batch in batch_sizes
+    ]
 
 
 def _twin_alone(bench: _Bench) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,0 +1,188 @@
+"""Ten faults planted into the profiler, each with the scenario that must turn red: python -m tests.simulated.mutations
+
+With names as arguments, those alone. A suite that stays green under them would prove nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from profiler.diagnosis import parts
+from profiler.engines.transformers import EagerEngine
+from profiler.grid import Cell
+from profiler.machine import memory
+from profiler.machine.clock import CudaClock
+from profiler.machine.machine import CudaMachine, Machine
+from profiler.probes import kernels
+from profiler.probes.subject import Subject
+from profiler.timing import visit
+
+from . import test_scenarios as scenarios
+from .guard import why_not
+
+Planted = contextlib.AbstractContextManager[Any]
+Scenario = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault and the scenario that has to notice it."""
+
+    name: str
+    plant: Callable[[], Planted]
+    scenario: Scenario
+
+
+def fast_host(folder: Path) -> None:
+    scenarios.test_the_verdict_follows_the_host("eager", "fast", folder)
+
+
+def static_cache(folder: Path) -> None:
+    scenarios.test_a_graph_takes_the_host_out_of_the_step("static", folder)
+
+
+def doubled_replay() -> Planted:
+    """The time of a kernel that was run alone enters the split twice."""
+    right = parts._demand
+
+    def twice(*args: Any) -> Any:
+        demand = right(*args)
+        return replace(demand, replayed_s=None if demand.replayed_s is None else 2 * demand.replayed_s)
+
+    return mock.patch.object(parts, "_demand", twice)
+
+
+def _roofs(**changes: object) -> Planted:
+    right = parts.roofs_of
+    return mock.patch.object(parts, "roofs_of", lambda *args: replace(right(*args), **changes))
+
+
+def forgotten_link() -> Planted:
+    """Weights that wait on the host cross to the card for nothing."""
+    return _roofs(fetch_s=0.0)
+
+
+def hidden_dispatch() -> Planted:
+    """Dispatch that hides behind the card is added to the step, as on a CPU."""
+    return _roofs(overlaps=False)
+
+
+def timed_warm_up() -> Planted:
+    """A first prefill falls between the marks of the one that is timed."""
+    right = visit._run
+
+    class Cold:
+        def __init__(self, engine: Any) -> None:
+            self._engine = engine
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
+
+        def prefill(self, *args: Any) -> Any:
+            self._engine.prefill(*args)
+            return self._engine.prefill(*args)
+
+    return mock.patch.object(visit, "_run", lambda engine, *args, **more: right(Cold(engine), *args, **more))
+
+
+def device_0() -> Planted:
+    """The machine's card does not become torch's current one."""
+
+    def made(self: Any, device: Any, **more: Any) -> None:
+        Machine.__init__(self, device, **more)
+        self._cuda = torch.cuda
+
+    return mock.patch.object(CudaMachine, "__init__", made)
+
+
+def early_reading() -> Planted:
+    """Events are read before the card has reached them."""
+    return mock.patch.object(CudaClock, "synchronize")
+
+
+def wrong_slots() -> Planted:
+    """A static cache has room for more tokens than its cell will ever hold."""
+    return mock.patch.object(Cell, "slots", property(lambda self: self.depth + self.new_tokens + (16 << 10)))
+
+
+def reserved_as_used() -> Planted:
+    """What torch keeps for its next tensors counts as somebody's."""
+    return mock.patch.object(memory, "_kept_bytes", return_value=0)
+
+
+def warm_replays() -> Planted:
+    """Kernels are run alone with their weights in the cache, where a step never finds them."""
+    return mock.patch.object(kernels, "_cold_bytes", return_value=0)
+
+
+def swallowed_oom() -> Planted:
+    """What is predicted not to fit is tried, and a prefill that runs out of memory goes on with one sequence."""
+    right = EagerEngine.prefill
+
+    def prefill(self: Any, ids: Any, slots: int) -> Any:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return right(self, ids, slots)
+        return right(self, ids[:1], slots)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(Subject, "no_room", return_value=None))
+    stack.enter_context(mock.patch.object(EagerEngine, "prefill", prefill))
+    return stack
+
+
+MUTATIONS = (
+    Mutation("double-count a replay", doubled_replay, fast_host),
+    Mutation("forget the link", forgotten_link, scenarios.test_a_small_card_spills_to_the_host),
+    Mutation("time the warm-up", timed_warm_up, fast_host),
+    Mutation("use device 0", device_0, scenarios.test_the_second_card_is_measured_when_it_is_asked_for),
+    Mutation("read before synchronising", early_reading, fast_host),
+    Mutation("hidden dispatch as overhead", hidden_dispatch, fast_host),
+    Mutation("wrong slots", wrong_slots, static_cache),
+    Mutation("reserved as used", reserved_as_used, scenarios.test_batches_double_to_the_limit_of_memory),
+    Mutation("L2-warm replays", warm_replays, scenarios.test_a_small_model_on_a_large_cache),
+    Mutation("a swallowed OOM", swallowed_oom, scenarios.test_batches_double_to_the_limit_of_memory),
+)
+
+
+def noticed(mutation: Mutation) -> str | None:
+    """How its scenario fails with the fault in place; None where it stays green."""
+    with tempfile.TemporaryDirectory(prefix="roofscope-mutation-") as folder:
+        kept_nowhere = mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder})
+        with kept_nowhere, mutation.plant():
+            try:
+                mutation.scenario(Path(folder))
+            except Exception as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                return f"{type(error).__name__} at `{where.line}`"
+    return None
+
+
+def main() -> int:
+    if reason := why_not():
+        sys.exit(f"no card can be simulated here: {reason}.")
+    chosen = [mutation for mutation in MUTATIONS if mutation.name in sys.argv[1:] or len(sys.argv) == 1]
+    green = 0
+    for mutation in chosen:
+        began_s = time.perf_counter()
+        how = noticed(mutation)
+        green += how is None
+        colour = "GREEN" if how is None else "red"
+        print(f"{colour:5}  {mutation.name} ({time.perf_counter() - began_s:.0f} s): {how}", flush=True)
+    print(f"{len(chosen) - green} of {len(chosen)} faults were noticed")
+    return 1 if green else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
