@@ -78,21 +78,17 @@ def rent(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
-    from profiler.diagnosis.rent import Limits
-    from profiler.job.renting import ENGINES, Asked
+    from profiler.job.renting import ENGINES, Asked, limits_of
     from profiler.job.renting import rent as find
     from profiler.report.console import screen
     from profiler.report.renting import print_rented, rented_json
 
     one_of(engine, "--engine", ENGINES)
-    limits = Limits(
-        None if max_ttft_ms is None else max_ttft_ms / 1e3, None if max_tpot_ms is None else max_tpot_ms / 1e3
-    )
     asked = Asked(
         prompt_len=prompt,
         new_tokens=new,
         batch=batch,
-        limits=limits,
+        limits=limits_of(max_ttft_ms, max_tpot_ms),
         quants=tuple(name.strip() for name in quant.split(",") if name.strip()) or ("none",),
         engine="compiled" if engine == "compiled" else "eager",
         prices=price,
