@@ -27,6 +27,7 @@ def forecast(
     check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
     budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds for the sweep.")] = 30.0,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG of the forecast over the batch.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep it in the run's folder and its report.html.")] = False,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
@@ -43,6 +44,15 @@ def forecast(
     if check and on:
         raise RequestError("--check runs on this device; leave --on out, or forecast a run of this device.")
     answer = forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
+    if keep and on:
+        raise RequestError("--keep: only the forecast of a run has a folder to be kept in.")
+    if keep:
+        from profiler.record.forecasts import write_forecast
+        from profiler.record.run import read_run
+        from profiler.report.page import write_reports
+
+        write_forecast(Path(source), answer)
+        write_reports([read_run(Path(source))])
     if out is not None:
         from profiler.report.plots.forecast import forecast_band, save_figure
 
