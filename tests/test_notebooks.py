@@ -18,10 +18,11 @@ FIGURES = {
     "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7"],
     "04_rooflines_by_dtype": ["306.0", "60.82", "1214.68", "3.17", "1.64"],
     "05_attention_vs_ffn": ["1080.00", "206.12", "0.44", "0.61", "128256"],
+    "06_what_should_i_rent": ["100.663296", "7.0 ms", "14.5 GB", "cannot tell"],
 }
 
 
-def test_there_are_five() -> None:
+def test_there_are_six() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(FIGURES)
 
 

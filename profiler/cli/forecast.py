@@ -27,6 +27,7 @@ def forecast(
     check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
     budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds for the sweep.")] = 30.0,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG of the forecast over the batch.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep it in the run's folder and its report.html.")] = False,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
@@ -43,6 +44,15 @@ def forecast(
     if check and on:
         raise RequestError("--check runs on this device; leave --on out, or forecast a run of this device.")
     answer = forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
+    if keep and on:
+        raise RequestError("--keep: only the forecast of a run has a folder to be kept in.")
+    if keep:
+        from profiler.record.forecasts import write_forecast
+        from profiler.record.run import read_run
+        from profiler.report.page import write_reports
+
+        write_forecast(Path(source), answer)
+        write_reports([read_run(Path(source))])
     if out is not None:
         from profiler.report.plots.forecast import forecast_band, save_figure
 
@@ -78,21 +88,17 @@ def rent(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
-    from profiler.diagnosis.rent import Limits
-    from profiler.job.renting import ENGINES, Asked
+    from profiler.job.renting import ENGINES, Asked, limits_of
     from profiler.job.renting import rent as find
     from profiler.report.console import screen
     from profiler.report.renting import print_rented, rented_json
 
     one_of(engine, "--engine", ENGINES)
-    limits = Limits(
-        None if max_ttft_ms is None else max_ttft_ms / 1e3, None if max_tpot_ms is None else max_tpot_ms / 1e3
-    )
     asked = Asked(
         prompt_len=prompt,
         new_tokens=new,
         batch=batch,
-        limits=limits,
+        limits=limits_of(max_ttft_ms, max_tpot_ms),
         quants=tuple(name.strip() for name in quant.split(",") if name.strip()) or ("none",),
         engine="compiled" if engine == "compiled" else "eager",
         prices=price,

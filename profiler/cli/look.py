@@ -150,7 +150,10 @@ def gpus(output_format: Format = "table") -> None:
     from dataclasses import asdict
 
     from profiler.machine import datasheet
+    from profiler.record.profiles import profiles, read_profile
 
+    profiled = {name: read_profile(path) for name, path in profiles().items()}
+    by_card = {profile.datasheet: name for name, profile in profiled.items() if profile.datasheet}
     if output_format == "json":
         dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
         print(
@@ -158,6 +161,7 @@ def gpus(output_format: Format = "table") -> None:
                 [
                     {
                         **asdict(gpu),
+                        "profile": by_card.get(gpu.gpu),
                         "ridge_flops_per_byte": {name: gpu.ridge_flops_per_byte(name) for name in dtypes},
                     }
                     for gpu in datasheet.gpus()
@@ -170,7 +174,11 @@ def gpus(output_format: Format = "table") -> None:
 
     from profiler.report.device_tables import gpus_table
 
-    Console(width=100).print(gpus_table(datasheet.gpus()))
+    console = Console(width=100)
+    console.print(gpus_table(datasheet.gpus()))
+    for name, profile in profiled.items():
+        unit = "threads" if profile.kind == "cpu" else "SMs"
+        console.print(f"profiled: {name} ({profile.name}, {profile.threads} {unit})", highlight=False)
 
 
 def selftest(

@@ -29,6 +29,8 @@ LEAST_CELLS = 6
 """With fewer cells held out, no error can be told."""
 _MOST_FOLDS = 32
 _NORMAL_95 = 1.96
+_CONVERSION_ROOF_S = 1e-9
+"""Conversions have no roof of their own: a time that none falls below."""
 # A term that takes half of a step decides it.
 _BINDS = 0.5
 
@@ -163,7 +165,7 @@ class Kernels:
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
-        found = _along(self.conversions, column, steps, 0.0 * roof_s)
+        found = _along(self.conversions, column, steps, np.full(len(steps), _CONVERSION_ROOF_S))
         return np.zeros(len(steps)) if found is None else found
 
 
@@ -293,6 +295,7 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
             continue
         flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
         roof_s = np.maximum(column.flops / flops_per_s, column.model_bytes / bandwidth) / column.count
+        roof_s = np.maximum(roof_s, 1e-12)
         if column.heads is not None:
             ratio = np.log(seconds[known] / np.maximum(roof_s[known], 1e-12))
             surfaces[column.operator] = surface(_octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
@@ -301,7 +304,8 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
         for prefill, chosen in _kinds(column, steps, known):
             lines[column.operator, prefill] = line(column.rows[chosen], seconds[chosen], roof_s[chosen])
             if (some := chosen & (converting > 0)).any():
-                conversions[column.operator, prefill] = line(column.rows[some], converting[some], roof_s[some])
+                least_s = np.full(int(some.sum()), _CONVERSION_ROOF_S)
+                conversions[column.operator, prefill] = line(column.rows[some], converting[some], least_s)
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
         lines[REST, False] = line(

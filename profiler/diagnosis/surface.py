@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,33 +73,22 @@ def _alike(left: Array, right: Array) -> Array:
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds over a size: through the points that were measured, along the roof beyond them."""
+    """A time over its roof, over a size: through the points that were measured, and level beyond them."""
 
     log_sizes: Array
-    log_seconds: Array
-    first_roof_s: float
-    last_roof_s: float
+    log_ratios: Array
 
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds at `sizes` [n], never below `roof_s` [n].
+        """Seconds at `sizes` [n] whose roofs are `roof_s` [n], never below them.
 
-        Between two points log time is straight over log size, so that it leaves neither; beyond the first and the last
-        one the share of the roof that they attained stays.
+        Between two points the log of time over roof is straight over log size, so that it leaves neither.
         """
-        at = np.log(np.maximum(sizes, 1))
-        found = np.exp(np.interp(at, self.log_sizes, self.log_seconds))
-        below, above = at < self.log_sizes[0] - 1e-9, at > self.log_sizes[-1] + 1e-9
-        found = np.where(below, math.exp(self.log_seconds[0]) * roof_s / self.first_roof_s, found)
-        found = np.where(above, math.exp(self.log_seconds[-1]) * roof_s / self.last_roof_s, found)
-        return np.asarray(np.maximum(found, roof_s))
+        ratio = np.exp(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
+        return np.asarray(roof_s * np.maximum(1.0, ratio))
 
 
 def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
     """The line through points of which several may share a size: their median holds."""
     unique = np.unique(sizes)
-    logs = np.array([np.median(np.log(seconds[sizes == size])) for size in unique])
-    first, last = (float(np.median(roof_s[sizes == size])) for size in (unique[0], unique[-1]))
-    return Line(np.log(np.maximum(unique, 1)), logs, max(first, _LEAST_S), max(last, _LEAST_S))
-
-
-_LEAST_S = 1e-12
+    ratios = np.log(seconds / roof_s)
+    return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))

@@ -307,7 +307,7 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
             found,
             found.latency_s,
             (found.latency_s / spread, found.latency_s * spread),
-            ["the card's profile; the model never ran there"] * len(steps),
+            ["the card's profile: the model never ran there"] * len(steps),
             found.fits(profile.memory_bytes),
         ),
     )

@@ -12,7 +12,7 @@ from profiler.probes.card import measure_card
 from profiler.record.profiles import profile_json
 from profiler.roofs.values import Ceilings
 
-PROFILE_BUDGET_S = 40.0
+PROFILE_BUDGET_S = 24.0
 
 
 def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) -> None:

@@ -67,6 +67,11 @@ class Asked:
     host_index: float | None = None
 
 
+def limits_of(ttft_ms: float | None, tpot_ms: float | None) -> Limits:
+    """Limits as the command line gives them."""
+    return Limits(None if ttft_ms is None else ttft_ms / 1e3, None if tpot_ms is None else tpot_ms / 1e3)
+
+
 def rent(model: str, asked: Asked, today: date) -> Rented:
     """Every card with a price. Raises RequestError where nothing fits, or nothing is fast enough."""
     _check(asked)

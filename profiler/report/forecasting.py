@@ -23,6 +23,8 @@ _MOST_ROWS = 200
 
 def error_sentence(told: Told) -> str:
     """`median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`; or that it cannot be told."""
+    if not told.cells:
+        return f"not told: {told.how}"
     if told.median is None or told.p90 is None:
         return f"its error cannot be told: {told.cells} cells to hold out are too few, so that its intervals are wide"
     return (

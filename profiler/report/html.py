@@ -15,10 +15,12 @@ from markupsafe import Markup
 from profiler.diagnosis.precisions import sentences
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
+from profiler.record.forecasts import read_forecast
 from profiler.record.run import Run
 from profiler.report.cell_table import COLUMNS, entries
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.doubling_table import slope_texts
+from profiler.report.forecasting import FORECAST_COLUMNS, answer_sentences, forecast_rows
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
@@ -49,6 +51,7 @@ from profiler.units import duration, scaled
 _MOST_BARS_A_PHASE = 100
 _MOST_SERIES = 12
 _ROOFLINE = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
+_FORECAST = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
 _PRECISIONS = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
 
 
@@ -69,6 +72,8 @@ def templates() -> Environment:
 def html_report(run: Run) -> str:
     """The report of a run as one HTML document; needs nothing but the run."""
     measured = run.measured
+    forecast = read_forecast(run.folder)
+    forecast_cells, carried = forecast_rows(forecast.cells) if forecast else ((), [])
     return (
         templates()
         .get_template("report.html.j2")
@@ -89,6 +94,11 @@ def html_report(run: Run) -> str:
             cards=card_rows(run),
             maps=_maps(run),
             columns=[column.heading for column in COLUMNS],
+            forecast=inline_svg([run], "forecast", _FORECAST) if forecast and measured else None,
+            forecast_words=answer_sentences(forecast) if forecast else (),
+            forecast_columns=FORECAST_COLUMNS,
+            forecast_cells=forecast_cells,
+            carried=carried,
             rows=[entries(result) for result in run.results],
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
             slope_texts=slope_texts,

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from profiler.errors import RequestError, near_misses
 from profiler.record.run import Run
 from profiler.report.plots.cells import intensity_map, regime_map, step_split
+from profiler.report.plots.forecast import of_run
 from profiler.report.plots.lines import against_depth, doubling, precisions, throughput
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.steps import steps
@@ -26,6 +27,7 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "depth": against_depth,
     "doubling": doubling,
     "steps": steps,
+    "forecast": of_run,
 }
 """Pictures of one run."""
 

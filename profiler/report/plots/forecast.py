@@ -15,6 +15,8 @@ from profiler.diagnosis.forecast import Answer, ForecastCell, MeasuredPoint
 from profiler.diagnosis.rent import Curve, Rented
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
+from profiler.record.forecasts import read_forecast
+from profiler.record.run import Run
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, STYLE_FILE, log_axes
 
 _MOST_CARDS = 5
@@ -32,6 +34,14 @@ def forecast_band(answer: Answer) -> Figure:
             _band(axes, phase, cells, points)
         figure.suptitle(f"{answer.model} ({answer.precision}) on {answer.on}", x=0.01, ha="left", fontsize=12)
     return figure
+
+
+def of_run(run: Run) -> Figure:
+    """The forecast that a run folder keeps. Raises RequestError for one that keeps none."""
+    answer = read_forecast(run.folder)
+    if answer is None:
+        raise RequestError(f"{run.folder} holds no forecast; `roofscope forecast {run.folder} --keep` makes one.")
+    return forecast_band(answer)
 
 
 def _band(axes: Axes, phase: Phase, cells: Sequence[ForecastCell], points: Sequence[MeasuredPoint]) -> None:

@@ -1,0 +1,128 @@
+"""A card's profile against a planted card: kernels of other widths, dispatch by layers, and what a file may hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profiler.diagnosis.profile import (
+    PROFILE_SCHEMA,
+    AttentionPoint,
+    CardProfile,
+    DispatchPoint,
+    ProductPoint,
+    fitted_on,
+    held_out_kernels,
+)
+from profiler.diagnosis.step_time import floor_s
+from profiler.errors import RequestError
+from profiler.job.forecast import Wanted, forecast_on
+from profiler.record.profiles import profile_called, profile_json, read_profile
+from profiler.roofs.values import Ceilings, Roof
+
+FLOPS_PER_S, BYTES_PER_S = 1.0e11, 2.0e10
+LAYER_S, CALLS_S = 3e-4, 1e-4
+
+
+def roof(per_s: float) -> Roof:
+    return Roof(per_s, per_s, per_s, 9, "planted")
+
+
+def share(rows: float, width: float) -> float:
+    """What the planted card's kernels attain: more with more rows, a little less for narrow weights."""
+    return min(0.95, 0.35 + 0.05 * np.log2(rows) + 0.02 * np.log2(width / 512))
+
+
+def planted() -> CardProfile:
+    """A card whose every kernel is known."""
+    products = [
+        ProductPoint("float32", "dense", rows, ins, outs, 4.0 * ins * outs,
+                     floor_s(2.0 * rows * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S) / share(rows, ins))
+        for ins, outs in ((512, 512), (512, 2048), (2048, 512), (2048, 2048), (1024, 4096), (512, 16384))
+        for rows in (1, 2, 4, 8, 16, 64, 256, 1024)
+    ]  # fmt: skip
+    attentions = [
+        AttentionPoint("float32", batch, query, keys, heads, kv, 64, 2 * floor_s(
+            4.0 * heads * 64 * batch * (query * (keys - query) + query * (query + 1) // 2),
+            batch * keys * 2 * kv * 64 * 4.0, FLOPS_PER_S, BYTES_PER_S))
+        for heads, kv in ((9, 3), (16, 4))
+        for batch, query, keys in ((1, 1, 64), (1, 1, 512), (8, 1, 512), (1, 64, 64), (1, 512, 512), (8, 128, 128))
+    ]  # fmt: skip
+    dispatches = [
+        DispatchPoint("float32", phase, batch, LAYER_S, CALLS_S) for phase in ("prefill", "decode") for batch in (1, 8)
+    ]
+    ceilings = Ceilings({"float32": roof(FLOPS_PER_S)}, {"read": roof(BYTES_PER_S)}, 1 << 28, True)
+    return CardProfile(
+        PROFILE_SCHEMA, "0", "2026-11-20T00:00:00+00:00", "a planted card", "cpu", 2, "AVX2", 64 << 30, 32 << 20, {},
+        ceilings, tuple(products), tuple(attentions), tuple(dispatches),
+    )  # fmt: skip
+
+
+def test_kernels_of_other_widths_are_forecast() -> None:
+    """Each width from the others, on a card whose truth is known."""
+    held = held_out_kernels(planted(), "float32")
+    assert len(held.errors) == 48
+    assert held.median < 0.05
+    assert held.p90 < 0.12
+
+
+def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
+    """SmolLM2-135M on the planted card: its linears at their planted share, its layers' dispatch, added on a CPU."""
+    path = tmp_path / "card.json"
+    path.write_text(profile_json(planted()))
+    wanted = Wanted(prompt_lens="64", batch_sizes="1,4", dtype="float32")
+    answer = forecast_on("smollm2-135m", str(path), wanted)
+    layers = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
+    for cell in answer.cells:
+        rows = cell.batch_size * (64 if cell.phase == "prefill" else 1)
+        shapes = [*(30 * [shape for shape in layers]), (576, 49152)]
+        linears_s = 0.0
+        for ins, outs in shapes:
+            seen = cell.batch_size if outs == 49152 else rows
+            least = floor_s(2.0 * seen * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S)
+            linears_s += least / share(seen, ins)
+        told = cell.terms
+        known = linears_s + 30 * (LAYER_S - CALLS_S)
+        assert cell.latency_s == pytest.approx(known, rel=0.15), cell
+        assert told["dispatch_s"] == pytest.approx(30 * LAYER_S)
+        assert cell.low_s < cell.latency_s < cell.high_s
+
+
+def test_where_host_and_device_overlap_the_longer_holds() -> None:
+    card = replace(planted(), kind="cuda")
+    assert fitted_on(card, "float32", 30).device.overlaps
+    assert not fitted_on(planted(), "float32", 30).device.overlaps
+
+
+def test_a_profile_survives_its_file_and_bad_ones_are_told(tmp_path: Path, roofscope: Callable[..., Any]) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(profile_json(planted()))
+    assert len(path.read_bytes()) < 40_000
+    back = read_profile(path)
+    assert back.products == planted().products
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "schema_version": PROFILE_SCHEMA + 1}))
+    with pytest.raises(RequestError, match=f"of version {PROFILE_SCHEMA + 1}.*measure the card again"):
+        read_profile(path)
+    path.write_text(json.dumps({**content, "products": 3}))
+    with pytest.raises(RequestError, match="damaged"):
+        read_profile(path)
+    path.write_text("{")
+    with pytest.raises(RequestError, match="not JSON"):
+        read_profile(path)
+    with pytest.raises(RequestError, match="no card profile is called"):
+        profile_called("nosuchcard")
+
+
+def test_a_card_without_a_profile_gets_a_range() -> None:
+    """Mistral-7B streams 14.2 GB a step: on an L4 of 300 GB/s at least 47 ms."""
+    answer = forecast_on("mistral-7b-v0.1", "L4", Wanted(prompt_lens="512", batch_sizes="1"))
+    [decode] = [cell for cell in answer.cells if cell.phase == "decode"]
+    assert 47e-3 < decode.low_s < decode.latency_s < decode.high_s
+    assert answer.error.median is None
