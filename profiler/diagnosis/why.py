@@ -60,6 +60,14 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Recompilation:
+    """Code of a model that was compiled once more, because something about a call had changed."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Seen:
     """All that was seen of a script."""
 
@@ -73,6 +81,7 @@ class Seen:
     overhead_s: float
     """What the watching itself took: how often it was called times what a call of it takes."""
     interrupted: bool = False
+    recompilations: tuple[Recompilation, ...] = ()
 
     @property
     def calls_s(self) -> float:
@@ -143,7 +152,7 @@ def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
     by_number = {call.number: call for call in seen.calls}
     found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
-    found += [*_reloads(seen), *_text(seen)]
+    found += [*_reloads(seen), *_recompilations(seen), *_text(seen)]
     kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
     return Why(seen, tuple(_merged(kept)), floor_s, tuple(trials), tuple(not_tried))
 
@@ -191,6 +200,26 @@ def _reloads(seen: Seen) -> list[Finding]:
                 )
             )
     return found
+
+
+def _recompilations(seen: Seen) -> list[Finding]:
+    """Compilations of the same code behind the first; they take place within the calls."""
+    again = seen.recompilations
+    if not again:
+        return []
+    dearest = max(again, key=lambda item: item.seconds)
+    saves_s = sum(item.seconds for item in again)
+    return [
+        Finding(
+            id="recompiles",
+            saves_s=saves_s,
+            share=saves_s / seen.watched_s,
+            where=seen.calls[0].where if seen.calls else "",
+            evidence=f"the model was compiled {len(again)} times more ({dearest.reason})",
+            change="keep shapes the same (pad to few lengths, a static cache), or torch.compile(dynamic=True)",
+            basis="measured: the compilations behind the first",
+        )
+    ]
 
 
 def _text(seen: Seen) -> list[Finding]:

@@ -101,6 +101,23 @@ def _replace_load(base: Any, recorder: Recorder) -> _Undo:
     return lambda: setattr(base, "from_pretrained", original)
 
 
+def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    """`torch.compile(model)` is a module of its own around the model."""
+    base = module.OptimizedModule
+    original = base.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        models = sys.modules.get("transformers.modeling_utils")
+        run = functools.partial(original, self)
+        if models is None or not isinstance(self._orig_mod, models.PreTrainedModel):
+            return run(*args, **named)
+        return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
+
+    base.__call__ = call
+    return [lambda: setattr(base, "__call__", original)]
+
+
 def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
     base = module.GenerationMixin
     original = base.generate
@@ -132,5 +149,6 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
     "transformers.modeling_utils": _models,
     "transformers.generation.utils": _generation,
+    "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,
 }

@@ -6,17 +6,18 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Call, Kind, Load, Seen
+from profiler.diagnosis.why import Call, Kind, Load, Recompilation, Seen
 from profiler.machine.clock import Clock, clock_for, now_s
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 64 << 20
+_LONGEST_REASON = 80
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
@@ -77,7 +78,14 @@ class Recorder:
     _start_s: float = field(default_factory=now_s)
 
     def call(
-        self, kind: Kind, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+        self,
+        kind: Kind,
+        model: Any,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        *,
+        compiled: bool = False,
     ) -> Any:
         """Run a call of a model and note it, unless it lies within another one."""
         here = self._here
@@ -87,7 +95,7 @@ class Recorder:
             if noted is not None and noted.model() is model:
                 noted.forwards += 1
             return run(*args, **named)
-        here.noted = noted = self._note(kind, model, args, named)
+        here.noted = noted = self._note(kind, model, args, named, compiled)
         here.depth = 1
         try:
             result = run(*args, **named)
@@ -137,7 +145,8 @@ class Recorder:
         calls = tuple(self._call(number, noted) for number, noted in enumerate(self.notes))
         overhead_s = self.touched * _wrapper_s()
         return Seen(
-            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted
+            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
+            tuple(_recompilations()),
         )  # fmt: skip
 
     def _call(self, number: int, noted: Noted) -> Call:
@@ -160,7 +169,7 @@ class Recorder:
             padding=padding,
         )
 
-    def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Noted:
+    def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
         ids = _ids(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
@@ -169,7 +178,7 @@ class Recorder:
             kind=kind,
             model=weakref.ref(model),
             where=_where(),
-            settings=_settings(kind, model, named),
+            settings={**_settings(kind, model, named), "compiled": "yes" if compiled else "no"},
             shape=shape,
             clock=clock_for(model.device),
             start=None,
@@ -177,12 +186,22 @@ class Recorder:
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
         )
         nbytes = sum(_nbytes(value) for value in (*args, *named.values()))
-        if len(self.notes) < _MOST_KEPT and self.kept_bytes + nbytes <= _MOST_KEPT_BYTES:
+        # Compiled code is bound to what it was compiled with: it is not tried again.
+        if not compiled and len(self.notes) < _MOST_KEPT and self.kept_bytes + nbytes <= _MOST_KEPT_BYTES:
             self.kept_bytes += nbytes
             kept = {name: value for name, value in named.items() if name not in ("past_key_values", "streamer")}
             noted.arguments = (args, kept)
         noted.start = noted.clock.mark()
         return noted
+
+
+def _recompilations() -> Iterator[Recompilation]:
+    """What torch.compile has compiled again; torch itself keeps account of it."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    for metrics in utils.get_compilation_metrics() if utils is not None else ():
+        if metrics.recompile_reason:
+            reason = str(metrics.recompile_reason).strip().splitlines()[0][:_LONGEST_REASON]
+            yield Recompilation((metrics.duration_us or 0) / 1e6, reason)
 
 
 def _ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

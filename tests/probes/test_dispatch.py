@@ -24,7 +24,6 @@ def test_an_engine_that_fails_leaves_the_others_their_samples(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(StaticEngine, "prefill", refuse)
-    monkeypatch.setattr(dispatch, "_TWIN_BUDGET_S", 0.05)
     source = resolve(str(tiny_folder))
     config = load_config(source)
     loaded = load(ModelRequest(source, CPU, torch.float32), config)

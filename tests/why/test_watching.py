@@ -92,6 +92,7 @@ def test_a_block_is_watched_where_transformers_is_there_already(
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
     monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
     before = PreTrainedModel.from_pretrained
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     with profiler.why() as watching:
@@ -103,6 +104,32 @@ def test_a_block_is_watched_where_transformers_is_there_already(
     assert "1 call of generate" in watching.answer
     assert PreTrainedModel.from_pretrained == before
     assert "__call__" not in vars(PreTrainedModel)
+
+
+def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shapes of a model that is compiled for each: one compilation more, and nothing of the watch in the graph."""
+    from torch._dynamo import reset, utils
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    reset()
+    utils.counters.clear()
+    utils.clear_compilation_metrics()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    compiled = torch.compile(model, backend="eager", dynamic=False)
+    with profiler.why() as watching, torch.no_grad():
+        for length in (8, 8, 12):
+            compiled(torch.ones(1, length, dtype=torch.long))
+    assert watching.found is not None
+    seen = watching.found.seen
+    assert [(call.words, call.settings["compiled"]) for call in seen.calls] == [
+        ("forward 1 x 8", "yes"), ("forward 1 x 8", "yes"), ("forward 1 x 12", "yes"),
+    ]  # fmt: skip
+    assert not utils.counters["graph_break"]
+    [again] = seen.recompilations
+    assert 0 < again.seconds <= seen.calls[2].seconds
+    assert watching.found.findings[0].id == "recompiles"
 
 
 def call(number: int, seconds: float) -> Call:
