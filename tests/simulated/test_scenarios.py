@@ -158,8 +158,8 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     The host is so fast that the card's own time shows: a kernel that is run alone from the cache would be too fast, and
     what it lacks would be called dispatch.
     """
-    truth = RTX_4090.but(launch_s=0.5e-6, smallest_kernel_s=0.3e-6)
-    scenario = Scenario("smollm2-135m", prompt_lens=[128], batch_sizes=[1])
+    truth = RTX_4090.but(launch_s=0.5e-6, graph_launch_s=0.5e-6, smallest_kernel_s=0.3e-6)
+    scenario = Scenario("smollm2-135m", 12, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
     assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
     *_, (phase, row) = pairs(so(scenario, truth, tmp_path), run.cells)

@@ -36,6 +36,7 @@ ENOUGH = {
     "profiler.roofs.sampling._CLOCK_LOOKS_S": 2e-3,
     "profiler.probes.dispatch._TWIN_STEPS": 8,
     "profiler.probes.replay._ENOUGH_SAMPLES": 8,
+    "profiler.timing.visit._MORE_PREFILLS": 1,
     "profiler.roofs.host._RUN_STEPS": 4,
     "profiler.roofs.host.measure_host_pace.__defaults__": (1e-3,),
 }

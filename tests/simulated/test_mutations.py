@@ -1,0 +1,20 @@
+"""The suite can fail: two of the planted faults turn their scenarios red (all ten: python -m tests.simulated.mutations)."""
+
+from __future__ import annotations
+
+import pytest
+
+from .guard import why_not
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+
+@pytest.mark.parametrize("name", ["use device 0", "read before synchronising"])
+def test_a_planted_fault_is_noticed(name: str) -> None:
+    from .mutations import MUTATIONS, noticed
+
+    [mutation] = [mutation for mutation in MUTATIONS if mutation.name == name]
+    assert noticed(mutation) is not None
