@@ -1,4 +1,4 @@
-"""The suite can fail: two of the planted faults turn their scenarios red (all ten: python -m tests.simulated.mutations)."""
+"""The suite can fail: two of the planted faults of `mutations` turn their scenarios red."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from .guard import why_not
 from .oracle import Phase, pairs
 from .scenario import Scenario, said, so
 from .truth import A100, H100, RTX_4090, T4, Throttle, Truth
+from .world import simulated
 
 pytestmark = [
     pytest.mark.slow,
@@ -188,7 +190,26 @@ def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
     assert any("other processes computed on this card" in warning for warning in run.document.warnings)
 
 
-@pytest.mark.parametrize(("model", "layers"), [("mixtral-8x7b", 2), ("deepseek-v2-lite", 3)])
+def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+    """What fits is run, the rest is skipped with what it needs; a cell without a number is exit code 3."""
+    truth = A100.but(memory_bytes=8 << 30)
+    folder = Scenario("mistral-7b-v0.3", 4).folder(tmp_path)
+    with simulated(truth):
+        done = roofscope(
+            "run", str(folder), "--device", "cuda", "--weights", "random", "--dtype", "float16", "--prompt-lens", "512",
+            "--batch-sizes", "1,512", "--new-tokens", "4", "--no-levers", "--out", str(tmp_path / "run"), "--format",
+            "json",
+        )  # fmt: skip
+    assert done.code == 3, done.err
+    found = json.loads(done.out)
+    assert found["device"]["name"] == truth.name
+    assert found["ceilings"]["memory"]["read"]["per_s"] == pytest.approx(truth.bytes_per_s, rel=ROOFS)
+    status = {(cell["phase"], cell["batch_size"]): cell["status"] for cell in found["cells"]}
+    assert status["prefill", 1] == status["decode", 1] == "ok"
+    assert status["prefill", 512] in ("oom", "skipped")
+
+
+@pytest.mark.parametrize(("model", "layers"), [("mixtral-8x7b", 2), ("deepseek-v2-lite", 3), ("gpt-oss-20b", 2)])
 def test_experts(model: str, layers: int, tmp_path: Path) -> None:
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [H100], tmp_path)
