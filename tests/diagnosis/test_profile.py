@@ -81,7 +81,7 @@ def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
     layers = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
     for cell in answer.cells:
         rows = cell.batch_size * (64 if cell.phase == "prefill" else 1)
-        shapes = [*(30 * [shape for shape in layers]), (576, 49152)]
+        shapes = [*(30 * list(layers)), (576, 49152)]
         linears_s = 0.0
         for ins, outs in shapes:
             seen = cell.batch_size if outs == 49152 else rows
