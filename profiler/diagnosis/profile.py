@@ -97,7 +97,9 @@ class ProfileKernels:
     products: Mapping[tuple[str, str], Surface]
     """By dtype and format: log of time over roof, over rows, inputs and outputs."""
     attentions: Mapping[str, Surface]
-    """By dtype: the same over batch, queries, keys and heads."""
+    """By dtype: log of time over roof and least time, over batch, queries, keys and heads."""
+    least_s: Mapping[str, float]
+    """By dtype: the shortest attention that was measured."""
     lines: Mapping[tuple[str, bool], Line] = field(default_factory=dict)
     """None: small kernels are told by their traffic."""
 
@@ -108,15 +110,15 @@ class ProfileKernels:
             if known is None:
                 return None
             heads = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
-            log_ratio, _ = known.value(_sizes(steps.batch, steps.query, steps.depth, heads))
-            return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+            ratio = np.exp(known.level(_sizes(steps.batch, steps.query, steps.depth, heads)))
+            return np.asarray(np.maximum(roof_s, ratio * (roof_s + self.least_s[column.dtype])))
         if column.shape is None:
             return None
         known = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
         if known is None:
             return None
-        log_ratio, _ = known.value(_product_sizes(column.rows, column.shape.in_features, column.shape.out_features))
-        return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+        ratio = np.exp(known.level(_product_sizes(column.rows, column.shape.in_features, column.shape.out_features)))
+        return np.asarray(roof_s * np.maximum(1.0, ratio))
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Conversions are inside of a format's products."""
@@ -135,7 +137,10 @@ def kernels_of(profile: CardProfile) -> ProfileKernels:
         dtype: _attention_surface([point for point in profile.attentions if point.dtype == dtype], ceilings)
         for dtype in dict.fromkeys(point.dtype for point in profile.attentions)
     }
-    return ProfileKernels(products, attentions)
+    least_s = {
+        dtype: min(point.seconds for point in profile.attentions if point.dtype == dtype) for dtype in attentions
+    }
+    return ProfileKernels(products, attentions, least_s)
 
 
 def _product_surface(points: Sequence[ProductPoint], ceilings: Ceilings) -> Surface:
@@ -152,7 +157,8 @@ def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
 
 
 def _attention_surface(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Surface:
-    ratios = np.log([point.seconds / _attention_roof_s(point, ceilings) for point in points])
+    least_s = min(point.seconds for point in points)
+    ratios = np.log([point.seconds / (_attention_roof_s(point, ceilings) + least_s) for point in points])
     sizes = _sizes(
         *(
             np.array(values)
