@@ -29,7 +29,7 @@ LEAST_CELLS = 6
 """With fewer cells held out, no error can be told."""
 _MOST_FOLDS = 32
 _NORMAL_95 = 1.96
-_NO_ROOF_S = 1e-9
+NO_ROOF_S = 1e-9
 """Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
 # A term that takes half of a step decides it.
 _BINDS = 0.5
@@ -168,7 +168,7 @@ class Kernels:
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
-        found = _along(self.conversions, column, steps, np.full(len(steps), _NO_ROOF_S))
+        found = _along(self.conversions, column, steps, np.full(len(steps), NO_ROOF_S))
         return np.zeros(len(steps)) if found is None else found
 
 
@@ -222,7 +222,7 @@ class Fitted:
             outside_s += _outside_s(column, flops_per_s, bandwidth, alone_s is not None)
         if (rest := self.kernels.lines.get((REST, False))) is not None:
             # All small kernels were run alone as well: beyond their traffic they take what their number costs.
-            kernel_s += rest.seconds(steps.tokens, np.full(count, _NO_ROOF_S))
+            kernel_s += rest.seconds(steps.tokens, np.full(count, NO_ROOF_S))
         avoidable_s = outside_s + self._faults(demanded) * device.ceilings.page_fault_s
         host_s, in_kernels_s = device.dispatched(steps)
         if any_replayed:
@@ -308,12 +308,12 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
         for prefill, chosen in _kinds(column, steps, known):
             lines[column.operator, prefill] = line(column.rows[chosen], seconds[chosen], roof_s[chosen])
             if (some := chosen & (converting > 0)).any():
-                none_s = np.full(int(some.sum()), _NO_ROOF_S)
+                none_s = np.full(int(some.sum()), NO_ROOF_S)
                 conversions[column.operator, prefill] = line(column.rows[some], converting[some], none_s)
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
-        lost_s = np.maximum(rest - _own_traffic_s(measured, bandwidth), _NO_ROOF_S)[known]
-        lines[REST, False] = line(steps.tokens[known], lost_s, np.full(len(lost_s), _NO_ROOF_S))
+        lost_s = np.maximum(rest - _own_traffic_s(measured, bandwidth), NO_ROOF_S)[known]
+        lines[REST, False] = line(steps.tokens[known], lost_s, np.full(len(lost_s), NO_ROOF_S))
     return Kernels(lines, surfaces, least_s, conversions)
 
 

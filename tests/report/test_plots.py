@@ -14,7 +14,6 @@ from profiler.errors import RequestError
 from profiler.record.run import read_run
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 
-
 OF_A_RUN_ALONE = [name for name in PLOTS if name != "forecast"]
 """A forecast is drawn of a folder that keeps one: tests/job/test_checking.py."""
 
