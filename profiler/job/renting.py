@@ -31,7 +31,7 @@ from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import as_asked
-from profiler.loading.skeleton import build_on_meta
+from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import Price, cheapest
 from profiler.machine.published import EngineKind
@@ -149,8 +149,9 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
     """A model in one precision, counted at every batch size from its config alone."""
     kind = known_quant(quant)
     source = resolve(model)
-    config = as_asked(load_config(source, False), False)
-    module = build_on_meta(config, model_dtype("auto", config), kind)
+    with quiet_libraries():
+        config = as_asked(load_config(source, False), False)
+        module = build_on_meta(config, model_dtype("auto", config), kind)
     work, weights = walk(module), planned_weight_bytes(module)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
