@@ -14,7 +14,7 @@ from profiler.report.forecasting import table
 from profiler.units import duration, percent, significant
 
 RENT_COLUMNS = ("card", "as", "USD/h", "batch", "TTFT", "ms a token", "tokens/s", "in", "out")
-LOAD_COLUMNS = ("card", "as", *(percent(load) for load in LOADS), "cheaper from batch", "J/token")
+LOAD_COLUMNS = ("card", "as", *(percent(load) for load in LOADS), "J/token", "cheaper from batch")
 _MARKS = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 _MOST_ROWS = 16
 _MOST_LACKING = 6
@@ -100,8 +100,8 @@ def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
                 offer.card,
                 _precision(offer),
                 *(f"{_usd(c.input.typical)} / {_usd(c.output.typical)}" for c in offer.costs),
-                crossing,
                 "-" if joules is None else f"<= {significant(joules, 2)}",
+                crossing,
             )
         )
     return rows
@@ -129,7 +129,9 @@ def print_rented(found: Rented, console: Console) -> None:
         Text("> cheapest, ? as cheap for all that is known (cannot tell), ! slower than asked for", style="dim")
     )
     console.print()
-    console.print(Text("USD a million tokens in / out, typically, with that share of the batch in flight:"))
+    console.print(
+        Text("USD a million tokens in / out, typically, with that share of the batch in flight (J: at full power):")
+    )
     console.print(table(LOAD_COLUMNS, load_rows(able[:_MOST_ROWS])))
     if len(able) > _MOST_ROWS:
         console.print(Text(f"{len(able) - _MOST_ROWS} more rows: --format json has them all"))
