@@ -135,9 +135,8 @@ class Terms:
 class KernelTimes(Protocol):
     """What kernels take alone."""
 
-    @property
-    def lines(self) -> Mapping[tuple[str, bool], Line]:
-        """By operator: one over rows; REST is that of all small kernels together."""
+    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+        """Seconds that all small kernels of a step take beyond their own traffic."""
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
@@ -165,6 +164,13 @@ class Kernels:
             ratio = np.exp(self.surfaces[column.operator].level(_octaves(steps)))
             return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
         return _along(self.lines, column, steps, roof_s)
+
+    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+        """As it was when they were run alone: what their number costs does not grow with their traffic."""
+        rest = self.lines.get((REST, False))
+        if rest is None:
+            return np.zeros(len(steps))
+        return rest.seconds(steps.tokens, np.full(len(steps), NO_ROOF_S))
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
@@ -220,9 +226,7 @@ class Fitted:
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
             outside_s += _outside_s(column, flops_per_s, bandwidth, alone_s is not None)
-        if (rest := self.kernels.lines.get((REST, False))) is not None:
-            # All small kernels were run alone as well: beyond their traffic they take what their number costs.
-            kernel_s += rest.seconds(steps.tokens, np.full(count, NO_ROOF_S))
+        kernel_s += self.kernels.small_s(steps, own_s + outside_s)
         avoidable_s = outside_s + self._faults(demanded) * device.ceilings.page_fault_s
         host_s, in_kernels_s = device.dispatched(steps)
         if any_replayed:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from profiler.diagnosis.columns import Array, OperatorColumn, Steps
-from profiler.diagnosis.facts import REST
-from profiler.diagnosis.forecast import NO_ROOF_S, Device, Fitted, HeldOut
+from profiler.diagnosis.forecast import Device, Fitted, HeldOut
 from profiler.diagnosis.step_time import Dispatch, floor_s
-from profiler.diagnosis.surface import Line, Surface, surface
+from profiler.diagnosis.surface import Surface, surface
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
 
@@ -118,8 +116,12 @@ class ProfileKernels:
     """By dtype and format: over rows, inputs and outputs."""
     attentions: Mapping[str, Reached]
     """By dtype: over batch, queries, keys and heads."""
-    lines: Mapping[tuple[str, bool], Line] = field(default_factory=dict)
-    """None: small kernels are told by their traffic."""
+    least_small_s: float = 0.0
+    """Seconds that the small kernels of a step take at least, by their number; 0 on a CPU, where that is dispatch."""
+
+    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+        """What is left of that beyond their traffic."""
+        return np.maximum(0.0, self.least_small_s - traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step; None for what was not profiled."""
@@ -200,11 +202,8 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
     device = Device(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
-    kernels = kernels_of(profile)
-    if (kernel_s := profile.ceilings.launch.get("device_s", 0.0)) > 0:
-        lost = math.log(layers * _SMALL_KERNELS * kernel_s / NO_ROOF_S)
-        kernels = replace(kernels, lines={(REST, False): Line(np.zeros(1), np.array([lost]))})
-    return Fitted(device, kernels, {})
+    small_s = layers * _SMALL_KERNELS * profile.ceilings.launch.get("device_s", 0.0)
+    return Fitted(device, replace(kernels_of(profile), least_small_s=small_s), {})
 
 
 _SMALL_KERNELS = 32

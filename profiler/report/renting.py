@@ -129,9 +129,7 @@ def print_rented(found: Rented, console: Console) -> None:
         Text("> cheapest, ? as cheap for all that is known (cannot tell), ! slower than asked for", style="dim")
     )
     console.print()
-    console.print(
-        Text("USD a million tokens in / out, typically, with that share of the batch in flight (J: at full power):")
-    )
+    console.print(Text("USD a million tokens in / out, typically, with that share of the batch in flight:"))
     console.print(table(LOAD_COLUMNS, load_rows(able[:_MOST_ROWS])))
     if len(able) > _MOST_ROWS:
         console.print(Text(f"{len(able) - _MOST_ROWS} more rows: --format json has them all"))
