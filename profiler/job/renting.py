@@ -219,8 +219,8 @@ def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
         sheets = {sheet.gpu: sheet for sheet in gpus()}
         largest = max((sheets[each.card] for each in offers), key=lambda sheet: sheet.memory_bytes)
         raise RequestError(
-            f"{model} fits no card that has a price: in {least.precision} it {least.why.split(';')[0]}; the largest,"
-            f" {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller --batch."
+            f"{model} fits no card that has a price: in {_words(least.precision)} it {least.why.split(';')[0]}; the"
+            f" largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller --batch."
         )
     if all(each.meets == "no" for each in able):
         limits = asked.limits
@@ -234,10 +234,14 @@ def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
         assert fastest.ttft_s is not None
         assert fastest.tpot_s is not None
         raise RequestError(
-            f"no card is known to be so fast: {fastest.card} in {fastest.precision}, the fastest, typically takes"
-            f" {duration(fastest.ttft_s.typical)} to the first token and {duration(fastest.tpot_s.typical)} a token at"
+            f"no card is known to be so fast: {fastest.card} in {_words(fastest.precision)}, the fastest, typically"
+            f" takes {duration(fastest.ttft_s.typical)} to the first token and {duration(fastest.tpot_s.typical)} a token at"
             f" batch {fastest.batch}. Relax the limits, or try --engine compiled or --quant int4wo."
         )
+
+
+def _words(precision: str) -> str:
+    return "16 bits" if precision == "none" else precision
 
 
 def _with_crossovers(offers: tuple[Offer, ...], curves: Mapping[tuple[str, str], Curve]) -> tuple[Offer, ...]:
