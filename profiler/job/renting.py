@@ -220,7 +220,8 @@ def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
         largest = max((sheets[each.card] for each in offers), key=lambda sheet: sheet.memory_bytes)
         raise RequestError(
             f"{model} fits no card that has a price: in {_words(least.precision)} it {least.why.split(';')[0]}; the"
-            f" largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller --batch."
+            f" largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller"
+            " --batch."
         )
     if all(each.meets == "no" for each in able):
         limits = asked.limits
@@ -235,8 +236,9 @@ def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
         assert fastest.tpot_s is not None
         raise RequestError(
             f"no card is known to be so fast: {fastest.card} in {_words(fastest.precision)}, the fastest, typically"
-            f" takes {duration(fastest.ttft_s.typical)} to the first token and {duration(fastest.tpot_s.typical)} a token at"
-            f" batch {fastest.batch}. Relax the limits, or try --engine compiled or --quant int4wo."
+            f" takes {duration(fastest.ttft_s.typical)} to the first token and"
+            f" {duration(fastest.tpot_s.typical)} a token at batch {fastest.batch}. Relax the limits, or try --engine"
+            " compiled or --quant int4wo."
         )
 
 
