@@ -107,6 +107,8 @@ class Trial:
     change: str
     shape: str
     """What was tried, in words."""
+    against_its_own: bool = False
+    """Whether the script's own calls stand for the call as it was: there was no time to run it again."""
 
     @property
     def saving(self) -> float:
@@ -160,7 +162,8 @@ def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not
 def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:
     seconds = sum(calls[number].seconds for number in trial.calls)
     saves_s = trial.saving * seconds
-    basis = f"tried: {trial.shape}, {len(trial.rounds)} times as it was and changed, in turn"
+    how = "changed, against the script's own calls" if trial.against_its_own else "as it was and changed, in turn"
+    basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
     return Finding(trial.id, saves_s, saves_s / seen.watched_s, trial.where, trial.evidence, trial.change, basis)
 
 
