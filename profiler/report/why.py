@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import Call, Finding, Why
+from profiler.diagnosis.why import LEAST_SHARE, Call, Finding, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
@@ -37,6 +37,8 @@ def why_sentences(why: Why) -> list[str]:
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
+    if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
+        lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     return lines
 
 
