@@ -121,7 +121,8 @@ def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
     found = why(ran(SCRIPTS / f"{name}.py"), name)
     assert found.seen.calls
     assert [item.id for item in found.findings] == []
-    assert found.seen.overhead_s < 0.02 * found.seen.wall_s
+    # A script that is over in a moment has nothing to hide the first notes behind.
+    assert found.seen.overhead_s < max(0.02 * found.seen.wall_s, 1e-3 * len(found.seen.calls))
 
 
 def test_gradients_that_nobody_asked_for_are_tried_without(ran: Ran) -> None:
