@@ -21,7 +21,7 @@ from profiler.diagnosis.compare import Change, compare
 from profiler.machine.clock import CoreClock
 from profiler.record.sides import read_side
 
-pytestmark = [pytest.mark.slow, pytest.mark.timing]
+pytestmark = pytest.mark.slow
 
 SPIN_S = 0.03
 # Many times as many cores as there are: nobody counts as busy beside a clock that counts nobody else.
