@@ -26,6 +26,7 @@ from profiler.diagnosis.forecast import (
     one_at_a_time,
     train,
 )
+from profiler.diagnosis.run import judge_run
 from profiler.errors import RequestError
 from profiler.grid import make_grid
 from profiler.job.forecast import Known, Wanted, forecast_run, known_of
@@ -55,9 +56,9 @@ def test_cells_are_counted_from_the_config_alone(known: Known) -> None:
 
 
 def test_the_model_is_the_split(known: Known) -> None:
-    """At the measured cells the terms are those of cells.csv: all that it leaves unexplained is the residual."""
+    """At the measured cells the terms are those that the run is judged by: what these leave is the residual."""
     terms = known.trained.fitted.terms(known.trained.measured.demanded)
-    results = known.run.by_key()
+    results = {result.key: result for result in judge_run(known.facts).cells}
     for index, key in enumerate(known.facts.grid.keys):
         result = results[key]
         for name in ("weights_s", "kv_s", "compute_s", "dispatch_s"):
