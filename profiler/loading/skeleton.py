@@ -16,6 +16,7 @@ from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
 from profiler.loading.published import form_options, in_dense_form, published_form
 from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules, settle_four_bit
 from profiler.loading.request import ModelRequest
+from profiler.machine.unfetched import import_bitsandbytes
 
 
 def build_on_meta(
@@ -79,6 +80,8 @@ def _plan_own_format(
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
     try:
+        if method == "bitsandbytes":
+            import_bitsandbytes()
         quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
         if as_run_here or method == "compressed-tensors":
             quantizer.validate_environment()
