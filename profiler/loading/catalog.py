@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from profiler.errors import ModelError, first_line, near_misses
+from profiler.texts import visible
 
 SourceKind = Literal["card", "hub", "folder", "gguf"]
 
@@ -78,7 +79,7 @@ def resolve(model: str) -> Source:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path.name} is a file, but no GGUF file; give a folder with a config.json, or a .gguf.")
-        return Source("gguf", path.stem, path=path)
+        return Source("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
     if model.lower() in card_names():
@@ -130,7 +131,7 @@ def _folder(path: Path) -> Source:
         hint = f" It holds {ggufs[0]}: give that file." if ggufs else ""
         raise ModelError(f"the folder {str(path)!r} has no config.json, so it is no Hugging Face model.{hint}")
     read_json(config)
-    return Source("folder", path.resolve().name, path=path)
+    return Source("folder", visible(path.resolve().name), path=path)
 
 
 def read_json(file: Path) -> dict[str, Any]:
