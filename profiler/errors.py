@@ -43,6 +43,9 @@ def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, without its full stop, cut to 300 characters."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(". ")[:300]
+    """The first line of an error's text, with the next where that ends in a colon, without its full stop, cut to 300
+    characters.
+    """
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return text.rstrip(". ")[:300]

@@ -13,6 +13,7 @@ from profiler.cli import compare, folders, forecast, look, run
 from profiler.cli import why as asked_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError
+from profiler.texts import visible
 
 _DEBUG = "--debug"
 
@@ -93,7 +94,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"roofscope: {message}", file=sys.stderr)
+    print(f"roofscope: {visible(message)}", file=sys.stderr)
     return code
 
 

@@ -54,7 +54,7 @@ def count(
     else:
         from rich.console import Console
 
-        print_count(document, Console(width=100))
+        print_count(document, Console(width=100, markup=False, emoji=False))
 
 
 def ceilings(
@@ -108,7 +108,7 @@ def ceilings(
     from profiler.report.device_tables import ceilings_table, host_words
     from profiler.units import scaled
 
-    console = Console(width=100)
+    console = Console(width=100, markup=False, emoji=False)
     console.print(f"{info.name}, {info.threads} {'threads' if info.kind == 'cpu' else 'SMs'}", highlight=False)
     for warning in warnings:
         console.print(f"warning: {warning}", highlight=False)
@@ -174,7 +174,7 @@ def gpus(output_format: Format = "table") -> None:
 
     from profiler.report.device_tables import gpus_table
 
-    console = Console(width=100)
+    console = Console(width=100, markup=False, emoji=False)
     console.print(gpus_table(datasheet.gpus()))
     for name, profile in profiled.items():
         unit = "threads" if profile.kind == "cpu" else "SMs"
@@ -222,7 +222,7 @@ def selftest(
 
         from profiler.report.device_tables import selftest_doubts, selftest_table
 
-        console = Console(width=100)
+        console = Console(width=100, markup=False, emoji=False)
         console.print(selftest_table(results))
         for line in selftest_doubts(results):
             console.print(line, highlight=False)

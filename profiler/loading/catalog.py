@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from profiler.errors import ModelError, near_misses
+from profiler.errors import ModelError, first_line, near_misses
+from profiler.texts import visible
 
 SourceKind = Literal["card", "hub", "folder", "gguf"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel carries the cards inside the package; a checkout has them beside it.
 _CARD_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
+# The index of a model of 61 layers with 256 experts each (DeepSeek-V3) has 9 MB.
+_MOST_JSON_BYTES = 100_000_000
 
 
 class Card(BaseModel):
@@ -76,7 +79,7 @@ def resolve(model: str) -> Source:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path.name} is a file, but no GGUF file; give a folder with a config.json, or a .gguf.")
-        return Source("gguf", path.stem, path=path)
+        return Source("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
     if model.lower() in card_names():
@@ -90,17 +93,61 @@ def resolve(model: str) -> Source:
     )
 
 
+def inside(folder: Path, name: str) -> Path:
+    """The file `name` of a model's folder. Raises ModelError for one that lies elsewhere, or is no plain file.
+
+    A folder of the hub's own cache is made of links to its neighbour `blobs`, which count as its own.
+    """
+    try:
+        root = folder.resolve()
+        if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
+            root = root.parents[1]
+        file = (folder / name).resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL
+        raise ModelError(f"the model names {name!r}, which is no file's name.") from None
+    if not file.is_relative_to(root):
+        raise ModelError(
+            f"{name!r} leads out of the model's folder, and nothing else is read;"
+            " give the folder that holds the files, or copy them into this one."
+        )
+    if file.exists() and not file.is_file():
+        raise ModelError(f"{name!r} of the model's folder is no plain file.")
+    return folder / name
+
+
 def _folder(path: Path) -> Source:
+    for entry in sorted(path.iterdir()):
+        if not entry.is_dir():
+            inside(path, entry.name)
     config = path / "config.json"
+    adapter = path / "adapter_config.json"
+    if adapter.is_file():
+        raise ModelError(
+            f"the folder {str(path)!r} holds an adapter, which transformers would put on a model from elsewhere;"
+            " merge the two (peft: merge_and_unload) and give the result."
+        )
     if not config.is_file():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         hint = f" It holds {ggufs[0]}: give that file." if ggufs else ""
         raise ModelError(f"the folder {str(path)!r} has no config.json, so it is no Hugging Face model.{hint}")
+    read_json(config)
+    return Source("folder", visible(path.resolve().name), path=path)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object of a model's folder. Raises ModelError for a file that holds none, or is larger than any such file."""
     try:
-        json.loads(config.read_text(encoding="utf-8"))
+        size = file.stat().st_size
+        if size > _MOST_JSON_BYTES:
+            raise ModelError(f"{file} has {size} bytes, more than the {_MOST_JSON_BYTES} that are read of such a file.")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ModelError(f"{file} is nested too deeply.") from None
     except (ValueError, OSError) as error:
-        raise ModelError(f"{config} cannot be read as JSON: {error}.") from None
-    return Source("folder", path.resolve().name, path=path)
+        raise ModelError(f"{file} cannot be read as JSON: {first_line(error)}.") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} holds no JSON object.")
+    return content
 
 
 def _card_of_hub_id(hub_id: str) -> Card | None:

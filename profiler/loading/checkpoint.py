@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.loading.catalog import Source
+from profiler.loading.catalog import Source, inside, read_json
 
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest
-
-_GGUF_MARK = b"GGUF"
 
 
 def check_weights(request: ModelRequest) -> None:
@@ -51,17 +48,23 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted(folder.glob(pattern))
         index = folder / index_name
         if index.is_file():
-            try:
-                named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            except (ValueError, KeyError, AttributeError):
-                raise ModelError(f"{index.name} is not valid; download the checkpoint again.") from None
-            missing = sorted(name for name in named if not (folder / name).is_file())
-            if missing:
-                raise ModelError(f"the checkpoint lacks {missing[0]}, which its index names; download it again.")
-            files = sorted(folder / name for name in named)
+            files = _indexed(index)
         if files:
             return files
     return []
+
+
+def _indexed(index: Path) -> list[Path]:
+    """The files that an index names, each in its own folder and there."""
+    weight_map = read_json(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{index.name} is not valid; download the checkpoint again.")
+    files = [inside(index.parent, name) for name in sorted(set(names))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(f"the checkpoint lacks {missing[0]}, which its index names; download it again.")
+    return files
 
 
 def _check_safetensors(file: Path) -> None:
@@ -69,22 +72,11 @@ def _check_safetensors(file: Path) -> None:
 
     try:
         with safe_open(file, framework="pt") as opened:
-            opened.keys()
+            empty = not opened.keys()
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{file.name} is no readable safetensors file: {first_line(error)}.") from None
-
-
-def check_gguf(file: Path) -> None:
-    """Raises ModelError for a file that is no GGUF file or a damaged one."""
-    with file.open("rb") as opened:
-        if opened.read(len(_GGUF_MARK)) != _GGUF_MARK:
-            raise ModelError(f"{file.name} is no GGUF file: it does not begin with its mark.")
-    from gguf import GGUFReader
-
-    try:
-        GGUFReader(file)
-    except Exception as error:
-        raise ModelError(f"{file.name} is a damaged GGUF file: {first_line(error)}.") from None
+    if empty:
+        raise ModelError(f"{file.name} holds no tensor; download the checkpoint again.")
 
 
 Weights = Literal["auto", "checkpoint", "random"]

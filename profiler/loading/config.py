@@ -6,22 +6,49 @@ from typing import Any
 
 from profiler.errors import ModelError, first_line
 from profiler.loading.catalog import Source
-from profiler.loading.checkpoint import check_gguf
+from profiler.loading.gguf import check_gguf
+from profiler.loading.sizes import check_claims, check_sizes
 from profiler.loading.skeleton import quiet_libraries
 
 
 def load_config(source: Source, trust_remote_code: bool = False) -> Any:
     """The model's transformers config. Raises ModelError when it cannot be had."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
+    raw: dict[str, Any] = {}
+    if source.kind == "gguf" and source.path is not None:
+        check_gguf(source.path)
     with quiet_libraries():
         try:
             if source.kind == "card" and source.card is not None:
                 return AutoConfig.for_model(**source.card.config)
             where, extra = pretrained_location(source)
-            return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **extra)
+            if source.kind != "gguf":
+                raw, _ = PreTrainedConfig.get_config_dict(where)
+                check_claims(raw)
+            config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **extra)
+            check_sizes(config)
+        except ModelError:
+            raise
         except Exception as error:
-            raise _config_error(source, error) from error
+            raise _config_error(source, error, own_code="auto_map" in raw and not trust_remote_code) from error
+    if not trust_remote_code:
+        _leave_out_code(source, config)
+    return config
+
+
+def _leave_out_code(source: Source, config: Any) -> None:
+    """Leave out what would have transformers run or fetch a stranger's code, or ask at the terminal whether to."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if hasattr(part, "auto_map"):
+            del part.auto_map
+        for name in ("_attn_implementation", "_experts_implementation"):
+            # `owner/name` is a kernel on the hub; those that transformers has itself are words.
+            if "/" in str(wanted := getattr(part, name, None)):
+                raise ModelError(
+                    f"{source.name}: its configuration asks for the code {wanted!r} from the hub;"
+                    " --trust-remote-code lets it, if you trust its source."
+                )
 
 
 def pretrained_location(source: Source) -> tuple[str, dict[str, Any]]:
@@ -30,9 +57,12 @@ def pretrained_location(source: Source) -> tuple[str, dict[str, Any]]:
     return (source.hub_id or str(source.path)), {}
 
 
-def _config_error(source: Source, error: Exception) -> ModelError:
-    if source.kind == "gguf" and source.path is not None:
-        check_gguf(source.path)
+def _config_error(source: Source, error: Exception, *, own_code: bool) -> ModelError:
+    if own_code:
+        return ModelError(
+            f"{source.name} comes with code of its own, and transformers knows no such model without;"
+            " --trust-remote-code runs it, if you trust its source."
+        )
     if source.kind == "hub":
         hint = (
             f" Its card is known: --weights random, or the name {source.card.hub_id!r}'s card from `roofscope models`."

@@ -12,6 +12,7 @@ from torch import nn
 
 from profiler.errors import ModelError, RequestError
 from profiler.machine.device import compute_capability
+from profiler.machine.unfetched import import_bitsandbytes
 
 Quant = Literal["none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8"]
 QUANTS: tuple[Quant, ...] = get_args(Quant)
@@ -77,6 +78,7 @@ def quantise_modules(
     if quant in TORCHAO:
         quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
         return cast(nn.Module, module)
+    import_bitsandbytes()
     from transformers.quantizers import AutoHfQuantizer
 
     quantizer = AutoHfQuantizer.from_config(quantization_config(quant, dtype, options), pre_quantized=False)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.errors import ModelError, first_line
+from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
 from profiler.loading.published import form_options, in_dense_form, published_form
 from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules, settle_four_bit
 from profiler.loading.request import ModelRequest
+from profiler.machine.unfetched import import_bitsandbytes
 
 
 def build_on_meta(
@@ -59,9 +60,13 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     extra = {"attn_implementation": attn} if attn else {}
+    # `load_config` leaves `auto_map` to a model that is trusted alone; unless told, transformers would ask and wait.
+    trusted = hasattr(config, "auto_map")
     try:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, **extra)
-    except (ValueError, ImportError) as error:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted, **extra)
+    except (RequestError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a stranger's sizes may fail anywhere in it
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 
@@ -75,6 +80,8 @@ def _plan_own_format(
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
     try:
+        if method == "bitsandbytes":
+            import_bitsandbytes()
         quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
         if as_run_here or method == "compressed-tensors":
             quantizer.validate_environment()

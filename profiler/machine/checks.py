@@ -11,7 +11,6 @@ import logging
 import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import warnings
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import first_line
+from profiler.machine.unfetched import import_bitsandbytes
 from profiler.units import percent, scaled
 
 if TYPE_CHECKING:
@@ -227,22 +227,13 @@ def cupti(machine: Machine) -> Finding:
 
 
 def bitsandbytes(device: torch.device) -> Finding:
-    """Whether 4-bit weights can be made and unpacked on the device.
-
-    On some CPUs bitsandbytes (0.50: backends/cpu/ops.py) fetches a compiled kernel from the hub as it is imported,
-    where the package `kernels` is installed; it is not let.
-    """
+    """Whether 4-bit weights can be made and unpacked on the device."""
     import torch
 
-    hidden = {} if "kernels" in sys.modules else {"kernels": None}
-    sys.modules.update(hidden)  # type: ignore[arg-type]
     try:
-        import bitsandbytes.functional as packing
+        packing = import_bitsandbytes()
     except Exception as error:
         return Finding("bitsandbytes", False, f"does not import: {first_line(error)}; no nf4, fp4, int8")
-    finally:
-        for name in hidden:
-            del sys.modules[name]
     version = _version("bitsandbytes")
     try:
         packed, state = packing.quantize_4bit(torch.ones(64, 64, device=device), quant_type="nf4")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from profiler.diagnosis.forecast import Answer
-from profiler.errors import RunError
+from profiler.record.store import replace_file
+from profiler.texts import visible_in
 
 FORECAST_FILE = "forecast.json"
 _ADAPTER = TypeAdapter(Answer)
@@ -15,15 +17,13 @@ _ADAPTER = TypeAdapter(Answer)
 
 def write_forecast(folder: Path, answer: Answer) -> None:
     """Keep a forecast in a run folder. Raises RunError where that takes no file."""
-    try:
-        (folder / FORECAST_FILE).write_bytes(_ADAPTER.dump_json(answer, indent=1) + b"\n")
-    except OSError as error:
-        raise RunError(f"{folder / FORECAST_FILE} cannot be written: {error.strerror}.") from None
+    replace_file(folder / FORECAST_FILE, _ADAPTER.dump_json(answer, indent=1).decode() + "\n")
 
 
 def read_forecast(folder: Path) -> Answer | None:
     """The forecast that a run folder holds; None where it holds none, or one of another version."""
     try:
-        return _ADAPTER.validate_json((folder / FORECAST_FILE).read_bytes())
-    except (OSError, ValidationError):
+        content = visible_in(json.loads((folder / FORECAST_FILE).read_bytes()))
+        return _ADAPTER.validate_json(json.dumps(content))
+    except (OSError, ValueError, RecursionError):
         return None

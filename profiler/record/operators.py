@@ -14,6 +14,7 @@ from profiler.diagnosis.facts import Amount, Facts, OperatorWork
 from profiler.diagnosis.step_time import floor_s
 from profiler.errors import RunError
 from profiler.grid import CellKey
+from profiler.texts import visible_in
 from profiler.work.causes import Cause
 
 OPERATORS_FILE = "operators.csv"
@@ -85,7 +86,8 @@ def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
     found: dict[CellKey, list[OperatorWork]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
+            for raw in csv.DictReader(file):
+                row = visible_in(raw)
                 found.setdefault(_key(row), []).append(_operator(row))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.profile import PROFILE_SCHEMA, CardProfile
 from profiler.errors import RequestError, near_misses
+from profiler.texts import visible_in
 
 FOLDER = Path(__file__).parents[1] / "machine" / "profiles"
 _ADAPTER = TypeAdapter(CardProfile)
@@ -25,12 +26,12 @@ def profile_json(profile: CardProfile) -> str:
 def read_profile(path: Path) -> CardProfile:
     """Read a profile. Raises RequestError for a file that is none, or of another version."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = visible_in(json.loads(path.read_text(encoding="utf-8")))
     except OSError:
         raise RequestError(
             f"there is no card profile at {path}; `roofscope ceilings --out {path}` makes one."
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestError(f"{path} is no card profile: it is not JSON.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != PROFILE_SCHEMA:

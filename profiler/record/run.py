@@ -20,6 +20,7 @@ from profiler.record.gathered import Gathered
 from profiler.record.migrations import ADDED_COLUMNS, migrated
 from profiler.record.operators import read_operators
 from profiler.record.samples import read_facts_of
+from profiler.texts import visible, visible_in
 
 RUN_FILE = "run.json"
 CELLS_FILE = "cells.csv"
@@ -73,9 +74,9 @@ def read_document(folder: Path) -> RunDocument:
     if not document_path.is_file():
         raise RunError(f"{folder} is no run folder: it has no {RUN_FILE}.")
     try:
-        content = json.loads(document_path.read_text(encoding="utf-8"))
+        content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
         document = document_of(migrated(folder, content))
-    except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+    except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
     return document
@@ -84,7 +85,11 @@ def read_document(folder: Path) -> RunDocument:
 def read_run(folder: Path) -> Run:
     """Read a run folder. Raises RunError with the file that is missing or damaged."""
     document = read_document(folder)
-    return Run(folder, document, read_results(folder))
+    results = read_results(folder)
+    strange = [result.engine for result in results if result.engine not in document.engine.names]
+    if strange:
+        raise RunError(f"{folder / CELLS_FILE} is of another run: {RUN_FILE} knows no engine {strange[0]!r}.")
+    return Run(folder, document, results)
 
 
 def read_results(folder: Path) -> tuple[CellResult, ...]:
@@ -111,7 +116,11 @@ _RESULT = TypeAdapter(CellResult)
 
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """A row without what is empty, which takes the field's default; whole numbers are written whole."""
-    return {name: text.removesuffix(".0") for name in CELL_COLUMNS if (text := row.get(name, ADDED_COLUMNS.get(name)))}
+    return {
+        name: visible(text).removesuffix(".0")
+        for name in CELL_COLUMNS
+        if (text := row.get(name, ADDED_COLUMNS.get(name)))
+    }
 
 
 def read_gathered(folder: Path, document: RunDocument) -> Gathered:

@@ -23,6 +23,7 @@ from profiler.diagnosis.facts import (
 from profiler.errors import RunError
 from profiler.grid import Cell
 from profiler.roofs.values import Ceilings, Look, RoofsAgain
+from profiler.texts import visible_in
 from profiler.timing.outcomes import Gap, Visit
 
 SAMPLES_FILE = "samples.jsonl"
@@ -116,7 +117,10 @@ def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-            except ValueError:
+                # Most lines are numbers alone, and there may be a million of them.
+                if "\\" in line or not line.rstrip("\n").isprintable():
+                    record = visible_in(record)
+            except (ValueError, RecursionError):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
             if not isinstance(record, dict):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is no record.")

@@ -65,7 +65,7 @@ class RunStore:
 
     def write_config(self, config: Mapping[str, object]) -> None:
         """Write config.json: the model's config, so that other cells can be counted without the model."""
-        _replace(self.folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
+        replace_file(self.folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
 
     def __enter__(self) -> Self:
         return self
@@ -82,17 +82,17 @@ class RunStore:
 
 def write_document(folder: Path, document: RunDocument) -> None:
     """Write run.json whole; a reader sees the old one or the new one, never a part."""
-    _replace(folder / RUN_FILE, document_json(document))
+    replace_file(folder / RUN_FILE, document_json(document))
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
     """Write cells.csv whole."""
-    _replace(folder / CELLS_FILE, cells_frame(results).to_csv(index=False))
+    replace_file(folder / CELLS_FILE, cells_frame(results).to_csv(index=False))
 
 
 def write_operators(folder: Path, facts: Facts) -> None:
     """Write operators.csv whole."""
-    _replace(folder / OPERATORS_FILE, operators_csv(facts))
+    replace_file(folder / OPERATORS_FILE, operators_csv(facts))
 
 
 def _drop_torn_line(path: Path) -> None:
@@ -103,10 +103,15 @@ def _drop_torn_line(path: Path) -> None:
         os.truncate(path, len(whole))
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write a file of a run folder whole, in the place of one that may be there: a link is replaced, not followed.
+
+    Raises RunError where that cannot be done.
+    """
     draft = path.with_suffix(path.suffix + ".part")
     try:
-        with draft.open("w", encoding="utf-8") as file:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from pathlib import Path
 from profiler.diagnosis.compare import Comparison, compare
 from profiler.record.run import Run
 from profiler.record.sides import side_of_run
+from profiler.record.store import replace_file
 from profiler.report.changes import CHANGE_COLUMNS, change_rows, comparison_sentences, difference_lines
 from profiler.report.html import link_from, templates
 from profiler.report.svg import inline_svg
@@ -21,7 +22,7 @@ _SPLITS = "Where the time of every cell goes"
 def write_changes(before: Run, after: Run) -> Path:
     """Write changes.html into the later run's folder, and say where."""
     path = after.folder / CHANGES_FILE
-    path.write_text(html_changes(before, after, after.folder), encoding="utf-8")
+    replace_file(path, html_changes(before, after, after.folder))
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -28,9 +28,12 @@ def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
     """A stream (standard output), 100 columns wide or as narrow as the terminal; `plain` knows neither colour nor box
     drawing.
 
-    Rich itself drops colours for NO_COLOR and for pipes.
+    What is printed is text: brackets in a model's name are no styles. Rich itself drops colours for NO_COLOR and for
+    pipes.
     """
     if plain:
-        return Console(file=_Ascii(stream or sys.stdout), width=WIDTH, color_system=None, highlight=False)  # type: ignore[arg-type]
+        spelled: Any = _Ascii(stream or sys.stdout)
+        return Console(file=spelled, width=WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
     own = Console(file=stream)
-    return Console(file=stream, width=min(WIDTH, own.width) if own.is_terminal else WIDTH)
+    width = min(WIDTH, own.width) if own.is_terminal else WIDTH
+    return Console(file=stream, width=width, markup=False, emoji=False)

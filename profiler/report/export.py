@@ -11,7 +11,7 @@ from profiler.record.run import Run
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
-    return frame.to_csv(index=False).encode()
+    return frame.map(_no_formula).to_csv(index=False).encode()
 
 
 def _markdown(frame: pd.DataFrame) -> bytes:
@@ -84,4 +84,18 @@ def markdown_table(frame: pd.DataFrame) -> str:
 def _markdown_cell(value: object) -> str:
     if isinstance(value, float):
         return "" if pd.isna(value) else f"{value:.4g}"
-    return str(value).replace("|", "\\|")
+    return markdown_text(str(value))
+
+
+def markdown_text(text: str) -> str:
+    """A text as Markdown shows it: no element, link, picture, code or end of a table's cell begins in it."""
+    return text.replace("\\", "\\\\").translate(_MARKDOWN)
+
+
+_MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "|[]`"}})
+# https://owasp.org/www-community/attacks/CSV_Injection: what a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def _no_formula(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

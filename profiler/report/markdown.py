@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from profiler.record.run import Run
-from profiler.report.export import markdown_table, tokens_table
+from profiler.report.export import markdown_table, markdown_text, tokens_table
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
@@ -30,12 +30,12 @@ def markdown_report(run: Run) -> str:
     """The report as Markdown; its pictures are those that lie beside it where a cell has a number."""
     document = run.document
     quality = quality_line(run)
-    lines = [f"# {run.model.id} on {document.device.name}", ""]
-    lines += [*document.answer, ""] if document.answer else []
-    lines += [*(f"- {line}" for line in _facts(run)), ""]
+    lines = [markdown_text(f"# {run.model.id} on {document.device.name}"), ""]
+    lines += [*map(markdown_text, document.answer), ""] if document.answer else []
+    lines += [*(f"- {markdown_text(line)}" for line in _facts(run)), f"- {_command(run)}", ""]
     lines += _ran(run)
     lines += _section("Engines", engine_lines(run))
-    lines += [f"**Quality**: {quality}.", ""] if quality else []
+    lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []
     lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
     lines += _section("Noise", noise_lines(run))
     lines += _section("Warnings", document.warnings)
@@ -52,7 +52,7 @@ def markdown_report(run: Run) -> str:
 
 
 def _section(title: str, items: Iterable[str], remark: str = "") -> list[str]:
-    bullets = [f"- {item}" for item in items]
+    bullets = [f"- {markdown_text(item)}" for item in items]
     return [f"**{title}**{remark}", "", *bullets, ""] if bullets else []
 
 
@@ -61,12 +61,18 @@ def _ran(run: Run) -> list[str]:
     heading = "**What really ran**" + (
         f", and what was tried in its place at {cell}" if (cell := tried_in(run)) else ""
     )
-    rows = [RAN_COLUMNS, ("---",) * len(RAN_COLUMNS), *ran_rows(run)]
+    rows = [RAN_COLUMNS, ("---",) * len(RAN_COLUMNS), *(map(markdown_text, row) for row in ran_rows(run))]
     return [heading, "", *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
+def _command(run: Run) -> str:
+    """How to repeat a run, as code, which a backtick would end."""
+    command = run.document.command.replace("`", "'")
+    return f"repeat it: `{command}`"
+
+
 def _facts(run: Run) -> Iterator[str]:
-    """What ran, on what, under which roofs, and how to repeat it."""
+    """What ran, on what, and under which roofs."""
     document, model, device = run.document, run.model, run.document.device
     random = model.weights == "random"
     weights = "random weights (timing does not depend on their values)" if random else "checkpoint"
@@ -83,4 +89,3 @@ def _facts(run: Run) -> Iterator[str]:
     if stages := stage_line(run):
         yield stages
     yield f"software: {', '.join(f'{name} {version}' for name, version in document.software.items())}"
-    yield f"repeat it: `{document.command}`"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiler.record.run import Run
+from profiler.record.store import replace_file
 from profiler.report.html import html_comparison, html_report
 from profiler.report.markdown import markdown_report
 from profiler.report.plots import save
@@ -18,17 +19,19 @@ def write_reports(runs: Sequence[Run]) -> None:
     for run in runs:
         if run.measured:
             for name in _PICTURES:
-                save([run], name, run.folder / f"{name}.png")
-        _write(run.folder / "report.html", html_report(run))
-        _write(run.folder / "report.md", markdown_report(run))
+                _save([run], name, run.folder / f"{name}.png")
+        replace_file(run.folder / "report.html", html_report(run))
+        replace_file(run.folder / "report.md", markdown_report(run))
 
 
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:
     """Write report.html into a folder, for several runs of one model, and precisions.png where all have a number."""
     if all(run.measured for run in runs):
-        save(runs, "precisions", folder / "precisions.png")
-    _write(folder / "report.html", html_comparison(runs, folder))
+        _save(runs, "precisions", folder / "precisions.png")
+    replace_file(folder / "report.html", html_comparison(runs, folder))
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _save(runs: Sequence[Run], name: str, path: Path) -> None:
+    """A picture in the place of one that may be there: a link is replaced, not followed."""
+    path.unlink(missing_ok=True)
+    save(runs, name, path)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from profiler.machine.memory import storage_bytes
+from profiler.machine.unfetched import import_bitsandbytes
 from profiler.work.causes import Cause
 from profiler.work.step import Count
 
@@ -261,9 +262,7 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
 
 def four_bit_fuses_on_cpu() -> bool:
     """Whether bitsandbytes' 4-bit kernel on this machine's CPU unpacks inside the product, for any number of rows."""
-    from bitsandbytes.functional import has_avx512bf16
-
-    return bool(has_avx512bf16())
+    return bool(import_bitsandbytes().has_avx512bf16())
 
 
 def first_dense_row(fused: Callable[[int], bool], most: int) -> int:

@@ -22,6 +22,7 @@ from profiler.record.readers import (
     vllm,
 )
 from profiler.record.readers.figures import ForeignFile, shown
+from profiler.texts import visible_in
 
 Record = Mapping[str, Any]
 Reader = Callable[[list[Record]], ForeignFile | None]
@@ -47,7 +48,7 @@ TOOLS = (
 
 def read_foreign(path: Path) -> ForeignFile:
     """Another tool's file. Raises RequestError with one line for what is broken, too large, or of no known tool."""
-    records = _records(path)
+    records: list[Record] = visible_in(_records(path))
     for read in READERS:
         try:
             found = read(records)

@@ -1,0 +1,358 @@
+"""Folders and files that a stranger could offer as a model: each takes a whole tiny model and spoils it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Spoil = Callable[[Path], None]
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MARK = "it-ran"
+"""A file of this name appears beside a model whose code was run."""
+
+
+def config(**changes: Any) -> Spoil:
+    """With some keys of config.json replaced."""
+
+    def spoil(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return spoil
+
+
+def config_text(text: str) -> Spoil:
+    return lambda folder: _write(folder / "config.json", text.encode())
+
+
+def index(name: str) -> Spoil:
+    """With an index that says the weights lie in `name`."""
+    text = json.dumps({"metadata": {"total_size": 1}, "weight_map": {"lm_head.weight": name}})
+    return lambda folder: _write(folder / INDEX, text.encode())
+
+
+def index_text(text: str) -> Spoil:
+    return lambda folder: _write(folder / INDEX, text.encode())
+
+
+def header(tensors: dict[str, Any], data_bytes: int = 16) -> Spoil:
+    """With a checkpoint whose header says so, and so many bytes behind it."""
+    text = json.dumps(tensors).encode()
+    return lambda folder: _write(folder / WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
+
+
+def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def raw_weights(content: bytes) -> Spoil:
+    return lambda folder: _write(folder / WEIGHTS, content)
+
+
+def linked(name: str, target: str) -> Spoil:
+    """With a file that is a symbolic link."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return spoil
+
+
+def pickled(name: str, *, without_weights: bool = True) -> Spoil:
+    """With a pickle that leaves a mark when it is loaded."""
+
+    def spoil(folder: Path) -> None:
+        if without_weights:
+            (folder / WEIGHTS).unlink()
+        (folder / name).write_bytes(pickle.dumps(_Marking(str(folder / MARK))))
+
+    return spoil
+
+
+class _Marking:
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.mark,)
+
+
+def fifo(name: str) -> Spoil:
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return spoil
+
+
+def adapter(base: str) -> Spoil:
+    text = json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
+    return lambda folder: _write(folder / "adapter_config.json", text.encode())
+
+
+def remote_code(**changes: Any) -> Spoil:
+    """With code of its own that leaves a mark when it is imported, and a config that names it."""
+
+    def spoil(folder: Path) -> None:
+        code = f"import os\nos.makedirs({str(folder / MARK)!r}, exist_ok=True)\n"
+        for name in ("configuration_own", "modeling_own", "quantizer_own", "tokenization_own", "__init__", "torch"):
+            (folder / f"{name}.py").write_text(code)
+        named = {
+            "AutoConfig": "configuration_own.OwnConfig",
+            "AutoModelForCausalLM": "modeling_own.OwnModel",
+            "AutoModel": "modeling_own.OwnModel",
+            "AutoTokenizer": ["tokenization_own.Own", None],
+        }
+        config(auto_map=named, custom_pipelines={"own": {"impl": "modeling_own.Own"}}, **changes)(folder)
+
+    return spoil
+
+
+def _write(file: Path, content: bytes) -> None:
+    if file.is_symlink():
+        file.unlink()
+    file.write_bytes(content)
+
+
+_DEEP = 100_000
+
+CONFIGS: dict[str, Spoil] = {
+    "10^9 layers": config(num_hidden_layers=10**9),
+    "10^9 layers, with a type each": config(model_type="qwen2", num_hidden_layers=10**9),
+    "10^9 layers by another name": config(model_type="gpt2", n_layer=10**9),
+    "10^9 experts": config(model_type="mixtral", num_local_experts=10**9),
+    "layers below 0": config(num_hidden_layers=-1),
+    "vocabulary of -1": config(vocab_size=-1),
+    "vocabulary of 0": config(vocab_size=0),
+    "width of 0": config(hidden_size=0),
+    "width of 10^30": config(hidden_size=10**30),
+    "no heads": config(num_attention_heads=0),
+    "no KV heads": config(num_key_value_heads=0),
+    "width of NaN": config(hidden_size=float("nan")),
+    "NaN in a list": config(rope_scaling={"rope_type": "linear", "factor": float("nan")}),
+    "infinite width": config(hidden_size=float("inf")),
+    "layers as text": config(num_hidden_layers="many"),
+    "layers as a list": config(num_hidden_layers=[1]),
+    "layers as null": config(num_hidden_layers=None),
+    "unknown type": config(model_type="nonsense"),
+    "type as a list": config(model_type=["llama"]),
+    "type that is a path": config(model_type="../../../etc/passwd"),
+    "no type": config(model_type=None),
+    "not a language model": config(model_type="vit"),
+    "unknown quantiser": config(quantization_config={"quant_method": "nonsense"}),
+    "quantiser as a list": config(quantization_config=["gptq"]),
+    "attention kernel from the hub": config(attn_implementation="stranger/kernel"),
+    "activation that is none": config(hidden_act="__import__('os').system('id')"),
+    "dtype that is none": config(dtype="float7"),
+    "dtype that is code": config(dtype="os.system"),
+    "10^7 characters of brackets": config_text("[" * 10**7),
+    "nested deeply": config_text('{"a":' * _DEEP + "1" + "}" * _DEEP),
+    "nested a little too deeply": config_text('{"model_type": "llama", "a":' + '{"a":' * 900 + "1" + "}" * 901),
+    "a list": config_text("[]"),
+    "a number": config_text("1" * 5000),
+    "not UTF-8": lambda folder: _write(folder / "config.json", b"\xff\xfe\x00"),
+    "NUL": config_text('{"model_type": "llama\x00"}'),
+    "config.json outside": linked("config.json", "/etc/passwd"),
+    "config.json is a folder": lambda folder: ((folder / "config.json").unlink(), (folder / "config.json").mkdir())[1],
+    "config.json is a pipe": fifo("config.json"),
+    "config.json without an end": linked("config.json", "/dev/zero"),
+    "adapter of a file elsewhere": adapter("../../etc/passwd"),
+    "adapter of another model": adapter("stranger/model"),
+    "own code for an unknown type": remote_code(model_type="own"),
+    "own code for a type without language": remote_code(model_type="vit"),
+    "own code and an own quantiser": remote_code(quantization_config={"quant_method": "quantizer_own"}),
+}
+
+CHECKPOINTS: dict[str, Spoil] = {
+    "index to ../": index("../../../../../../../../etc/passwd"),
+    "index to ../ with the right ending": index("../outside.safetensors"),
+    "index to an absolute path": index("/etc/passwd"),
+    "index to itself": index(INDEX),
+    "index to a pickle": lambda folder: (pickled("pytorch_model.bin")(folder), index("pytorch_model.bin")(folder))[1],
+    "index to a number": index_text('{"weight_map": {"a": 1}}'),
+    "index to a list": index_text('{"weight_map": {"a": ["b"]}}'),
+    "index is a list": index_text("[]"),
+    "index nested deeply": index_text('{"weight_map":' * _DEEP),
+    "index names nothing": index_text('{"weight_map": {}}'),
+    "index with a NUL": index("a\x00.safetensors"),
+    "index outside": linked(INDEX, "/etc/passwd"),
+    "weights outside": linked(WEIGHTS, "/etc/passwd"),
+    "weights without an end": linked(WEIGHTS, "/dev/zero"),
+    "weights are a pipe": fifo(WEIGHTS),
+    "other weights by name": config(transformers_weights="../outside.safetensors"),
+    "header of 2 GB": raw_weights(struct.pack("<Q", 2 * 10**9) + b"{"),
+    "header of 2^63 bytes": raw_weights(struct.pack("<Q", 2**63) + b"{"),
+    "header that is no JSON": raw_weights(struct.pack("<Q", 4) + b"\xff\xff\xff\xff"),
+    "header nested deeply": raw_weights(struct.pack("<Q", _DEEP) + b"[" * _DEEP),
+    "offsets that overlap": header({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}),
+    "offsets below 0": header({"a": tensor("F32", [2], -8, 0)}),
+    "offsets backwards": header({"a": tensor("F32", [2], 8, 0)}),
+    "offsets behind the end": header({"a": tensor("F32", [10**6], 0, 4 * 10**6)}),
+    "a gap before the first tensor": header({"a": tensor("F32", [2], 8, 16)}),
+    "unknown dtype": header({"a": tensor("F7", [2], 0, 8)}),
+    "shape of 10^18": header({"a": tensor("F32", [10**18], 0, 16)}),
+    "shape that overflows": header({"a": tensor("F32", [2**32, 2**32], 0, 16)}),
+    "shape below 0": header({"a": tensor("F32", [-1], 0, 16)}),
+    "no tensor": header({}, 0),
+    "pickle called safetensors": pickled(WEIGHTS, without_weights=False),
+    "pickle in pytorch_model.bin": pickled("pytorch_model.bin"),
+    "empty weights": raw_weights(b""),
+}
+
+
+def gguf(tensors: int, pairs: int, body: bytes = b"") -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + body
+
+
+def text(value: bytes, claimed: int | None = None) -> bytes:
+    return struct.pack("<Q", len(value) if claimed is None else claimed) + value
+
+
+_STRING, _ARRAY, _UINT8, _UINT32 = 8, 9, 0, 4
+_LLAMA = text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"llama")
+
+
+def array(kind: int, length: int) -> bytes:
+    return text(b"a") + struct.pack("<IIQ", _ARRAY, kind, length)
+
+
+def arrays(depth: int) -> bytes:
+    return text(b"a") + struct.pack("<I", _ARRAY) + struct.pack("<IQ", _ARRAY, 1) * depth
+
+
+def layers(architecture: bytes, count: int) -> bytes:
+    return text(architecture + b".block_count") + struct.pack("<II", _UINT32, count)
+
+
+GGUFS: dict[str, bytes] = {
+    "2^60 tensors": gguf(2**60, 0),
+    "2^60 tensors of an architecture": gguf(2**60, 1, _LLAMA),
+    "2^60 pairs": gguf(0, 2**60),
+    "a string of 2^40 bytes": gguf(0, 1, text(b"a", 2**40)),
+    "a value of 2^40 bytes": gguf(0, 2, _LLAMA + text(b"a") + struct.pack("<I", _STRING) + text(b"b", 2**40)),
+    "an array of 2^40 numbers": gguf(0, 2, _LLAMA + array(_UINT32, 2**40)),
+    "an array of 2^60 bytes": gguf(0, 2, _LLAMA + array(_UINT8, 2**60)),
+    "arrays in arrays": gguf(0, 2, _LLAMA + arrays(10**5)),
+    "unknown kind of value": gguf(0, 1, text(b"a") + struct.pack("<I", 99)),
+    "a tensor of 2^32 dimensions": gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<I", 2**32 - 1)),
+    "a tensor of 2^62 numbers": gguf(
+        1, 1, _LLAMA + text(b"t") + struct.pack("<IQQIQ", 2, 2**31, 2**31, 0, 0) + bytes(64)
+    ),
+    "a tensor behind the end": gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**60) + bytes(64)),
+    "a pickle as a value": gguf(
+        0, 1, text(b"a") + struct.pack("<I", _STRING) + text(pickle.dumps(_Marking("/tmp/" + MARK)))
+    ),
+    "version 4000": b"GGUF" + struct.pack("<IQQ", 4000, 0, 0),
+    "an unknown architecture": gguf(
+        0, 2, text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"nonsense") + layers(b"nonsense", 2)
+    ),
+    "an architecture and nothing else": gguf(0, 1, _LLAMA),
+    "10^9 layers in GGUF": gguf(0, 2, _LLAMA + layers(b"llama", 10**9)),
+    "a pickle": pickle.dumps(_Marking("/tmp/" + MARK)),
+}
+
+# What the one line must hold, so that each is refused for its own reason.
+SAYS = {
+    "10^9 layers": "num_hidden_layers = 1000000000",
+    "10^9 layers, with a type each": "num_hidden_layers = 1000000000",
+    "10^9 layers by another name": "n_layer = 1000000000",
+    "10^9 experts": "num_local_experts = 1000000000",
+    "layers below 0": "num_hidden_layers = -1",
+    "vocabulary of -1": "vocab_size = -1",
+    "vocabulary of 0": "vocab_size = 0",
+    "width of 0": "hidden_size = 0",
+    "width of 10^30": "cannot build this model",
+    "no heads": "cannot be read",
+    "no KV heads": "num_key_value_heads = 0",
+    "width of NaN": "'hidden_size' in its config.json is NaN",
+    "NaN in a list": "'factor' in its config.json is NaN",
+    "infinite width": "'hidden_size' expected int",
+    "layers as text": "'num_hidden_layers' expected int",
+    "layers as a list": "'num_hidden_layers' expected int",
+    "layers as null": "'num_hidden_layers' expected int",
+    "unknown type": "model type `nonsense`",
+    "type as a list": "cannot be read",
+    "type that is a path": "model type `../",
+    "no type": "model type `None`",
+    "not a language model": "ViTConfig",
+    "unknown quantiser": "'nonsense', which cannot be planned",
+    "quantiser as a list": "cannot be read",
+    "attention kernel from the hub": "'stranger/kernel' from the hub",
+    "activation that is none": "cannot build",
+    "dtype that is none": "float7",
+    "dtype that is code": "os.system",
+    "10^7 characters of brackets": "nested too deeply",
+    "nested deeply": "nested too deeply",
+    "nested a little too deeply": "recursion",
+    "a list": "holds no JSON object",
+    "a number": "cannot be read as JSON",
+    "not UTF-8": "cannot be read as JSON",
+    "NUL": "cannot be read as JSON",
+    "config.json outside": "leads out of",
+    "config.json is a folder": "no config.json",
+    "config.json is a pipe": "no plain file",
+    "config.json without an end": "leads out of",
+    "adapter of a file elsewhere": "holds an adapter",
+    "adapter of another model": "holds an adapter",
+    "own code for an unknown type": "--trust-remote-code",
+    "own code for a type without language": "ViTConfig",
+    "own code and an own quantiser": "'quantizer_own', which cannot be planned",
+    "index to ../": "leads out of",
+    "index to ../ with the right ending": "leads out of",
+    "index to an absolute path": "leads out of",
+    "index to itself": "is a pickle",
+    "index to a pickle": "is a pickle",
+    "index to a number": "is not valid",
+    "index to a list": "is not valid",
+    "index is a list": "no JSON object",
+    "index nested deeply": "nested too deeply",
+    "index names nothing": "is not valid",
+    "index with a NUL": "no file's name",
+    "index outside": "leads out of",
+    "weights outside": "leads out of",
+    "weights without an end": "leads out of",
+    "weights are a pipe": "no plain file",
+    "other weights by name": "'../outside.safetensors'",
+    "header of 2 GB": "header too large",
+    "header of 2^63 bytes": "header too large",
+    "header that is no JSON": "header",
+    "header nested deeply": "header",
+    "offsets that overlap": "offset for tensor `b`",
+    "offsets below 0": "-8",
+    "offsets backwards": "offset for tensor `a`",
+    "offsets behind the end": "not fully covered",
+    "a gap before the first tensor": "offset for tensor `a`",
+    "unknown dtype": "F7",
+    "shape of 10^18": "overflow",
+    "shape that overflows": "overflow",
+    "shape below 0": "-1",
+    "no tensor": "no tensor",
+    "pickle called safetensors": "no readable safetensors",
+    "pickle in pytorch_model.bin": "is a pickle",
+    "empty weights": "header too small",
+    "2^60 tensors": "claims 1152921504606846976 tensors",
+    "2^60 tensors of an architecture": "claims 1152921504606846976 tensors",
+    "2^60 pairs": "claims 1152921504606846976 pairs",
+    "a string of 2^40 bytes": "ends within",
+    "a value of 2^40 bytes": "ends within",
+    "an array of 2^40 numbers": "claims 1099511627776 elements",
+    "an array of 2^60 bytes": "claims 1152921504606846976 elements",
+    "arrays in arrays": "elements that are arrays",
+    "unknown kind of value": "unknown kind, 99",
+    "a tensor of 2^32 dimensions": "4294967295 dimensions",
+    "a tensor of 2^62 numbers": "4611686018427387904 weights",
+    "a tensor behind the end": "behind its end",
+    "a pickle as a value": "how many layers",
+    "version 4000": "version is 4000",
+    "an unknown architecture": "nonsense is not supported",
+    "an architecture and nothing else": "how many layers",
+    "a pickle": "no GGUF file",
+    "10^9 layers in GGUF": "block_count = 1000000000",
+}

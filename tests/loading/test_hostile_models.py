@@ -1,0 +1,110 @@
+"""Strangers' models: each ends in one line and exit code 2, soon and in little memory, and nothing of theirs is run."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, SAYS, WEIGHTS, Spoil, pickled, remote_code
+
+from profiler.errors import ModelError
+from profiler.loading.catalog import resolve
+from profiler.loading.checkpoint import resolve_weights, weight_files
+from profiler.loading.gguf import check_gguf
+
+_MOST_S = 5.0
+_MOST_KIB = 10**6
+_RUN = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    shutil.copy(tiny_folder / WEIGHTS, tmp_path / "outside.safetensors")
+    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+
+
+def _refused(roofscope, says: str, *arguments: str) -> None:  # type: ignore[no-untyped-def]
+    used_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s = time.process_time()
+    found = roofscope(*arguments)
+    assert time.process_time() - start_s < _MOST_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used_kib < _MOST_KIB
+    assert found.code == 2, found
+    assert found.out == ""
+    [line] = found.err.splitlines()
+    assert line.startswith("roofscope: ")
+    assert says in line
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config(roofscope, folder: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    CONFIGS[name](folder)
+    _refused(roofscope, SAYS[name], "count", str(folder))
+    assert not (folder / MARK).exists()
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoint(roofscope, folder: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    CHECKPOINTS[name](folder)
+    out = folder.parent / "run"
+    _refused(roofscope, SAYS[name], "run", str(folder), *_RUN, "--out", str(out))
+    assert not out.exists()
+    assert not (folder / MARK).exists()
+
+
+@pytest.mark.parametrize("name", GGUFS)
+def test_gguf(roofscope, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(GGUFS[name])
+    _refused(roofscope, SAYS[name], "count", str(file))
+
+
+def test_a_whole_gguf_file_is_let_through(gguf_file: Path) -> None:
+    start_s = time.process_time()
+    check_gguf(gguf_file)
+    assert time.process_time() - start_s < _MOST_S
+
+
+@pytest.mark.parametrize("spoil", [remote_code(), remote_code(architectures=["OwnModel"])])
+def test_own_code_of_a_known_type_is_left_out(roofscope, folder: Path, spoil: Spoil) -> None:  # type: ignore[no-untyped-def]
+    """transformers knows the type itself, so that the model counts as it would without the code beside it."""
+    plain = json.loads(roofscope("count", str(folder), "--format", "json").out)
+    spoil(folder)
+    assert json.loads(roofscope("count", str(folder), "--format", "json").out) == plain
+    assert not (folder / MARK).exists()
+    assert "modeling_own" not in sys.modules
+
+
+def test_own_code_runs_where_it_is_trusted(roofscope, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """The mark is no accident: with --trust-remote-code the very same folder leaves it."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+    remote_code(model_type="own")(folder)
+    roofscope("count", str(folder), "--trust-remote-code")
+    assert (folder / MARK).exists()
+
+
+def test_a_pickle_that_is_not_called_one_is_no_checkpoint(folder: Path) -> None:
+    pickled("model.pt")(folder)
+    assert weight_files(folder) == []
+    assert resolve_weights(resolve(str(folder)), "auto") == "random"
+
+
+def test_the_hubs_own_cache_is_made_of_links(folder: Path) -> None:
+    """A snapshot's files are links to its neighbour's blobs; those of another model's are not."""
+    cached = folder.parent / "models--a--b"
+    (cached / "blobs").mkdir(parents=True)
+    snapshot = cached / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(folder.iterdir()):
+        shutil.copy(file, cached / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert [file.name for file in weight_files(resolve(str(snapshot)).path or Path())] == [WEIGHTS]
+    (snapshot / WEIGHTS).unlink()
+    (snapshot / WEIGHTS).symlink_to("../../../outside.safetensors")
+    with pytest.raises(ModelError, match="leads out of"):
+        resolve(str(snapshot))

@@ -1,0 +1,67 @@
+"""A local model is measured without a single connection, in 4 bits on a CPU whose kernel could be fetched too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from profiler.machine.unfetched import import_bitsandbytes
+
+# Every way out of the process raises, and says so; the hub's own library does not know that it is offline.
+GUARDED = """
+import os, socket, sys
+
+def refuse(*arguments, **named):
+    os.write(2, b"CONNECTED to %r\\n" % (arguments,))
+    raise OSError("no route")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
+from profiler.cli.app import main
+main()
+"""
+# What bitsandbytes asks for a kernel as it is imported, where the package is installed.
+KERNELS = "import socket\ndef get_kernel(*_, **__): socket.create_connection(('huggingface.co', 443))\n"
+
+
+@pytest.mark.parametrize("loaded", [None, types.ModuleType("kernels")])
+def test_kernels_are_hidden_while_bitsandbytes_is_imported(
+    monkeypatch: pytest.MonkeyPatch, loaded: types.ModuleType | None
+) -> None:
+    """transformers may have imported the package before; afterwards it is there again as it was."""
+    seen: list[object] = []
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            seen.append(sys.modules.get("kernels", "absent"))
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)
+    if loaded:
+        monkeypatch.setitem(sys.modules, "kernels", loaded)
+    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    with pytest.raises(ImportError):
+        import_bitsandbytes()
+    assert seen == [None]
+    assert sys.modules.get("kernels") is loaded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("--quant", "nf4")])
+def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
+    grid = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
+    command = ("run", str(tiny_folder), *grid, *arguments, "--out", str(tmp_path / "run"))
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED, *command], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONNECTED" not in done.stderr
+    assert (tmp_path / "run" / "report.html").is_file()

@@ -1,0 +1,249 @@
+"""Strangers' results: what their files say is shown as text; nothing of it is run, followed, fetched or overwritten."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import OLD, WHOLE, old_run
+from pages import Page
+from test_browser import BROWSER
+
+from profiler.errors import RunError
+from profiler.record.run import read_run
+from profiler.report.changes_page import html_changes
+from profiler.report.export import EXPORTERS, markdown_text, tokens_table
+from profiler.report.html import html_comparison, html_report
+from profiler.report.markdown import markdown_report
+from profiler.texts import visible, visible_in
+
+# Each would do something where its own kind of output is shown: a page, a terminal, a spreadsheet, LaTeX, a picture, a
+# reader's eyes, a C program, an encoder. The page's one would also leave a trace in its title.
+HOSTILE = (
+    "<script>document.title='RAN'</script>",
+    "<img src=x onerror=\"document.title='RAN'\">",
+    "\"><svg onload=document.title='RAN'>",
+    "</style></title><script>document.title='RAN'</script>",
+    "{{ 7 * 7 }}{% include 'style.css' %}",
+    "\x1b]0;RAN\x07\x1b[2J\x1b[31mred",
+    "\x9b31mred",
+    "[red]styled[/red][/]",
+    '=cmd|"/C calc"!A0',
+    "@SUM(1+1)*cmd|x",
+    r"\input{/etc/passwd}\write18{id}",
+    r"$\frac{",
+    "gpl\u202ecod.exe",
+    "a\x00b",
+    "\ud800",
+    "![x](https://evil.example/x.png)",
+    "a | b\n| c |`",
+    "../../../etc/passwd",
+)
+ALL = " ".join(HOSTILE)
+
+
+def spoiled(folder: Path, text: str) -> Path:
+    """The reference run with every free text of run.json replaced."""
+    shutil.copytree(OLD, folder)
+    content = json.loads((folder / "run.json").read_text())
+
+    def spoil(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: spoil(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [spoil(item, key) for item in value]
+        return text if isinstance(value, str) and key in _FREE else value
+
+    content = {**spoil(content), "engine": content["engine"]}
+    content["warnings"] = [text]
+    (folder / "run.json").write_text(json.dumps(content))
+    return folder
+
+
+_FREE = {"id", "name", "command", "answer", "warnings", "revision", "architecture", "method", "license", "created"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spoiled(tmp_path_factory.mktemp("hostile") / "run", ALL)
+
+
+def acting(text: str) -> list[str]:
+    """Signs that act on what shows them; line ends and tabs are the output's own."""
+    return [sign for sign in text if not sign.isprintable() and sign not in "\n\t"]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, ALL])
+def test_a_visible_text_acts_on_nothing(text: str) -> None:
+    assert visible(text).isprintable()
+    visible(text).encode()
+    assert visible(visible(text)) == visible(text)
+    assert visible_in({text: [text, 1, None]}) == {visible(text): [visible(text), 1, None]}
+
+
+def test_plain_texts_stay_as_they_are() -> None:
+    for text in ("SmolLM2-135M", "Qwen/Qwen3-30B-A3B", "Modell für Bücher", "通义千问", "μs ± 3 %"):
+        assert visible(text) == text
+
+
+@pytest.mark.parametrize("write", [html_report, lambda run: html_changes(run, run, run.folder)])
+def test_pages_hold_text_under_a_policy(folder: Path, write: Callable[[Any], str]) -> None:
+    run = read_run(folder)
+    plain, text = Page(write(old_run())), write(run)
+    page = Page(text)
+    assert not page.open
+    assert {tag for tag, _ in page.tags} == {tag for tag, _ in plain.tags}
+    assert page.count("script") == plain.count("script")
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+    assert not acting(text)
+    assert visible(HOSTILE[0]) in page.words
+    [policy] = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert "'unsafe-inline'" not in policy.split("script-src")[1]
+
+
+def test_every_page_has_the_policy() -> None:
+    templates = Path(html_report.__code__.co_filename).parent / "templates"
+    pages = [file for file in templates.glob("*.html.j2") if file.name not in ("base.html.j2", "macros.html.j2")]
+    assert len(pages) >= 4
+    assert all(file.read_text().startswith('{% extends "base.html.j2" %}') for file in pages)
+    assert html_comparison([old_run(), old_run()], OLD).count("Content-Security-Policy") == 1
+
+
+@pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
+def test_a_browser_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    """The policy holds by itself: a script that was put into the page past all escaping does not run either."""
+    page = tmp_path / "report.html"
+    ran = "document.title='RAN'"
+    foreign = f'<script>{ran}</script><img src=x onerror="{ran}"><svg onload="{ran}">'
+    page.write_text(html_report(read_run(folder)).replace("</body>", f"{foreign}</body>"), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    done = subprocess.run(
+        [BROWSER, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=90, check=True
+    )
+    assert "<title>RAN" not in done.stdout
+    assert "<title>" in done.stdout
+
+
+def test_a_terminal_gets_text(roofscope, folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for arguments in (
+        ("explain", str(folder)),
+        ("compare", str(folder), str(WHOLE), "--anyway"),
+        ("report", "nowhere\x1b[31m"),
+    ):
+        found = roofscope(*arguments)
+        assert not acting(found.out + found.err), arguments
+        assert "internal error" not in found.err
+    foreign = tmp_path / "foreign.csv"
+    with foreign.open("w", encoding="utf-8", errors="replace", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["batch_size", "prompt_len", "new_tokens", "tokens_per_s", "model"])
+        writer.writerow([1, 64, 8, 50, ALL.replace("\x00", "")])
+    found = roofscope("place", str(foreign), "--model", "smollm2-135m", "--gpu", "T4")
+    assert found.code == 0, found.err
+    assert not acting(found.out)
+
+
+def test_the_screen_reads_no_styles(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    from profiler.report.console import screen
+    from profiler.report.terminal import print_run
+
+    print_run(read_run(folder), screen())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "[red]styled[/red][/]" in out
+    assert not acting(out)
+
+
+def test_tables_for_other_programs() -> None:
+    run = old_run()
+    results = tuple(
+        replace(result, engine=text)
+        for text, result in zip(map(visible, HOSTILE), run.results * len(HOSTILE), strict=False)
+    )
+    frame = tokens_table(replace(run, results=results))
+    rows = list(csv.DictReader(io.StringIO(EXPORTERS["csv"](frame).decode())))
+    assert len(rows) == len(HOSTILE)
+    assert not any(row["engine"].startswith(("=", "+", "-", "@")) for row in rows)
+    assert any(row["engine"].startswith("'=cmd") for row in rows)
+    markdown = EXPORTERS["md"](frame).decode()
+    assert len(markdown.splitlines()) == len(HOSTILE) + 2
+    assert "<" not in markdown.replace("&lt;", "")
+    assert not re.search(r"(?<!\\)[\[`]", markdown)
+    latex = EXPORTERS["latex"](frame).decode()
+    assert r"\input{" not in latex
+    assert r"\write18" not in latex
+    assert r"$\frac" not in latex
+
+
+def test_numbers_below_zero_stay_numbers() -> None:
+    run = old_run()
+    frame = tokens_table(replace(run, results=(replace(run.results[0], latency_s=-1.5),)))
+    assert ",-1.5," in EXPORTERS["csv"](frame).decode()
+
+
+def test_markdown_is_text(folder: Path) -> None:
+    text = markdown_report(read_run(folder))
+    assert not acting(text)
+    text = re.sub(r"(?<!\\)`[^`]*`", "", text)  # what stands in code is shown as it is
+    assert "<script" not in text
+    assert re.findall(r"(?<!\\)!\[[^\]]*\]\(([^)]*)\)", text) == ["roofline.png", "split.png", "map.png"]
+    assert markdown_text("a | <b> [c](d) `e` \\|") == "a \\| &lt;b> \\[c\\](d) \\`e\\` \\\\\\|"
+
+
+def test_pictures_and_reports_are_written_and_links_are_not_followed(roofscope, folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A run folder whose report.html is a link to somebody's own file: that file stays as it is."""
+    copied = shutil.copytree(folder, tmp_path / "run")
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    names = ("report.html", "report.md", "roofline.png", "report.html.part", "forecast.json")
+    for name in names:
+        (copied / name).unlink(missing_ok=True)
+        (copied / name).symlink_to(mine)
+    found = roofscope("report", str(copied))
+    assert found.code == 0, found.err
+    assert mine.read_text() == "mine"
+    assert (copied / "roofline.png").read_bytes().startswith(b"\x89PNG")
+    assert not (copied / "report.html").is_symlink()
+
+
+def test_no_file_outside_is_read(folder: Path) -> None:
+    """Everything opened below the reader lies in the run's folder; paths in run.json are words."""
+    spy = f"""
+import sys
+from pathlib import Path
+from profiler.record.run import read_run
+from profiler.report.html import html_report
+from profiler.report.markdown import markdown_report
+known = read_run(Path({str(OLD)!r}))
+markdown_report(known)
+html_report(known)
+opened = []
+sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
+run = read_run(Path({str(folder)!r}))
+markdown_report(run)
+html_report(run)
+print(*opened, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", spy], capture_output=True, text=True, check=True)
+    opened = done.stdout.split()
+    assert str(folder / "run.json") in opened
+    assert {Path(name).suffix for name in opened if not Path(name).is_relative_to(folder)} <= {".mplstyle", ".py"}
+
+
+def test_cells_of_another_run(tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(OLD, tmp_path / "run"))
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"eager"', '"=cmd"'))
+    with pytest.raises(RunError, match="knows no engine 'eager'"):
+        read_run(copied)
