@@ -1,8 +1,9 @@
-"""Numbers as people read them; inside the program everything is in seconds, bytes and FLOPs."""
+"""Numbers and texts as people read them; inside the program everything is in seconds, bytes and FLOPs."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -50,3 +51,27 @@ def significant(value: float, digits: int = 3) -> str:
         return "0" if value == 0 else str(value)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}"
+
+
+def visible(text: str) -> str:
+    """A text on one line, in which nothing acts on what shows it: control characters (a terminal's escapes, NUL), signs
+    that turn the direction of writing and lone surrogates stand as their escapes, line ends and tabs as spaces.
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else " " if sign.isspace() else _escape(sign) for sign in text)
+
+
+def visible_in(content: Any) -> Any:
+    """Parsed JSON with every text and key in it `visible`. Raises RecursionError for what is nested too deeply."""
+    if isinstance(content, str):
+        return visible(content)
+    if isinstance(content, dict):
+        return {visible_in(key): visible_in(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [visible_in(value) for value in content]
+    return content
+
+
+def _escape(sign: str) -> str:
+    return sign.encode("unicode_escape").decode()

@@ -13,7 +13,7 @@ from profiler.cli import compare, folders, forecast, look, run
 from profiler.cli import why as asked_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError
-from profiler.texts import visible
+from profiler.units import visible
 
 _DEBUG = "--debug"
 

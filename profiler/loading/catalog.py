@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from profiler.errors import ModelError, first_line, near_misses
-from profiler.texts import visible
+from profiler.units import visible
 
 SourceKind = Literal["card", "hub", "folder", "gguf"]
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from profiler.diagnosis.forecast import Answer
 from profiler.record.store import replace_file
-from profiler.texts import visible_in
+from profiler.units import visible_in
 
 FORECAST_FILE = "forecast.json"
 _ADAPTER = TypeAdapter(Answer)

@@ -14,7 +14,7 @@ from profiler.diagnosis.facts import Amount, Facts, OperatorWork
 from profiler.diagnosis.step_time import floor_s
 from profiler.errors import RunError
 from profiler.grid import CellKey
-from profiler.texts import visible_in
+from profiler.units import visible_in
 from profiler.work.causes import Cause
 
 OPERATORS_FILE = "operators.csv"

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.profile import PROFILE_SCHEMA, CardProfile
 from profiler.errors import RequestError, near_misses
-from profiler.texts import visible_in
+from profiler.units import visible_in
 
 FOLDER = Path(__file__).parents[1] / "machine" / "profiles"
 _ADAPTER = TypeAdapter(CardProfile)

@@ -20,7 +20,7 @@ from profiler.record.gathered import Gathered
 from profiler.record.migrations import ADDED_COLUMNS, migrated
 from profiler.record.operators import read_operators
 from profiler.record.samples import read_facts_of
-from profiler.texts import visible, visible_in
+from profiler.units import visible, visible_in
 
 RUN_FILE = "run.json"
 CELLS_FILE = "cells.csv"

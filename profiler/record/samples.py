@@ -23,8 +23,8 @@ from profiler.diagnosis.facts import (
 from profiler.errors import RunError
 from profiler.grid import Cell
 from profiler.roofs.values import Ceilings, Look, RoofsAgain
-from profiler.texts import visible_in
 from profiler.timing.outcomes import Gap, Visit
+from profiler.units import visible_in
 
 SAMPLES_FILE = "samples.jsonl"
 

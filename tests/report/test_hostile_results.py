@@ -25,7 +25,7 @@ from profiler.report.changes_page import html_changes
 from profiler.report.export import EXPORTERS, markdown_text, tokens_table
 from profiler.report.html import html_comparison, html_report
 from profiler.report.markdown import markdown_report
-from profiler.texts import visible, visible_in
+from profiler.units import visible, visible_in
 
 # Each would do something where its own kind of output is shown: a page, a terminal, a spreadsheet, LaTeX, a picture, a
 # reader's eyes, a C program, an encoder. The page's one would also leave a trace in its title.

@@ -22,7 +22,7 @@ from profiler.record.readers import (
     vllm,
 )
 from profiler.record.readers.figures import ForeignFile, shown
-from profiler.texts import visible_in
+from profiler.units import visible_in
 
 Record = Mapping[str, Any]
 Reader = Callable[[list[Record]], ForeignFile | None]
