@@ -25,6 +25,7 @@ def forecast(
     engine: Annotated[str, typer.Option(help="Of a run: one of its engines, or static where it tried that.")] = "",
     threads: Annotated[int, typer.Option(help="Of a run on a CPU: half its threads, where it tried that.")] = 0,
     check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
+    model: Annotated[str, typer.Option(help="--check: where the run's model lies, if it was a local path.")] = "",
     budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds for the sweep.")] = 30.0,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG of the forecast over the batch.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep it in the run's folder and its report.html.")] = False,
@@ -57,7 +58,7 @@ def forecast(
         from profiler.report.plots.forecast import forecast_band, save_figure
 
         save_figure(forecast_band(answer), out)
-    checked = check_forecast(Path(source), wanted, answer, budget_s) if check else None
+    checked = check_forecast(Path(source), wanted, answer, budget_s, model) if check else None
     if output_format == "json":
         print(json.dumps({**forecast_json(answer), **(check_json(checked) if checked else {})}, indent=2))
         return

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -163,29 +163,15 @@ def fitted(points: Sequence[Published], near: Shares) -> Shares:
     over a grid, one share after the other until none moves."""
     work, log_s = steps_of(points), np.log([point.latency_s for point in points])
     best = near
-
-    def off(shares: Shares) -> float:
-        pull = sum(
-            math.log(mine / theirs) ** 2
-            for mine, theirs in (
-                (shares.memory, near.memory),
-                (shares.compute, near.compute),
-                (shares.layer_s, near.layer_s),
-            )
-        )
-        return float(np.abs(log_s - np.log(shares.step_s(work))).mean()) + _PULL * pull
-
-    makes: list[tuple[Array, Callable[[Shares, float], Shares]]] = [
-        (_LAYER_S, lambda now, value: Shares(now.memory, now.compute, value)),
-        (_MEMORY, lambda now, value: Shares(value, now.compute, now.layer_s)),
-        (_COMPUTE, lambda now, value: Shares(now.memory, value, now.layer_s)),
-    ]
     for _ in range(2):
-        before = best
-        for values, make in makes:
-            best = min((best, *(make(best, float(value)) for value in values)), key=off)
-        if best == before:
-            break
+        for name, grid in (("layer_s", _LAYER_S), ("memory", _MEMORY), ("compute", _COMPUTE)):
+            values = np.append(grid, getattr(best, name))
+            every: dict[str, Any] = {name: values[:, None]}
+            off = np.abs(log_s - np.log(replace(best, **every).step_s(work))).mean(axis=1)
+            chosen: dict[str, Any] = {
+                name: float(values[np.argmin(off + _PULL * np.log(values / getattr(near, name)) ** 2)])
+            }
+            best = replace(best, **chosen)
     return best
 
 

@@ -29,8 +29,8 @@ LEAST_CELLS = 6
 """With fewer cells held out, no error can be told."""
 _MOST_FOLDS = 32
 _NORMAL_95 = 1.96
-_CONVERSION_ROOF_S = 1e-9
-"""Conversions have no roof of their own: a time that none falls below."""
+NO_ROOF_S = 1e-9
+"""Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
 # A term that takes half of a step decides it.
 _BINDS = 0.5
 
@@ -135,9 +135,8 @@ class Terms:
 class KernelTimes(Protocol):
     """What kernels take alone."""
 
-    @property
-    def lines(self) -> Mapping[tuple[str, bool], Line]:
-        """By operator: one over rows; REST is that of all small kernels together."""
+    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+        """Seconds that all small kernels of a step take beyond their own traffic."""
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
@@ -153,19 +152,29 @@ class Kernels:
     lines: Mapping[tuple[str, bool], Line]
     """By operator and, for those that see last positions, whether it is a prefill: one over rows."""
     surfaces: Mapping[str, Surface]
-    """By operator: its time over its roof, over batch, query and depth (attention)."""
+    """By operator: the log of its time over its roof and its least time, over batch, query and depth (attention)."""
+    least_s: Mapping[str, float]
+    """The shortest that such an operator was seen to take: its call, or its launch."""
     conversions: Mapping[tuple[str, bool], Line]
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
         if column.operator in self.surfaces:
-            log_ratio, _ = self.surfaces[column.operator].value(_octaves(steps))
-            return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+            least_s = self.least_s[column.operator]
+            ratio = np.exp(self.surfaces[column.operator].level(_octaves(steps)))
+            return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
         return _along(self.lines, column, steps, roof_s)
+
+    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+        """As it was when they were run alone: what their number costs does not grow with their traffic."""
+        rest = self.lines.get((REST, False))
+        if rest is None:
+            return np.zeros(len(steps))
+        return rest.seconds(steps.tokens, np.full(len(steps), NO_ROOF_S))
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
-        found = _along(self.conversions, column, steps, np.full(len(steps), _CONVERSION_ROOF_S))
+        found = _along(self.conversions, column, steps, np.full(len(steps), NO_ROOF_S))
         return np.zeros(len(steps)) if found is None else found
 
 
@@ -217,10 +226,7 @@ class Fitted:
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
             outside_s += _outside_s(column, flops_per_s, bandwidth, alone_s is not None)
-        if (rest := self.kernels.lines.get((REST, False))) is not None:
-            # All small kernels were run alone as well: they take that, whatever was counted of them.
-            alone_s = rest.seconds(steps.tokens, np.maximum(own_s + outside_s, 1e-12))
-            kernel_s += np.maximum(0.0, alone_s - own_s - outside_s)
+        kernel_s += self.kernels.small_s(steps, own_s + outside_s)
         avoidable_s = outside_s + self._faults(demanded) * device.ceilings.page_fault_s
         host_s, in_kernels_s = device.dispatched(steps)
         if any_replayed:
@@ -288,6 +294,7 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
     bandwidth = device.memory_bytes_per_s(_working_set(measured.demanded))
     lines: dict[tuple[str, bool], Line] = {}
     surfaces: dict[str, Surface] = {}
+    least_s: dict[str, float] = {}
     conversions: dict[tuple[str, bool], Line] = {}
     for column in measured.demanded.columns:
         seconds = measured.replayed_s.get(column.operator)
@@ -297,21 +304,21 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
         roof_s = np.maximum(column.flops / flops_per_s, column.model_bytes / bandwidth) / column.count
         roof_s = np.maximum(roof_s, 1e-12)
         if column.heads is not None:
-            ratio = np.log(seconds[known] / np.maximum(roof_s[known], 1e-12))
+            least_s[column.operator] = float(seconds[known].min())
+            ratio = np.log(seconds[known] / (roof_s[known] + least_s[column.operator]))
             surfaces[column.operator] = surface(_octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
             continue
         converting = measured.conversion_s.get(column.operator, np.full(len(steps), np.nan))
         for prefill, chosen in _kinds(column, steps, known):
             lines[column.operator, prefill] = line(column.rows[chosen], seconds[chosen], roof_s[chosen])
             if (some := chosen & (converting > 0)).any():
-                least_s = np.full(int(some.sum()), _CONVERSION_ROOF_S)
-                conversions[column.operator, prefill] = line(column.rows[some], converting[some], least_s)
+                none_s = np.full(int(some.sum()), NO_ROOF_S)
+                conversions[column.operator, prefill] = line(column.rows[some], converting[some], none_s)
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
-        lines[REST, False] = line(
-            steps.tokens[known], rest[known], np.maximum(_own_traffic_s(measured, bandwidth), 1e-12)[known]
-        )
-    return Kernels(lines, surfaces, conversions)
+        lost_s = np.maximum(rest - _own_traffic_s(measured, bandwidth), NO_ROOF_S)[known]
+        lines[REST, False] = line(steps.tokens[known], lost_s, np.full(len(lost_s), NO_ROOF_S))
+    return Kernels(lines, surfaces, least_s, conversions)
 
 
 def _kinds(column: OperatorColumn, steps: Steps, known: Array) -> list[tuple[bool, Array]]:

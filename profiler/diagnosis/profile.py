@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from profiler.diagnosis.columns import Array, OperatorColumn, Steps
 from profiler.diagnosis.forecast import Device, Fitted, HeldOut
 from profiler.diagnosis.step_time import Dispatch, floor_s
-from profiler.diagnosis.surface import Line, Surface, surface
+from profiler.diagnosis.surface import Surface, surface
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
 
@@ -91,15 +91,37 @@ class CardProfile:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """What kernels of a kind take of what they would: the log of their time over roof and least time."""
+
+    surface: Surface
+    least_s: float
+    """The shortest that one of them took: its call, or its launch; 0 for products, which weights decide."""
+
+    def seconds(self, sizes: Array, roof_s: Array) -> Array:
+        """Seconds at these sizes, never below the roof; beyond the sizes that were measured the share stays."""
+        return np.asarray(np.maximum(roof_s, np.exp(self.surface.level(sizes)) * (roof_s + self.least_s)))
+
+
+def _reached(sizes: Array, seconds: Array, roof_s: Array, least_s: float) -> Reached:
+    ratios = np.log(seconds / (roof_s + least_s))
+    return Reached(surface(sizes, ratios, np.full(len(seconds), _SAMPLING)), least_s)
+
+
+@dataclass(frozen=True)
 class ProfileKernels:
     """The kernels of a model on a profiled card: shares of the roof over rows and widths."""
 
-    products: Mapping[tuple[str, str], Surface]
-    """By dtype and format: log of time over roof, over rows, inputs and outputs."""
-    attentions: Mapping[str, Surface]
-    """By dtype: the same over batch, queries, keys and heads."""
-    lines: Mapping[tuple[str, bool], Line] = field(default_factory=dict)
-    """None: small kernels are told by their traffic."""
+    products: Mapping[tuple[str, str], Reached]
+    """By dtype and format: over rows, inputs and outputs."""
+    attentions: Mapping[str, Reached]
+    """By dtype: over batch, queries, keys and heads."""
+    least_small_s: float = 0.0
+    """Seconds that the small kernels of a step take at least, by their number; 0 on a CPU, where that is dispatch."""
+
+    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+        """What is left of that beyond their traffic."""
+        return np.maximum(0.0, self.least_small_s - traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step; None for what was not profiled."""
@@ -108,15 +130,13 @@ class ProfileKernels:
             if known is None:
                 return None
             heads = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
-            log_ratio, _ = known.value(_sizes(steps.batch, steps.query, steps.depth, heads))
-            return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+            return known.seconds(_sizes(steps.batch, steps.query, steps.depth, heads), roof_s)
         if column.shape is None:
             return None
-        known = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
-        if known is None:
+        own = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
+        if own is None:
             return None
-        log_ratio, _ = known.value(_product_sizes(column.rows, column.shape.in_features, column.shape.out_features))
-        return np.asarray(roof_s * np.maximum(1.0, np.exp(log_ratio)))
+        return own.seconds(_product_sizes(column.rows, column.shape.in_features, column.shape.out_features), roof_s)
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Conversions are inside of a format's products."""
@@ -127,23 +147,20 @@ def kernels_of(profile: CardProfile) -> ProfileKernels:
     """The surfaces through all points of a profile."""
     ceilings = profile.ceilings
     products = {
-        key: _product_surface(points, ceilings)
+        key: _products_reached([point for point in profile.products if (point.dtype, point.format) == key], ceilings)
         for key in dict.fromkeys((point.dtype, point.format) for point in profile.products)
-        if (points := [point for point in profile.products if (point.dtype, point.format) == key])
     }
     attentions = {
-        dtype: _attention_surface([point for point in profile.attentions if point.dtype == dtype], ceilings)
+        dtype: _attentions_reached([point for point in profile.attentions if point.dtype == dtype], ceilings)
         for dtype in dict.fromkeys(point.dtype for point in profile.attentions)
     }
     return ProfileKernels(products, attentions)
 
 
-def _product_surface(points: Sequence[ProductPoint], ceilings: Ceilings) -> Surface:
-    ratios = np.log([point.seconds / _product_roof_s(point, ceilings) for point in points])
-    sizes = np.concatenate(
-        [_product_sizes(np.array([point.rows]), point.in_features, point.out_features) for point in points]
-    )
-    return surface(sizes, ratios, np.full(len(points), _SAMPLING))
+def _products_reached(points: Sequence[ProductPoint], ceilings: Ceilings) -> Reached:
+    sizes = [_product_sizes(np.array([point.rows]), point.in_features, point.out_features) for point in points]
+    seconds, roofs = ([point.seconds for point in points], [_product_roof_s(point, ceilings) for point in points])
+    return _reached(np.concatenate(sizes), np.array(seconds), np.array(roofs), 0.0)
 
 
 def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
@@ -151,15 +168,10 @@ def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
     return floor_s(flops, point.weight_bytes, ceilings.compute_flops_per_s(point.dtype), ceilings.memory_bytes_per_s)
 
 
-def _attention_surface(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Surface:
-    ratios = np.log([point.seconds / _attention_roof_s(point, ceilings) for point in points])
-    sizes = _sizes(
-        *(
-            np.array(values)
-            for values in zip(*((p.batch, p.query, p.keys, p.query_heads * p.head_dim) for p in points), strict=True)
-        )
-    )
-    return surface(sizes, ratios, np.full(len(points), _SAMPLING))
+def _attentions_reached(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Reached:
+    shapes = [(point.batch, point.query, point.keys, point.query_heads * point.head_dim) for point in points]
+    seconds, roofs = ([point.seconds for point in points], [_attention_roof_s(point, ceilings) for point in points])
+    return _reached(_sizes(*np.array(shapes).T), np.array(seconds), np.array(roofs), min(seconds))
 
 
 def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:
@@ -190,7 +202,14 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
     device = Device(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
-    return Fitted(device, kernels_of(profile), {})
+    small_s = layers * _SMALL_KERNELS * profile.ceilings.launch.get("device_s", 0.0)
+    return Fitted(device, replace(kernels_of(profile), least_small_s=small_s), {})
+
+
+_SMALL_KERNELS = 32
+"""Kernels a layer of a dense model beside its seven products and its attention: transformers 5.23 runs some 40 a layer
+(counted on fake tensors: 9 multiplications, 6 additions, 4 concatenations, 4 casts, 2 each of pow, mean, rsqrt, neg,
+copies). Each takes the device at least as long as a tiny one does in a replayed graph."""
 
 
 def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
@@ -204,10 +223,12 @@ def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
         others = [point for point in points if point not in inside]
         if len(others) < 3:
             continue
-        found = _product_surface(others, profile.ceilings)
+        found = _products_reached(others, profile.ceilings)
         for point in inside:
-            log_ratio, sigma = found.value(_product_sizes(np.array([point.rows]), *shape))
-            seconds = _product_roof_s(point, profile.ceilings) * max(1.0, float(np.exp(log_ratio[0])))
+            sizes = _product_sizes(np.array([point.rows]), *shape)
+            roof_s = np.array([_product_roof_s(point, profile.ceilings)])
+            seconds = float(found.seconds(sizes, roof_s)[0])
+            sigma = found.surface.value(sizes)[1]
             guessed.append(seconds)
             errors.append(abs(seconds / point.seconds - 1))
             widths.append(abs(float(np.log(seconds / point.seconds))) / float(sigma[0]))

@@ -29,6 +29,10 @@ class Surface:
     spread: float
     noise: float
 
+    def level(self, at: Array) -> Array:
+        """The value [n] at the nearest point of the box that the points span: beyond it a surface stays level."""
+        return self.value(np.clip(at, self.points.min(axis=0), self.points.max(axis=0)))[0]
+
     def value(self, at: Array) -> tuple[Array, Array]:
         """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
         if not len(self.points):

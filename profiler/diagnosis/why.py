@@ -107,6 +107,8 @@ class Trial:
     change: str
     shape: str
     """What was tried, in words."""
+    against_its_own: bool = False
+    """Whether the script's own calls stand for the call as it was: there was no time to run it again."""
 
     @property
     def saving(self) -> float:
@@ -152,7 +154,7 @@ def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
     by_number = {call.number: call for call in seen.calls}
     found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
-    found += [*_reloads(seen), *_recompilations(seen), *_text(seen)]
+    found += [*_reloads(seen), *_recompilations(seen)]
     kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
     return Why(seen, tuple(_merged(kept)), floor_s, tuple(trials), tuple(not_tried))
 
@@ -160,7 +162,8 @@ def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not
 def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:
     seconds = sum(calls[number].seconds for number in trial.calls)
     saves_s = trial.saving * seconds
-    basis = f"tried: {trial.shape}, {len(trial.rounds)} times as it was and changed, in turn"
+    how = "changed, against the script's own calls" if trial.against_its_own else "as it was and changed, in turn"
+    basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
     return Finding(trial.id, saves_s, saves_s / seen.watched_s, trial.where, trial.evidence, trial.change, basis)
 
 
@@ -218,21 +221,5 @@ def _recompilations(seen: Seen) -> list[Finding]:
             evidence=f"the model was compiled {len(again)} times more ({dearest.reason})",
             change="keep shapes the same (pad to few lengths, a static cache), or torch.compile(dynamic=True)",
             basis="measured: the compilations behind the first",
-        )
-    ]
-
-
-def _text(seen: Seen) -> list[Finding]:
-    if not seen.text_s:
-        return []
-    return [
-        Finding(
-            id="text",
-            saves_s=seen.text_s,
-            share=seen.text_s / seen.watched_s,
-            where=seen.text_where,
-            evidence="tokenizers took so long",
-            change="tokenize all texts in one call of a fast tokenizer",
-            basis="measured: all of it, of which some is needed",
         )
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.facts import ModelFacts
 from profiler.diagnosis.forecast import Answer, Checked, CheckRow, ForecastCell
 from profiler.errors import RequestError
 from profiler.job.checks import CheckedCell, append_checks
@@ -24,7 +25,7 @@ _MOST_TOKENS = 65_536
 """Cells of more tokens are forecast, and not run for a check."""
 
 
-def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float) -> Checked:
+def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float, where: str = "") -> Checked:
     """Run what was forecast on this device, and keep the errors. Raises RequestError where it cannot be run here."""
     document = read_document(folder)
     cells = [cell for cell in answer.cells if cell.fits and cell.batch_size * cell.prompt_len <= _MOST_TOKENS]
@@ -33,7 +34,7 @@ def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float
     model = document.model
     threads = torch.get_num_threads()
     options = Options(
-        model=model.id,
+        model=_model(model, where),
         prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
         batch_sizes=sorted({cell.batch_size for cell in cells}),
         context_lens=wanted.context_lens,
@@ -72,6 +73,15 @@ def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float
         ]
     )
     return Checked(rows)
+
+
+def _model(model: ModelFacts, where: str) -> str:
+    """What to load: a run keeps no path of a local model."""
+    if where:
+        return where
+    if model.kind not in ("card", "hub"):
+        raise RequestError(f"--check: {model.id} was a local path, which its run does not keep; give --model PATH.")
+    return model.id
 
 
 def _dtype(wanted: Wanted, own: str) -> str:

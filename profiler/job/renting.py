@@ -31,7 +31,7 @@ from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import as_asked
-from profiler.loading.skeleton import build_on_meta
+from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import Price, cheapest
 from profiler.machine.published import EngineKind
@@ -149,8 +149,9 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
     """A model in one precision, counted at every batch size from its config alone."""
     kind = known_quant(quant)
     source = resolve(model)
-    config = as_asked(load_config(source, False), False)
-    module = build_on_meta(config, model_dtype("auto", config), kind)
+    with quiet_libraries():
+        config = as_asked(load_config(source, False), False)
+        module = build_on_meta(config, model_dtype("auto", config), kind)
     work, weights = walk(module), planned_weight_bytes(module)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
@@ -218,8 +219,9 @@ def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
         sheets = {sheet.gpu: sheet for sheet in gpus()}
         largest = max((sheets[each.card] for each in offers), key=lambda sheet: sheet.memory_bytes)
         raise RequestError(
-            f"{model} fits no card that has a price: in {least.precision} it {least.why.split(';')[0]}; the largest,"
-            f" {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller --batch."
+            f"{model} fits no card that has a price: in {_words(least.precision)} it {least.why.split(';')[0]}; the"
+            f" largest, {largest.gpu}, has {scaled(largest.memory_bytes, 'B')}. Try --quant nf4,int4wo or a smaller"
+            " --batch."
         )
     if all(each.meets == "no" for each in able):
         limits = asked.limits
@@ -233,10 +235,15 @@ def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
         assert fastest.ttft_s is not None
         assert fastest.tpot_s is not None
         raise RequestError(
-            f"no card is known to be so fast: {fastest.card} in {fastest.precision}, the fastest, typically takes"
-            f" {duration(fastest.ttft_s.typical)} to the first token and {duration(fastest.tpot_s.typical)} a token at"
-            f" batch {fastest.batch}. Relax the limits, or try --engine compiled or --quant int4wo."
+            f"no card is known to be so fast: {fastest.card} in {_words(fastest.precision)}, the fastest, typically"
+            f" takes {duration(fastest.ttft_s.typical)} to the first token and"
+            f" {duration(fastest.tpot_s.typical)} a token at batch {fastest.batch}. Relax the limits, or try --engine"
+            " compiled or --quant int4wo."
         )
+
+
+def _words(precision: str) -> str:
+    return "16 bits" if precision == "none" else precision
 
 
 def _with_crossovers(offers: tuple[Offer, ...], curves: Mapping[tuple[str, str], Curve]) -> tuple[Offer, ...]:

@@ -7,6 +7,7 @@ import copy
 import inspect
 import itertools
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,11 +49,15 @@ class _Candidate:
     where: str
     as_is: Run
     changed: Run
-    seconds: float
-    """What it took in the script."""
+    own_s: tuple[float, ...]
+    """What it took in the script, each time that it had this shape."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """What holds while `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.own_s)
 
 
 @dataclass
@@ -76,6 +81,10 @@ class _Group:
     def seconds(self) -> float:
         return sum(call.seconds for call in self.calls)
 
+    def like(self, call: Call) -> tuple[float, ...]:
+        """Seconds of all its calls of one shape."""
+        return tuple(other.seconds for other in self.calls if other.words == call.words)
+
 
 def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[Trial], list[str]]:
     """(trials, what could not be tried and why): the dearest calls first, until `budget_s` seconds are spent."""
@@ -89,8 +98,10 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
                 if left_s <= 0:
                     missed.append(f"{candidate.id} at {candidate.where}: no time was left")
                     continue
+                allowed_s = min(left_s, budget_s / 2)
+                alone = 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
                 try:
-                    rounds = _in_turn(candidate, min(left_s, budget_s / 2))
+                    rounds = (_against_its_own if alone else _in_turn)(candidate, allowed_s)
                 except Exception as error:
                     missed.append(f"{candidate.id} at {candidate.where}: {first_line(error)}")
                     continue
@@ -98,7 +109,7 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
                 trials.append(
                     Trial(
                         candidate.id, numbers, rounds, candidate.where, candidate.evidence, candidate.change,
-                        candidate.shape or group.middle[0].words,
+                        candidate.shape or group.middle[0].words, against_its_own=alone,
                     )
                 )  # fmt: skip
     return trials, missed
@@ -164,6 +175,23 @@ def _in_turn(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float
     return tuple(rounds)
 
 
+def _against_its_own(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:
+    """Pairs of seconds of the script's own calls and of the changed one, where there is no time to run both again."""
+    start_s = now_s()
+    changed_s: list[float] = []
+    # The first run pays for what happens once, unless it is the only one that there is time for.
+    while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() - start_s + changed_s[-1] < budget_s):
+        before_s = now_s()
+        with candidate.within():
+            candidate.changed()
+            _synchronize()
+        changed_s.append(now_s() - before_s)
+        if len(changed_s) > _DECISIVE_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
+            break
+    own = sorted(candidate.own_s)
+    return tuple((own[index * len(own) // len(changed_s)], after) for index, after in enumerate(changed_s[1:]))
+
+
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
@@ -179,7 +207,9 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
         return _repeat(noted, call, model, options)
 
     def candidate(name: str, evidence: str, change: str, changed: Run = again, **more: Any) -> _Candidate:
-        return _Candidate(name, evidence, change, more.pop("where", call.where), again, changed, call.seconds, **more)
+        return _Candidate(
+            name, evidence, change, more.pop("where", call.where), again, changed, group.like(call), **more
+        )
 
     if call.kind == "generate" and settings["cache"] == "off":
         yield candidate(
@@ -197,7 +227,7 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
         yield candidate(
             "train-mode", "the model is in train mode", "model.eval() behind the load", within=lambda: _eval_mode(model)
         )  # fmt: skip
-    yield from _padding(call, noted, model, again)
+    yield from _padding(call, noted, model, again, group.like(call))
     if call.kind == "forward" and _only_last_is_used(group, recorder):
         yield candidate(
             "all-logits", f"logits of all {call.prompt_len} positions are computed", "pass logits_to_keep=1",
@@ -309,7 +339,7 @@ def _loop_without_cache(group: _Group) -> _Candidate | None:
         first.where,
         as_is,
         changed,
-        sum(call.seconds for call, _ in kept),
+        (sum(call.seconds for call, _ in kept),),
         shape=f"{len(kept)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
     )
 
@@ -348,7 +378,7 @@ def _only_last_is_used(group: _Group, recorder: Recorder) -> bool:
     return bool(goes_on and call.context_len == 0)
 
 
-def _padding(call: Call, noted: Noted, model: Any, again: Run) -> Iterator[_Candidate]:
+def _padding(call: Call, noted: Noted, model: Any, again: Run, own_s: tuple[float, ...]) -> Iterator[_Candidate]:
     """Padding that all sequences share is cut off; else sequences of like length are passed together."""
     mask = noted.mask
     if mask is None or mask.dim() != 2 or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
@@ -359,7 +389,7 @@ def _padding(call: Call, noted: Noted, model: Any, again: Run) -> Iterator[_Cand
     if not bool(used.all()):
         yield _Candidate(
             "padding", share, 'pad to the longest text of a batch alone: padding="longest"', call.where, again,
-            _on_parts(noted, call, model, [rows]), call.seconds,
+            _on_parts(noted, call, model, [rows]), own_s,
         )  # fmt: skip
         return
     if len(rows) < 2:
@@ -370,7 +400,7 @@ def _padding(call: Call, noted: Noted, model: Any, again: Run) -> Iterator[_Cand
     cut = min(cuts, key=lambda at: at * lengths[order[at - 1]] + (len(rows) - at) * lengths[order[-1]])
     yield _Candidate(
         "padding", share, "sort the texts by length, and pass those of like length together", call.where, again,
-        _on_parts(noted, call, model, [order[:cut], order[cut:]]), call.seconds,
+        _on_parts(noted, call, model, [order[:cut], order[cut:]]), own_s,
     )  # fmt: skip
 
 
@@ -471,7 +501,7 @@ def _together(group: _Group) -> Iterator[_Candidate]:
         call.where,
         as_is,
         _repeat(whole, call, group.model, options),
-        sum(call.seconds for call, _ in chosen),
+        (sum(call.seconds for call, _ in chosen),),
         shape=f"{len(chosen)} of the prompts",
     )
 

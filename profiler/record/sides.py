@@ -35,13 +35,14 @@ def side_of_run(run: Run) -> Side:
     document = run.document
     gathered = read_gathered(run.folder, document)
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
-    cells = timed_cells(gathered.visits, gathered.looks)
+    readings = document.health.readings
+    busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
+    cells = timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
         if (asked := asked_of(row.key)) in cells:
             cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
     ceilings = document.ceilings
     memory = ceilings.ceilings
-    readings = document.health.readings
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -67,8 +68,13 @@ def asked_of(key: CellKey) -> Asked:
     return Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
 
 
-def timed_cells(visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[Look] = ()) -> dict[Asked, Timed]:
-    """The time of every cell from its visits, by today's rules; without its split."""
+def timed_cells(
+    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[Look] = (), busy_elsewhere: float = 0.0
+) -> dict[Asked, Timed]:
+    """The time of every cell from its visits, by today's rules; without its split.
+
+    `busy_elsewhere` are cores that others kept busy over the whole run: they count where visits were too short to see.
+    """
     samples = {key: phase_samples(key.phase, known) for cell, known in visits.items() if known for key in cell.keys}
     spreads: dict[Phase, Spread] = {
         phase: spread_of(
@@ -77,13 +83,15 @@ def timed_cells(visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[Look] = 
         for phase in PHASES
     }
     return {
-        asked_of(key): _timed(visits[key.cell], of_cell, spreads[key.phase])
+        asked_of(key): _timed(visits[key.cell], of_cell, spreads[key.phase], busy_elsewhere)
         for key, of_cell in samples.items()
         if any(of_cell)
     }
 
 
-def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: Spread) -> Timed:
+def _timed(
+    visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: Spread, busy_elsewhere: float
+) -> Timed:
     time_s = estimate(samples, spread)
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     watched_s = sum(wall_s for _, wall_s in busy)
@@ -94,7 +102,7 @@ def _timed(visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread
         visits=len(samples),
         drift=spread.drift,
         visit_s=sum(visit.wall_s for visit in visits) / len(visits),
-        foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / watched_s if watched_s else 0.0,
+        foreign_cores=sum(cores * wall_s for cores, wall_s in busy) / watched_s if watched_s else busy_elsewhere,
     )
 
 

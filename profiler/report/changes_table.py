@@ -69,8 +69,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table of some columns, of the first rows where there are many."""
     found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
-        words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime")
-        found.add_column(name, justify="left" if words else "right", no_wrap=name != "what moved")
+        words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime", "where", "ran with")
+        found.add_column(name, justify="left" if words else "right", no_wrap=name not in ("what moved", "ran with"))
     for row in rows[:_MOST_ROWS]:
         found.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
     if len(rows) > _MOST_ROWS:

@@ -14,7 +14,7 @@ from profiler.report.forecasting import table
 from profiler.units import duration, percent, significant
 
 RENT_COLUMNS = ("card", "as", "USD/h", "batch", "TTFT", "ms a token", "tokens/s", "in", "out")
-LOAD_COLUMNS = ("card", "as", *(percent(load) for load in LOADS), "cheaper from batch", "J/token")
+LOAD_COLUMNS = ("card", "as", *(percent(load) for load in LOADS), "J/token", "cheaper from batch")
 _MARKS = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 _MOST_ROWS = 16
 _MOST_LACKING = 6
@@ -100,8 +100,8 @@ def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
                 offer.card,
                 _precision(offer),
                 *(f"{_usd(c.input.typical)} / {_usd(c.output.typical)}" for c in offer.costs),
-                crossing,
                 "-" if joules is None else f"<= {significant(joules, 2)}",
+                crossing,
             )
         )
     return rows

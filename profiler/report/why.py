@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import Call, Finding, Why
+from profiler.diagnosis.why import LEAST_SHARE, Call, Finding, Why
 from profiler.units import duration
 
-CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "dtype", "attention", "cache", "padding")
+CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
+# (setting, its usual value, the word for another one)
+_UNUSUAL = (
+    ("gradients", "off", "gradients"),
+    ("mode", "eval", "train mode"),
+    ("compiled", "no", "compiled"),
+    ("outputs", "-", "more outputs"),
+)
 
 
 def why_sentences(why: Why) -> list[str]:
@@ -22,12 +29,16 @@ def why_sentences(why: Why) -> list[str]:
     begun = "Interrupted: up to here " if seen.interrupted else ""
     lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{seen.script} loaded a model and called none."]
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
+    if len(why.findings) > 1:
+        lines.append("Each saves so much by itself; together they save less than their sum.")
     if not why.findings and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
         lines.append(f"Nothing to change{tried}.")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
+    if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
+        lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     return lines
 
 
@@ -73,11 +84,22 @@ def _row(calls: Sequence[Call]) -> list[str]:
         shapes[0] + (f" .. {shapes[-1].split(' ', 1)[1]}" if len(shapes) > 1 else ""),
         duration(seconds),
         duration(seconds / len(calls)),
-        first.settings["dtype"],
-        first.settings["attention"],
-        first.settings["cache"],
-        f"{100 * padding:.0f} %",
+        ", ".join(_ran_with(first, padding)),
     ]
+
+
+def _ran_with(call: Call, padding: float) -> list[str]:
+    """What decides how fast a call can be, in words; what is as it should be is left out."""
+    told = call.settings
+    words = [told["dtype"], told["attention"]]
+    if told["cache"] == "off":
+        words.append("no cache")
+    if padding:
+        words.append(f"{100 * padding:.0f} % padding")
+    words += [word for name, as_usual, word in _UNUSUAL if told.get(name, as_usual) != as_usual]
+    if told.get("beams", "-") not in ("-", "1"):
+        words.append(f"{told['beams']} beams")
+    return words
 
 
 def why_json(why: Why) -> dict[str, object]:

@@ -71,6 +71,7 @@ class Recorder:
     """Whether anything was differentiated: gradients are wanted then."""
     touched: int = 0
     """How often a wrapper was entered."""
+    noting_s: float = 0.0
     kept_bytes: int = 0
     _here: _Thread = field(default_factory=_Thread)
     _last: Any = None
@@ -95,7 +96,9 @@ class Recorder:
             if noted is not None and noted.model() is model:
                 noted.forwards += 1
             return run(*args, **named)
+        start_s = now_s()
         here.noted = noted = self._note(kind, model, args, named, compiled)
+        self.noting_s += now_s() - start_s
         here.depth = 1
         try:
             result = run(*args, **named)
@@ -143,7 +146,7 @@ class Recorder:
             clock.synchronize()
         wall_s = now_s() - self._start_s
         calls = tuple(self._call(number, noted) for number, noted in enumerate(self.notes))
-        overhead_s = self.touched * _wrapper_s()
+        overhead_s = self.noting_s + self.touched * _wrapper_s()
         return Seen(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             tuple(_recompilations()),

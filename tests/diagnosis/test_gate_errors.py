@@ -20,12 +20,15 @@ def pool() -> Pool:
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", ["all cells", "decode", "one cell"])
 def test_false_alarms_and_misses(pool: Pool, planted: str) -> None:
-    """Of 60 pairs with eight visits at most one gate alarms where less than is allowed has changed, and under 5 % let
-    twice of it pass: of all 32 cells, of decode, and of one cell alone, where the answer may be that it cannot tell."""
+    """Of 60 pairs with eight visits at most one gate alarms where less than is allowed has changed.
+
+    No more let twice of it pass than 5 % do by chance (up to 6 of 60 in 97 % of draws): of all 32 cells, of decode, and
+    of one cell alone, where the answer may be that it cannot tell.
+    """
     found = outcomes(pool, 60, 8, planted)
     assert found[0.0]["slower"] <= 1
     assert found[0.01]["slower"] <= 1
-    assert found[0.06]["pass"] < 3
+    assert found[0.06]["pass"] <= 6
     assert found[0.10]["pass"] == 0
     assert found[0.0]["pass"] > 30, "a gate that never passes is of no use"
     if planted != "one cell":

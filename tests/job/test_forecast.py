@@ -26,6 +26,7 @@ from profiler.diagnosis.forecast import (
     one_at_a_time,
     train,
 )
+from profiler.diagnosis.run import judge_run
 from profiler.errors import RequestError
 from profiler.grid import make_grid
 from profiler.job.forecast import Known, Wanted, forecast_run, known_of
@@ -55,9 +56,9 @@ def test_cells_are_counted_from_the_config_alone(known: Known) -> None:
 
 
 def test_the_model_is_the_split(known: Known) -> None:
-    """At the measured cells the terms are those of cells.csv: all that it leaves unexplained is the residual."""
+    """At the measured cells the terms are those that the run is judged by: what these leave is the residual."""
     terms = known.trained.fitted.terms(known.trained.measured.demanded)
-    results = known.run.by_key()
+    results = {result.key: result for result in judge_run(known.facts).cells}
     for index, key in enumerate(known.facts.grid.keys):
         result = results[key]
         for name in ("weights_s", "kv_s", "compute_s", "dispatch_s"):
@@ -191,7 +192,7 @@ def test_another_form_is_forecast_only_where_it_was_tried() -> None:
 
 @pytest.mark.timing
 def test_100_000_cells_take_under_a_second(known: Known) -> None:
-    """Once the model is walked; against the time of 100 of them, on whatever machine: no loop over cells."""
+    """Once the model is walked: 0.4 s on two busy cores. Held against 100 of them, so that any machine can tell."""
     count, rng = 100_000, np.random.default_rng(0)
     prefill = rng.random(count) < 0.5
     steps = Steps(
@@ -202,10 +203,14 @@ def test_100_000_cells_take_under_a_second(known: Known) -> None:
     known.forecast(few)
     spent = []
     for some in (few, steps):
-        start = time.perf_counter()
-        known.trained.bounds(known.forecast(some))
-        spent.append(time.perf_counter() - start)
-    assert spent[1] < 200 * spent[0]
+        each = []
+        for _ in range(3):
+            start = time.perf_counter()
+            known.trained.bounds(known.forecast(some))
+            each.append(time.perf_counter() - start)
+        spent.append(min(each))
+    # A thousand times as many; what is done once for all of them costs a few of their milliseconds.
+    assert spent[1] < 500 * spent[0]
 
 
 def test_bad_requests_are_one_line(roofscope: Callable[..., Any], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import profiler
 from profiler.diagnosis.why import Call, Load, Seen, Trial, judge
-from profiler.report.why import why_json, why_sentences
+from profiler.report.why import call_rows, why_json, why_sentences
 from profiler.report.why_page import html_why
 from profiler.watching.script import run_script
 
@@ -133,7 +133,7 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
 
 
 def call(number: int, seconds: float) -> Call:
-    settings = {"dtype": "float32", "attention": "sdpa", "cache": "off"}
+    settings = {"dtype": "float32", "attention": "sdpa", "cache": "off", "mode": "train"}
     return Call(number, "generate", "Llama", 1, 64, 0, 32, 32, seconds, "s.py:4", settings)
 
 
@@ -153,6 +153,9 @@ def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:
     assert finding.share == pytest.approx(0.75)
     assert why_json(found)["floor_s"] == 1.0
     assert "6.00 s (75 %)" in why_sentences(found)[1]
+    assert call_rows(found) == [
+        ["s.py:4", "2", "generate 1 x 64 + 32", "8.00 s", "4.00 s", "float32, sdpa, no cache, train mode"]
+    ]
     assert "&lt;b&gt;" in html_why(found)
     assert "<b>" not in html_why(found)
 

@@ -1,0 +1,52 @@
+"""Forecasts on cards of known truth: a run's own, and those of a model that never ran on a profiled card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from profiler.diagnosis.profile import fitted_on
+from profiler.job.forecast import known_of
+from profiler.loading.skeleton import quiet_libraries
+from profiler.machine.machine import machine_for
+from profiler.probes.card import measure_card
+from profiler.roofs.measure import measure
+
+from .guard import why_not
+from .scenario import Scenario, said
+from .truth import A100
+from .world import simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+LAYERS = 2
+
+
+@pytest.fixture(autouse=True)
+def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated roof must never be kept beside measured ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> None:
+    """Two layers of Mistral-7B: each cell from the others, the extremes from the rest, and all of them from a profile
+    of the card alone, on which this model never ran."""
+    with simulated(A100), quiet_libraries():
+        machine = machine_for(torch.device("cuda", 0))
+        ceilings = measure(machine, ["float16"], model_dtype="float16", stage_budget_s=0.2)
+        profile = measure_card(machine, ceilings, ["float16"], 0.1)
+    run, _ = said(Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128, 512], batch_sizes=[1, 8]), [A100], tmp_path)
+    known = known_of(run.folder)
+    assert known.trained.within.median < 0.05
+    assert known.trained.outside.median < 0.05
+    told = fitted_on(profile, "float16", LAYERS).forecast(known.trained.measured.demanded)
+    off = told.latency_s / known.trained.measured.latency_s - 1
+    decode = ~known.trained.measured.demanded.steps.prefill
+    assert np.median(np.abs(off[decode])) < 0.08
+    assert np.median(np.abs(off[~decode])) < 0.10
