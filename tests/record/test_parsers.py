@@ -156,18 +156,35 @@ cells = st.sampled_from(
 )
 
 
-@few
-@given(st.fixed_dictionaries(dict.fromkeys(OPERATOR_COLUMNS, cells)))
-@example(dict.fromkeys(OPERATOR_COLUMNS, "1") | {"phase": "prefill", "avoidable_bytes_by_cause": "[]"})
-@example(dict.fromkeys(OPERATOR_COLUMNS, "1") | {"phase": "prefill", "avoidable_bytes_by_cause": "[" * 10**5})
-@example(dict.fromkeys(OPERATOR_COLUMNS, "1") | {"phase": "prefill", "flops": "²"})
-def test_operators(tmp_path: Path, row: dict[str, str]) -> None:
+ROW = {**dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager"} | dict.fromkeys(
+    ("avoidable_bytes_by_cause", "avoidable_flops_by_cause"), ""
+)
+
+
+def operators_of(folder: Path, row: dict[str, str]) -> object:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, OPERATOR_COLUMNS)
     writer.writeheader()
-    writer.writerow({"phase": "prefill", **row})
-    (tmp_path / "operators.csv").write_text(buffer.getvalue())
-    tried(lambda: read_operators(tmp_path))
+    writer.writerow(row)
+    (folder / "operators.csv").write_text(buffer.getvalue())
+    return read_operators(folder)
+
+
+def test_a_plain_row_of_operators_is_read(tmp_path: Path) -> None:
+    [[operator]] = operators_of(tmp_path, ROW).values()  # type: ignore[attr-defined]
+    assert operator.flops == 1
+
+
+@few
+@given(st.sampled_from(OPERATOR_COLUMNS), cells)
+@example("avoidable_bytes_by_cause", "[]")
+@example("avoidable_bytes_by_cause", "1")
+@example("avoidable_bytes_by_cause", "[" * 10**5)
+@example("avoidable_flops_by_cause", '{"copies": {}}')
+@example("flops", "²")
+@example("count", "9" * 5000)
+def test_operators(tmp_path: Path, column: str, value: str) -> None:
+    tried(lambda: operators_of(tmp_path, {**ROW, column: value}))
 
 
 @few
