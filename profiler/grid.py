@@ -13,8 +13,9 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 MAX_VALUES = 1000
-_NUMBER = re.compile(r"\d+")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:([*+])(\d+))?")
+# Nobody means a number of more digits, and Python itself reads no more than some thousand.
+_NUMBER = re.compile(r"\d{1,18}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
 DEFAULT_ENGINE = "eager"
 

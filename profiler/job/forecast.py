@@ -32,13 +32,13 @@ from profiler.diagnosis.profile import CardProfile, fitted_on, held_out_kernels
 from profiler.diagnosis.rent import basis_for, card_steps
 from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.trials import tried
-from profiler.errors import ModelError, RequestError, RunError, first_line
+from profiler.errors import RequestError, RunError
 from profiler.grid import PHASES, Grid, Phase, make_grid
 from profiler.job.checks import checks_line
 from profiler.job.count import gpu_called, known_quant, model_dtype
 from profiler.job.demanded import Paths, demanded
 from profiler.loading.catalog import resolve
-from profiler.loading.config import load_config
+from profiler.loading.config import config_from, load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import as_asked
 from profiler.loading.quantise import QUANTS, Quant
@@ -88,19 +88,14 @@ def known_of(folder: Path, engine: str = "") -> Known:
 
 def _work_of(folder: Path, document: RunDocument) -> ModelWork:
     """The operators of a run's model, from the config that it kept."""
-    from transformers import AutoConfig
-
     path, model = folder / CONFIG_FILE, document.model
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise RunError(f"{folder} has no {CONFIG_FILE} that can be read: its cells cannot be counted again.") from None
     quant: Quant = model.quant if model.quant in QUANTS else "none"
+    config = config_from(content, str(path))
     with quiet_libraries():
-        try:
-            config = AutoConfig.for_model(**content)
-        except Exception as error:
-            raise ModelError(f"{path}: {first_line(error)}.") from error
         return walk(build_on_meta(config, DTYPES[model.dtype], quant))
 
 

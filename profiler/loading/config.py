@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import ModelError, first_line
@@ -21,7 +22,7 @@ def load_config(source: Source, trust_remote_code: bool = False) -> Any:
     with quiet_libraries():
         try:
             if source.kind == "card" and source.card is not None:
-                return AutoConfig.for_model(**source.card.config)
+                return config_from(source.card.config, source.name)
             where, extra = pretrained_location(source)
             if source.kind != "gguf":
                 raw, _ = PreTrainedConfig.get_config_dict(where)
@@ -33,20 +34,37 @@ def load_config(source: Source, trust_remote_code: bool = False) -> Any:
         except Exception as error:
             raise _config_error(source, error, own_code="auto_map" in raw and not trust_remote_code) from error
     if not trust_remote_code:
-        _leave_out_code(source, config)
+        _leave_out_code(source.name, config)
     return config
 
 
-def _leave_out_code(source: Source, config: Any) -> None:
+def config_from(content: Mapping[str, Any], name: str) -> Any:
+    """The transformers config of a parsed config.json, without code of its own. Raises ModelError."""
+    from transformers import AutoConfig
+
+    check_claims(content)
+    with quiet_libraries():
+        try:
+            config = AutoConfig.for_model(**content)
+            check_sizes(config)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{name}: its configuration cannot be read: {first_line(error)}.") from error
+    _leave_out_code(name, config)
+    return config
+
+
+def _leave_out_code(name: str, config: Any) -> None:
     """Leave out what would have transformers run or fetch a stranger's code, or ask at the terminal whether to."""
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+    for part in (config, *(getattr(config, inner, None) for inner in getattr(config, "sub_configs", ()))):
         if hasattr(part, "auto_map"):
             del part.auto_map
-        for name in ("_attn_implementation", "_experts_implementation"):
+        for kind in ("_attn_implementation", "_experts_implementation"):
             # `owner/name` is a kernel on the hub; those that transformers has itself are words.
-            if "/" in str(wanted := getattr(part, name, None)):
+            if "/" in str(wanted := getattr(part, kind, None)):
                 raise ModelError(
-                    f"{source.name}: its configuration asks for the code {wanted!r} from the hub;"
+                    f"{name}: its configuration asks for the code {wanted!r} from the hub;"
                     " --trust-remote-code lets it, if you trust its source."
                 )
 

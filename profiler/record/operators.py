@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from profiler.diagnosis.cell import columns_of
 from profiler.diagnosis.facts import Amount, Facts, OperatorWork
@@ -91,7 +90,7 @@ def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
                 found.setdefault(_key(row), []).append(_operator(row))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
     return dict(found)
 
@@ -135,5 +134,7 @@ def _by_cause(amounts: Mapping[Cause, Amount]) -> str:
 
 
 def _causes(text: str) -> dict[Cause, Amount]:
-    values: dict[str, Any] = json.loads(text) if text else {}
+    values = json.loads(text) if text else {}
+    if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
+        raise ValueError(f"{text[:40]!r} tells no amounts by their cause")
     return {Cause(name): value for name, value in values.items()}

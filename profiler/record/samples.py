@@ -110,12 +110,13 @@ def read_facts_of(folder: Path, defaults: Mapping[str, Any] | None = None) -> li
 
 def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        file = (folder / SAMPLES_FILE).open(encoding="utf-8")
+        file = (folder / SAMPLES_FILE).open("rb")
     except OSError:
         raise RunError(f"{folder} has no {SAMPLES_FILE}.") from None
     with file:
-        for number, line in enumerate(file, start=1):
+        for number, raw in enumerate(file, start=1):
             try:
+                line = raw.decode()
                 record = json.loads(line)
                 # Most lines are numbers alone, and there may be a million of them.
                 if "\\" in line or not line.rstrip("\n").isprintable():

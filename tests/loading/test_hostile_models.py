@@ -15,6 +15,7 @@ from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, SAYS, WEIGHTS, Spo
 from profiler.errors import ModelError
 from profiler.loading.catalog import resolve
 from profiler.loading.checkpoint import resolve_weights, weight_files
+from profiler.loading.config import config_from
 from profiler.loading.gguf import check_gguf
 
 _MOST_S = 5.0
@@ -86,6 +87,24 @@ def test_own_code_runs_where_it_is_trusted(roofscope, folder: Path, monkeypatch:
     remote_code(model_type="own")(folder)
     roofscope("count", str(folder), "--trust-remote-code")
     assert (folder / MARK).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"vocab_size": -1}, "vocab_size"),
+        ({"model_type": "nonsense"}, "nonsense"),
+        ({"attn_implementation": "stranger/kernel"}, "stranger/kernel"),
+    ],
+)
+def test_the_config_that_a_run_folder_kept(tiny_folder: Path, changes: dict[str, object], says: str) -> None:
+    """A stranger's run folder holds one, from which other cells are counted."""
+    content = json.loads((tiny_folder / "config.json").read_text())
+    with pytest.raises(ModelError, match=says):
+        config_from({**content, **changes}, "run/config.json")
+    named = {"AutoModelForCausalLM": "stranger/repository--modeling_own.OwnModel"}
+    assert not hasattr(config_from({**content, "auto_map": named}, "run/config.json"), "auto_map")
 
 
 def test_a_pickle_that_is_not_called_one_is_no_checkpoint(folder: Path) -> None:

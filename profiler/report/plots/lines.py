@@ -23,6 +23,7 @@ from profiler.report.plots.style import (
     first_engine_frame,
     log_axes,
     phases_of,
+    short,
     title,
 )
 from profiler.report.shown import evenly, first_engine
@@ -139,7 +140,7 @@ def precisions(runs: Sequence[Run]) -> Figure:
         name = "batch" if phase == "decode" else "tokens of a prompt times batch"
         log_axes(axes, sorted(sizes), name, f"{phase} tokens/s")
     axes_row[0][0].legend()
-    figure.suptitle(f"{runs[0].model.id} on {runs[0].document.device.name}", x=0.01, ha="left", fontsize=12)
+    figure.suptitle(short(f"{runs[0].model.id} on {runs[0].document.device.name}"), x=0.01, ha="left", fontsize=12)
     return figure
 
 

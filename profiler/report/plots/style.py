@@ -81,7 +81,15 @@ def phases_of(cells: pd.DataFrame) -> list[Phase]:
 
 def title(run: Run) -> str:
     """Model, precision and device."""
-    return f"{run.model.id}, {run.model.precision}, on {run.document.device.name}"
+    return short(f"{run.model.id}, {run.model.precision}, on {run.document.device.name}")
+
+
+def short(text: str) -> str:
+    """A title that leaves room for the picture, whatever names it holds."""
+    return text if len(text) <= _MOST_TITLE else f"{text[:_MOST_TITLE]}..."
+
+
+_MOST_TITLE = 100
 
 
 def log_axes(axes: Axes, sizes: Sequence[int], xlabel: str, ylabel: str) -> None:
