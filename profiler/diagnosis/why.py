@@ -16,6 +16,8 @@ LEAST_ROUNDS = 5
 DECISIVE = 0.3
 """A saving of so much of a call that three agreeing pairs are enough."""
 _FEW_ROUNDS = 3
+_WORTH_ANOTHER_LOOK = 0.1
+"""Of the watched time: what the median pair saves of it, though the pairs do not agree, is told as not known."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,18 @@ class Why:
     tried: tuple[Trial, ...]
     not_tried: tuple[str, ...] = ()
     """What could not be tried, and why."""
+
+    @property
+    def undecided(self) -> tuple[Trial, ...]:
+        """Trials that would save a tenth of the watched time by their median pair, but whose pairs do not agree."""
+        seconds = {call.number: call.seconds for call in self.seen.calls}
+        return tuple(
+            trial
+            for trial in self.tried
+            if not trial.is_claim
+            and trial.saving * sum(seconds[number] for number in trial.calls)
+            >= _WORTH_ANOTHER_LOOK * self.seen.watched_s
+        )
 
 
 def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not_tried: Sequence[str] = ()) -> Why:

@@ -31,7 +31,12 @@ def why_sentences(why: Why) -> list[str]:
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saves so much by itself; together they save less than their sum.")
-    if not why.findings and not seen.interrupted:
+    for trial in why.undecided:
+        lines.append(
+            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less by"
+            f" the median of {len(trial.rounds)} pairs, which do not agree. Again when nothing else runs."
+        )
+    if not why.findings and not why.undecided and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
         lines.append(f"Nothing to change{tried}.")
     if seen.loads:
