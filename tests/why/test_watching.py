@@ -173,6 +173,16 @@ def test_what_rounds_do_not_agree_on_is_no_finding() -> None:
     assert "Nothing to change of 1 tried." in why_sentences(judge(watched, [trial((1.0, 1.5))]))
 
 
+def test_a_large_saving_that_pairs_do_not_agree_on_is_told_as_not_known() -> None:
+    """Four of five pairs save half of 8 s, one is disturbed: neither a finding, nor nothing to change."""
+    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.5)] * 4, (1.0, 1.2))])
+    assert not found.findings
+    sentences = " ".join(why_sentences(found))
+    assert "Cannot tell" in sentences
+    assert "50 % less by the median of 5 pairs" in sentences
+    assert "Nothing to change" not in sentences
+
+
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
     loads = tuple(Load(name, 2.0, "s.py:9") for name in ("a", "a", "b", "a"))
     [finding] = judge(seen(call(0, 2.0), loads=loads), []).findings
