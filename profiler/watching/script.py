@@ -8,6 +8,7 @@ import threading
 import traceback
 import types
 from collections.abc import Sequence
+from concurrent.futures.thread import _threads_queues
 from pathlib import Path
 
 from profiler.errors import RequestError
@@ -45,7 +46,11 @@ def run_module(name: str, arguments: Sequence[str]) -> int:
 
 
 def _ended(run: object) -> int:
-    """The exit code of what runs, told as the interpreter tells it; waits for its threads as that does."""
+    """The exit code of what runs, told as the interpreter tells it; waits for its threads as that does.
+
+    A pool's workers (concurrent.futures) end at the interpreter's own exit alone and are not waited for here.
+    """
+    before = set(threading.enumerate())
     try:
         run()  # type: ignore[operator]
         code = 0
@@ -57,8 +62,8 @@ def _ended(run: object) -> int:
         # The frames of this package are no part of what the script raised.
         traceback.print_exception(type(error), error, _own_frames(error.__traceback__))
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon and thread not in _threads_queues:
             thread.join()
     return code
 

@@ -76,7 +76,10 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
 def test_a_planted_cost_is_found_where_it_was_tried(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two layers whose MLP waits 5 ms in bfloat16, as the model of the run does not: 10 ms a step or more."""
+    """Two layers whose MLP waits 5 ms in bfloat16, as the model of the run does not: 10 ms a step.
+
+    A trial gives a ratio, which is applied to the step of another minute: half of what was planted is asked for.
+    """
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.LlamaMLP.forward
@@ -100,6 +103,6 @@ def test_a_planted_cost_is_found_where_it_was_tried(
     for evidence in evidence_of("run"):
         [found] = [lever for lever in evidence.levers if lever.change == "bfloat16"]
         assert found.basis == "tried"
-        assert found.saves_s < -8e-3
+        assert found.saves_s < -5e-3
         assert "the step takes" in found.because
     assert not any(lever.basis == "tried" for item in evidence_of("not", no_levers=True) for lever in item.levers)

@@ -53,6 +53,19 @@ def test_what_a_script_raises_is_printed_as_alone(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr().err == alone.stderr
 
 
+def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: Path) -> None:
+    """The interpreter waits for a thread, and ends a pool's idle workers: waiting for those would last for ever."""
+    done = ran(
+        "import threading, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(1)\n"
+        "pool.submit(print, 'pool').result()\n"
+        "threading.Thread(target=lambda: (time.sleep(0.5), print('thread'))).start()\n",
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "pool\nthread\n")
+
+
 def test_a_script_that_is_none_is_a_wrong_request(tmp_path: Path) -> None:
     from profiler.errors import RequestError
 
