@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +32,25 @@ _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is to be known of an operator."""
+
+    name: str
+    composite: bool
+    mutates: bool
+    runs: bool
+    """Not a mere allocation."""
+    product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
+    gathered: int | None
+    scatters: bool
+    by_experts: bool
+    blind: bool
+    """It writes without reading."""
+    special: Callable[..., Any] | None
+    pinning: Callable[..., Any] | None
+
+
 class CardMode(TorchDispatchMode):
     """Routes operators to cards. A value that is read is a wait, and reads as one (`False` for a truth)."""
 
@@ -48,7 +68,8 @@ class CardMode(TorchDispatchMode):
         self._blocks: dict[int, tuple[Block, Card, Any]] = {}
         self._pinned: set[int] = set()
         self._workspaces: dict[object, Block] = {}
-        self._composite: dict[Any, bool] = {}
+        self._kinds: dict[int, _Kind] = {}
+        """By the identity of the operator: hashing one takes torch a call into Python."""
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
@@ -70,16 +91,17 @@ class CardMode(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        if func in self._pinning:
-            return self._pinning[func](args[0])
+        kind = self._kinds.get(id(func)) or self._kind(func)
+        if kind.pinning is not None:
+            return kind.pinning(args[0])
         device = kwargs.get("device")
         wanted = torch.device(device) if device is not None else None
         on_card = (wanted is not None and wanted.type == "cuda") or any(isinstance(t, FakeTensor) for t in tensors)
         if not on_card:
             return self._on_host(func, tensors, args, kwargs)
-        if func in self._special:
-            return self._special[func](args, kwargs)
-        if self._is_composite(func):
+        if kind.special is not None:
+            return kind.special(args, kwargs)
+        if kind.composite:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -88,7 +110,7 @@ class CardMode(TorchDispatchMode):
         outputs = list(_tensors([result]))
         card = self._card_of(outputs, tensors)
         if card is not None:
-            self._send(card, func, args, tensors, outputs)
+            self._send(card, kind, args, tensors, outputs)
         return result
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -101,14 +123,25 @@ class CardMode(TorchDispatchMode):
         block = self._blocks[tensor.untyped_storage()._cdata][0]
         return block.address + tensor.storage_offset() * tensor.element_size(), nbytes(tensor)
 
-    def _is_composite(self, func: Any) -> bool:
-        known = self._composite.get(func)
-        if known is None:
-            known = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
-                func.name(), "CompositeImplicitAutograd"
-            )
-            self._composite[func] = known
-        return known
+    def _kind(self, func: Any) -> _Kind:
+        schema = func._schema
+        composite = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        )
+        kind = self._kinds[id(func)] = _Kind(
+            name=str(func),
+            composite=composite,
+            mutates=schema.is_mutable,
+            runs=func not in ALLOCATIONS and func is not aten.detach_.default,
+            product=PRODUCTS.get(func),
+            gathered=GATHERS.get(func),
+            scatters=func in SCATTERS,
+            by_experts=func is aten._grouped_mm.default,
+            blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
+            special=self._special.get(func),
+            pinning=self._pinning.get(func),
+        )
+        return kind
 
     def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._host.advance(self._cards[0].truth.host_operator_s)
@@ -139,17 +172,16 @@ class CardMode(TorchDispatchMode):
         return None
 
     def _send(
-        self, card: Card, func: Any, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+        self, card: Card, kind: _Kind, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
         """Take memory for what is new, and run what is more than a view or an allocation."""
         fresh = [tensor for tensor in outputs if self._take(tensor)]
-        mutated = func._schema.is_mutable
-        if func in ALLOCATIONS or not (fresh or mutated) or func is aten.detach_.default:
+        if not kind.runs or not (fresh or kind.mutates):
             return
         reads = [tensor for tensor in inputs if tensor.device.type == "cuda" and tensor.numel()]
-        flops, dtype, name = 0.0, "", str(func)
-        if func in PRODUCTS:
-            flops, operand = PRODUCTS[func](args)
+        flops, dtype, name = 0.0, "", kind.name
+        if kind.product is not None:
+            flops, operand = kind.product(args)
             dtype = product_dtype(operand)
             name = f"{name} {dtype}"
             self._workspace(card)
@@ -157,16 +189,16 @@ class CardMode(TorchDispatchMode):
         if not any(tensor.numel() for tensor in writes):
             return
         read, written = [self.region(tensor) for tensor in reads], [self.region(tensor) for tensor in writes]
-        if func in GATHERS:
-            table = read[GATHERS[func]]
-            read[GATHERS[func]] = (table[0], min(table[1], sum(size for _, size in written)))
-        elif func in SCATTERS:
+        if kind.gathered is not None:
+            table = read[kind.gathered]
+            read[kind.gathered] = (table[0], min(table[1], sum(size for _, size in written)))
+        elif kind.scatters:
             given = max((size for _, size in read[1:]), default=0)
             written, read = [(start, min(size, given)) for start, size in written], read[1:]
-        elif func is aten._grouped_mm.default:
+        elif kind.by_experts:
             experts, (start, size) = args[1].shape[0], read[1]
             read[1] = (start, int(size * experts_hit(experts, args[0].shape[0])))
-        elif func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")) or not inputs:
+        elif kind.blind or not inputs:
             read = []
         card.launch(Work(name, tuple(read), tuple(written), flops, dtype))
 
@@ -267,9 +299,9 @@ class CardMode(TorchDispatchMode):
             target = torch.device("cuda", current)
             kwargs["device"] = target
         if source.device == target:
-            result = self._faked(aten._to_copy.default, args, kwargs)
+            result = self._shapes.result(aten._to_copy.default, args, kwargs)
             if target.type == "cuda":
-                self._send(self._cards[target.index], aten._to_copy.default, args, [source], [result])
+                self._send(self._cards[target.index], self._kind(aten._to_copy.default), args, [source], [result])
             return result
         if target.type == "meta":
             return self._shapes.asked(aten._to_copy.default, [source], kwargs)
@@ -289,7 +321,7 @@ class CardMode(TorchDispatchMode):
                 self._faked(aten.copy_.default, [target, self._as_fake(source)], {})
             self._cross(source, target, asynchronous=asynchronous)
             return target
-        result = self._faked(aten.copy_.default, args, kwargs)
+        result = target
         if target.device.type == "cuda":
             card = self._cards[target.device.index]
             card.launch(Work("aten.copy_.default", (self.region(source),), (self.region(target),)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -69,7 +70,8 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
             "no_levers": True,
             **options,
         }
-        run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
+        with mock.patch("profiler.job.run.write_reports"):  # nobody looks at these pages
+            run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
     return run, world
 
 
