@@ -19,6 +19,7 @@ from .host import Host
 from .pricing import (
     ALLOCATIONS,
     GATHERS,
+    NAMED_PRODUCTS,
     PRODUCTS,
     SCATTERS,
     aten,
@@ -28,6 +29,7 @@ from .pricing import (
 )
 from .shapes import Shapes
 
+_ROWS_TO_INT8 = "bitsandbytes::int8_vectorwise_quant"
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
@@ -133,12 +135,12 @@ class CardMode(TorchDispatchMode):
             composite=composite,
             mutates=schema.is_mutable,
             runs=func not in ALLOCATIONS and func is not aten.detach_.default,
-            product=PRODUCTS.get(func),
+            product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
             gathered=GATHERS.get(func),
             scatters=func in SCATTERS,
             by_experts=func is aten._grouped_mm.default,
             blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
-            special=self._special.get(func),
+            special=self._quantise_rows if func.name() == _ROWS_TO_INT8 else self._special.get(func),
             pinning=self._pinning.get(func),
         )
         return kind
@@ -283,6 +285,19 @@ class CardMode(TorchDispatchMode):
         if tensor.dtype is torch.bool:
             return False
         return 1.0 if tensor.is_floating_point() else 1
+
+    def _quantise_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """bitsandbytes' own way (backends/cuda/ops.py, 0.50): it waits to learn that no column has an outlier."""
+        values, threshold = args[0], args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
+        func = torch.ops.bitsandbytes.int8_vectorwise_quant.default
+        outliers = None
+        with self:
+            if threshold > 0:
+                bool((values.abs() >= threshold).any())
+                outliers = torch.empty(0, dtype=torch.int64, device=values.device)
+        rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
+        self._send(self._cards[values.device.index], self._kind(func), args, [values], [rows, scales])
+        return rows, scales, outliers
 
     def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")

@@ -68,11 +68,9 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
         if phase.phase == "prefill" and host != "slow":
             assert (phase.regime, row["regime"]) == ("compute-bound", "compute-bound")
         if phase.phase == "decode":
-            expected = {"slow": "overhead-bound", "middling": "overhead-bound", "fast": "memory-bound"}[host]
-            assert phase.regime == expected
-            # A third of the step is the host's: exposed dispatch has to be half of it for a label of its own.
-            allowed = {expected, "mixed"} if host == "middling" else {expected}
-            assert row["regime"] in allowed
+            # With the middling host the card idles for a third of the step: no graph makes that twice as fast.
+            expected = {"slow": "overhead-bound", "middling": "mixed", "fast": "memory-bound"}[host]
+            assert (phase.regime, row["regime"]) == (expected, expected)
             assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
             assert abs(row["unexplained_s"]) < REST * phase.latency_s
 
