@@ -1,4 +1,4 @@
-"""What torch.compile gives on a simulated card: the same kernels, after a compilation; as a graph where it was asked."""
+"""What torch.compile gives on a simulated card: the same kernels after a compilation, as a graph where asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .host import Host
 
 COMPILATION_S = 20.0
 """Of a step of some twenty layers on a machine with a few cores, before anything is in inductor's cache."""
-_RECORDING_S = 0.5
+RECORDING_S = 0.5
+"""Of a graph."""
 _REGION = "Torch-Compiled Region: 0/0"
 
 
@@ -56,7 +57,7 @@ class Compiled:
         if shape.calls < 3:
             return self._function(token, *caches)
         if shape.graph is None:
-            self._host.advance(_RECORDING_S)
+            self._host.advance(RECORDING_S)
             shape.token = token.clone()
             shape.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(shape.graph):

@@ -29,7 +29,6 @@ from .pricing import (
 )
 from .shapes import Shapes
 
-_ROWS_TO_INT8 = "bitsandbytes::int8_vectorwise_quant"
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
@@ -88,6 +87,13 @@ class CardMode(TorchDispatchMode):
             aten.masked_select.default: self._unknown_size,
         }
 
+        self._named = {
+            "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
+            "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
+            "bitsandbytes::int8_scaled_mm": self._multiply_int8,
+        }
+        """Operators of libraries that nobody may have imported."""
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -140,7 +146,7 @@ class CardMode(TorchDispatchMode):
             scatters=func in SCATTERS,
             by_experts=func is aten._grouped_mm.default,
             blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
-            special=self._quantise_rows if func.name() == _ROWS_TO_INT8 else self._special.get(func),
+            special=self._special.get(func) or self._named.get(func.name()),
             pinning=self._pinning.get(func),
         )
         return kind
@@ -298,6 +304,23 @@ class CardMode(TorchDispatchMode):
         rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
         self._send(self._cards[values.device.index], self._kind(func), args, [values], [rows, scales])
         return rows, scales, outliers
+
+    def _multiply_mixed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """LLM.int8() where no column has an outlier (bitsandbytes' backends/default/ops.py)."""
+        values, rows, weight, row_scales, scales, *rest = args
+        bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
+        with self:
+            multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
+            result = multiply(rows, weight, row_scales, scales, bias=bias, dtype=values.dtype)
+            return result, torch.empty(0, dtype=values.dtype, device=values.device)
+
+    def _multiply_int8(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        rows, weight, row_scales, scales, *rest = args
+        bias = rest[0] if rest else kwargs.get("bias")
+        dtype = (rest[1] if len(rest) > 1 else kwargs.get("dtype")) or torch.float16
+        with self:
+            sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
+            return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
 
     def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")

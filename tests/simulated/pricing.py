@@ -62,7 +62,7 @@ def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
     return 2.0 * args[0].numel() * args[1].shape[0], args[0]
 
 
-NAMED_PRODUCTS = {"bitsandbytes::int8_linear_matmul": _by_rows, "bitsandbytes::int8_scaled_mm": _by_rows}
+NAMED_PRODUCTS = {"bitsandbytes::int8_linear_matmul": _by_rows}
 """The same for operators of libraries that nobody may have imported, by their names."""
 
 

@@ -31,7 +31,7 @@ class Scenario:
     """What is asked of the profiler."""
 
     model: str
-    """A card of `models/`."""
+    """A card of `models/`, or a folder."""
     layers: int | None = None
     """None: all of them."""
     dtype: str = "float16"
@@ -48,7 +48,7 @@ class Scenario:
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
-        path = parent / f"{self.model}-{text.num_hidden_layers}-layers"
+        path = parent / f"{Path(self.model).name}-{text.num_hidden_layers}-layers"
         config.save_pretrained(path)
         return path
 

@@ -62,8 +62,8 @@ class World:
 
 
 @contextlib.contextmanager
-def simulated(*truths: Truth) -> Iterator[World]:
-    """Within, this process has these cards and no other clock than their host's."""
+def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
+    """Within, this process has these cards and no other clock than their host's; `hurried` takes fewer samples."""
     answer_guard()
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
@@ -83,7 +83,7 @@ def simulated(*truths: Truth) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
         stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
-        for name, count in ENOUGH.items():
+        for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
         clock: Any = SimulatedTime(host)
         for module in TIMED:
