@@ -140,13 +140,22 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """What the same calls need at least on this machine: each prompt once, then a step a token behind a cache."""
+
+    seconds: float
+    dispatch_s: float | None
+    """The host's part of it, which adds on a CPU and hides behind a card; None where it is not known, nor counted."""
+
+
+@dataclass(frozen=True)
 class Why:
     """The answer to: why is my script slow?"""
 
     seen: Seen
     findings: tuple[Finding, ...]
-    floor_s: float | None
-    """What the same calls need at least on this machine, by their work and its roofs; None where it is not known."""
+    floor: Floor | None
+    """None where it is not known."""
     tried: tuple[Trial, ...]
     not_tried: tuple[str, ...] = ()
     """What could not be tried, and why."""
@@ -164,13 +173,13 @@ class Why:
         )
 
 
-def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not_tried: Sequence[str] = ()) -> Why:
+def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_tried: Sequence[str] = ()) -> Why:
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
     by_number = {call.number: call for call in seen.calls}
     found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
     found += [*_reloads(seen), *_recompilations(seen)]
     kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
-    return Why(seen, tuple(_merged(kept)), floor_s, tuple(trials), tuple(not_tried))
+    return Why(seen, tuple(_merged(kept)), floor, tuple(trials), tuple(not_tried))
 
 
 def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:

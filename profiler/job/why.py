@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from profiler.diagnosis.why import Seen, Why, judge
+from profiler.diagnosis.why import Floor, Seen, Why, judge
 from profiler.errors import RequestError
 from profiler.report.why import why_json
 from profiler.report.why_page import html_why
@@ -63,11 +63,11 @@ def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Wh
         trials, missed = try_changes(recorder, seen, budget_s)
     except KeyboardInterrupt:
         trials, missed = [], ["trials: interrupted"]
-    return judge(seen, trials, _floor_s(recorder, seen), missed)
+    return judge(seen, trials, _floor(recorder, seen), missed)
 
 
-def _floor_s(recorder: Recorder, seen: Seen) -> float | None:
-    """The least seconds of all calls by their work and this device's roofs; None where a model cannot be counted."""
+def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
+    """The least seconds of all calls here; None where a model cannot be counted."""
     from profiler.job.floors import floor_of_calls
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import LEAST_SHARE, Call, Finding, Why
+from profiler.diagnosis.why import LEAST_SHARE, Call, Finding, Floor, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
@@ -25,7 +25,7 @@ def why_sentences(why: Why) -> list[str]:
     kinds = sorted({call.kind for call in seen.calls}, reverse=True)
     calls = f"{len(seen.calls)} call{'s' if len(seen.calls) != 1 else ''} of {' and '.join(kinds)}"
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
-    floor = f"; the work itself needs {duration(why.floor_s)} on this machine" if why.floor_s else ""
+    floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
     begun = "Interrupted: up to here " if seen.interrupted else ""
     lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{seen.script} loaded a model and called none."]
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
@@ -38,13 +38,22 @@ def why_sentences(why: Why) -> list[str]:
         )
     if not why.findings and not why.undecided and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
-        lines.append(f"Nothing to change{tried}.")
+        reached = why.floor.seconds / seen.calls_s if why.floor and seen.calls_s else None
+        share = f": {100 * reached:.0f} % of what this machine can do with this model" if reached else ""
+        lines.append(f"Nothing to change{tried}{share}.")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     return lines
+
+
+def _floor_words(floor: Floor) -> str:
+    """`9.80 s on this machine`, and what of that is dispatch."""
+    if floor.dispatch_s is None:
+        return f"{duration(floor.seconds)} on this machine, without dispatch, which is not known"
+    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch"
 
 
 def finding_sentence(number: int, item: Finding) -> str:
@@ -118,7 +127,8 @@ def why_json(why: Why) -> dict[str, object]:
         "calls_s": seen.calls_s,
         "text_s": seen.text_s,
         "overhead_s": seen.overhead_s,
-        "floor_s": why.floor_s,
+        "floor_s": why.floor.seconds if why.floor else None,
+        "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
         "interrupted": seen.interrupted,
         "answer": why_sentences(why),
         "findings": [asdict(item) for item in why.findings],

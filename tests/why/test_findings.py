@@ -75,7 +75,7 @@ Ran = Callable[[Path], Recorder]
 def ran(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Run a script under watch in this process, on one core."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
-    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import profiler
-from profiler.diagnosis.why import Call, Load, Seen, Trial, judge
+from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
 from profiler.report.why import call_rows, why_json, why_sentences
 from profiler.report.why_page import html_why
 from profiler.watching.script import run_script
@@ -104,7 +104,7 @@ def test_a_block_is_watched_where_transformers_is_there_already(
 ) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
-    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
     before = PreTrainedModel.from_pretrained
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
@@ -124,7 +124,7 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     from torch._dynamo import reset, utils
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
@@ -160,11 +160,14 @@ def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Seen:
 
 def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:
     """A quarter is left of 2 + 6 seconds: 6 s are saved, 75 %."""
-    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor_s=1.0)
+    found = judge(
+        seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=Floor(1.0, 0.25)
+    )
     [finding] = found.findings
     assert finding.saves_s == pytest.approx(6.0)
     assert finding.share == pytest.approx(0.75)
-    assert why_json(found)["floor_s"] == 1.0
+    assert (why_json(found)["floor_s"], why_json(found)["floor_dispatch_s"]) == (1.0, 0.25)
+    assert "the same tokens need 1.00 s on this machine, 250 ms of it dispatch." in why_sentences(found)[0]
     assert "6.00 s (75 %)" in why_sentences(found)[1]
     assert call_rows(found) == [
         ["s.py:4", "2", "generate 1 x 64 + 32", "8.00 s", "4.00 s", "float32, sdpa, no cache, train mode"]
