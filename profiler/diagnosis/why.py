@@ -163,14 +163,21 @@ class Why:
     @property
     def undecided(self) -> tuple[Trial, ...]:
         """Trials that would save a tenth of the watched time by their median pair, but whose pairs do not agree."""
+        return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
+
+    @property
+    def too_close(self) -> tuple[Trial, ...]:
+        """The same of those that would save less than that, and more than is passed over."""
+        return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
+
+    @property
+    def _no_claims(self) -> list[Trial]:
+        return [trial for trial in self.tried if not trial.is_claim]
+
+    def share_of(self, trial: Trial) -> float:
+        """What a trial would save of the watched time, by its median pair."""
         seconds = {call.number: call.seconds for call in self.seen.calls}
-        return tuple(
-            trial
-            for trial in self.tried
-            if not trial.is_claim
-            and trial.saving * sum(seconds[number] for number in trial.calls)
-            >= _WORTH_ANOTHER_LOOK * self.seen.watched_s
-        )
+        return trial.saving * sum(seconds[number] for number in trial.calls) / self.seen.watched_s
 
 
 def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_tried: Sequence[str] = ()) -> Why:

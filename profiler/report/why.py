@@ -36,7 +36,10 @@ def why_sentences(why: Why) -> list[str]:
             f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less by"
             f" the median of {len(trial.rounds)} pairs, which do not agree. Again when nothing else runs."
         )
-    if not why.findings and not why.undecided and not seen.interrupted:
+    if why.too_close:
+        names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
+        lines.append(f"Too close to tell, and less than a tenth each: {names}.")
+    if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
         reached = why.floor.seconds / seen.calls_s if why.floor and seen.calls_s else None
         share = f": {100 * reached:.0f} % of what this machine can do with this model" if reached else ""

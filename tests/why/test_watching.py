@@ -199,6 +199,17 @@ def test_a_large_saving_that_pairs_do_not_agree_on_is_told_as_not_known() -> Non
     assert "Nothing to change" not in sentences
 
 
+def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
+    """Four of five pairs save 5 % of 8 s: too little to be told as not known, and more than nothing."""
+    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
+    assert not found.findings
+    sentences = why_sentences(found)
+    assert "Too close to tell, and less than a tenth each: cache-off (s.py:4, 5 %)." in sentences
+    assert not any("Nothing to change" in sentence for sentence in sentences)
+    costs = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
+    assert not any("Too close" in sentence for sentence in why_sentences(costs))
+
+
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
     loads = tuple(Load(name, 2.0, "s.py:9") for name in ("a", "a", "b", "a"))
     [finding] = judge(seen(call(0, 2.0), loads=loads), []).findings
