@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
 
     Raises RequestError for a script that cannot be read.
     """
-    recorder, name = Recorder(), module or str(script)
+    recorder, name, process = Recorder(), module or str(script), os.getpid()
     with watched(recorder):
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
+    if os.getpid() != process:
+        raise SystemExit(code)  # a child that the script forked has come to its end: nobody asked it why
     found = explained(recorder, name, interrupted=code == 130)
     if found is None:
         return Watched(code, None)

@@ -18,7 +18,7 @@ from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Call, Se
 from profiler.errors import first_line
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
-from profiler.machine.memory import available_bytes
+from profiler.probes.forms import Form, other_forms
 from profiler.watching.recorder import Noted, Recorder
 
 # Prompts that are tried as one batch, and from how many calls on that is worth a trial.
@@ -30,9 +30,6 @@ _SHORT_S = 0.2
 _MOST_REPEATS = 20
 # A change that first took so many times as long is not tried twice.
 _HOPELESS = 20.0
-# What a change needs beside the model may take this share of the free memory.
-_MEMORY_SHARE = 0.8
-_HALF = {"float32": torch.bfloat16, "float64": torch.bfloat16}
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
 _NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
@@ -54,6 +51,8 @@ class _Candidate:
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """What holds while `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
+    alone: bool = False
+    """Whether it cannot be run as it was: what the script's own objects do is done once."""
 
     @property
     def seconds(self) -> float:
@@ -99,7 +98,7 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
                     missed.append(f"{candidate.id} at {candidate.where}: no time was left")
                     continue
                 allowed_s = min(left_s, budget_s / 2)
-                alone = 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
+                alone = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
                 try:
                     rounds = (_against_its_own if alone else _in_turn)(candidate, allowed_s)
                 except Exception as error:
@@ -253,16 +252,24 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
             "beams", f"{settings['beams']} beams are followed", "num_beams=1, where its answers are good enough",
             with_options(num_beams=1, num_return_sequences=1),
         )  # fmt: skip
+    if noted.callbacks and settings["device"] != "cpu":
+        yield candidate(
+            "host-sync", f"{_joined(noted.callbacks)} read every token on the host, which waits for the device",
+            "read every few tokens, or leave it out", alone=True,
+        )  # fmt: skip
     if settings["assistant"] == "yes":
         yield candidate(
             "assistant", "an assistant model drafts", "leave assistant_model out", with_options(assistant_model=None)
         )
-    if settings["dtype"] in _HALF:
-        yield from _narrower(group, call, noted, candidate)
+    yield from _in_other_forms(group, call, noted, candidate)
     if call.kind == "generate":
         yield from _together(group)
     # Threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)
+
+
+def _joined(names: Mapping[str, float]) -> str:
+    return " and ".join(names)
 
 
 def _repeat(
@@ -448,25 +455,19 @@ def _threads(call: Call, candidate: Callable[..., _Candidate]) -> Iterator[_Cand
     )  # fmt: skip
 
 
-def _narrower(group: _Group, call: Call, noted: Noted, candidate: Callable[..., _Candidate]) -> Iterator[_Candidate]:
-    """The same call of a copy of the model in 16 bits, where there is room for one."""
-    dtype = _HALF[call.settings["dtype"]]
-    model = group.model
-    needed = sum(value.numel() for value in model.parameters()) * dtype.itemsize
-    if needed > _MEMORY_SHARE * available_bytes(model.device) or getattr(model, "hf_quantizer", None) is not None:
-        return
-    narrow: list[Any] = []
+def _in_other_forms(
+    group: _Group, call: Call, noted: Noted, candidate: Callable[..., _Candidate]
+) -> Iterator[_Candidate]:
+    """The same call of a copy of the model in another form, where there is room for one."""
+    for form in other_forms(group.model, call.settings["dtype"]):
+        made: list[Any] = []
 
-    def changed() -> object:
-        if not narrow:
-            narrow.append(copy.deepcopy(model).to(dtype))
-        return _repeat(noted, call, narrow[0])()
+        def changed(form: Form = form, made: list[Any] = made) -> object:
+            if not made:
+                made.append(form.make())
+            return _repeat(noted, call, made[0])()
 
-    name = str(dtype).removeprefix("torch.")
-    yield candidate(
-        "wide-dtype", f"weights are {call.settings['dtype']}", f"dtype=torch.{name}, or dtype=\"auto\" for the"
-        " checkpoint's own", changed, where=group.loaded_at,
-    )  # fmt: skip
+        yield candidate(form.id, form.evidence, form.change, changed, where=group.loaded_at)
 
 
 def _together(group: _Group) -> Iterator[_Candidate]:

@@ -49,6 +49,17 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
+    for item in seen.between:
+        if item.seconds > LEAST_SHARE * seen.watched_s:
+            lines.append(
+                f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
+                " choosing tokens, reading and printing them."
+            )
+    for first in why.first_calls:
+        lines.append(
+            f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
+            f" {duration(first.usual_s)}: leave it out where you time them."
+        )
     return lines
 
 

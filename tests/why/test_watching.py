@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,34 @@ def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: P
         tmp_path,
     )
     assert (done.returncode, done.stdout) == (0, "pool\nthread\n")
+
+
+def test_a_fork_of_the_script_ends_as_it_does_alone(tmp_path: Path) -> None:
+    """The child comes to the script's end as well, and has nothing to explain."""
+    done = ran(
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "sys.exit(3 if child else 5)\n",
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (3, "child 5\n")
+    assert done.stderr.count("nothing to explain") == 1
+
+
+def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit('no')\n")
+    alone = [sys.executable, "-m", "own", "--plain", "x"]
+    under = [sys.executable, "-m", "profiler.cli", "why", "-m", "own", "--plain", "x"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    told, seen = (
+        subprocess.run(each, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path, env=environment)
+        for each in (alone, under)
+    )
+    assert (seen.returncode, seen.stdout) == (told.returncode, told.stdout) == (1, "__main__ ['--plain', 'x']\n")
+    assert seen.stderr.startswith(told.stderr)
 
 
 def test_a_script_that_is_none_is_a_wrong_request(tmp_path: Path) -> None:
