@@ -317,11 +317,16 @@ def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any]
     return run
 
 
+def _grows_by_a_token(calls: Sequence[Call]) -> bool:
+    """Whether most of these forwards hand over one token more than the one before, and no cache."""
+    grows = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
+    return len(grows) >= _FEWEST_ONE_BY_ONE and grows.count(1) >= 0.8 * len(grows) and not calls[0].context_len
+
+
 def _loop_without_cache(group: _Group) -> _Candidate | None:
     """Forwards that hand over one more token each time: a loop that decodes without a cache."""
     calls = group.calls
-    grows = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
-    if len(grows) < _FEWEST_ONE_BY_ONE or grows.count(1) < 0.8 * len(grows) or calls[0].context_len:
+    if not _grows_by_a_token(calls):
         return None
     kept = [(call, noted) for call, noted in zip(calls, group.notes, strict=True) if noted.arguments is not None]
     model, first, last = group.model, kept[0][0], kept[-1][0]
@@ -375,14 +380,14 @@ def _has_experts(model: Any) -> bool:
 
 
 def _only_last_is_used(group: _Group, recorder: Recorder) -> bool:
-    """Whether these forwards are prompts of a loop that goes on with their cache, and could be told so."""
+    """Whether these forwards are prompts of a loop, which goes on with their cache or without, and could be told so."""
     call, noted = group.middle
     arguments = noted.arguments[1] if noted.arguments else {}
     takes = "logits_to_keep" in inspect.signature(type(group.model).forward).parameters
     if not takes or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
         return False
     goes_on = any(other.shape[2] and other.model() is group.model for other in recorder.notes)
-    return bool(goes_on and call.context_len == 0)
+    return bool(call.context_len == 0 and (goes_on or _grows_by_a_token(group.calls)))
 
 
 def _padding(call: Call, noted: Noted, model: Any, again: Run, own_s: tuple[float, ...]) -> Iterator[_Candidate]:

@@ -111,6 +111,7 @@ def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, 
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
     (tmp_path / f"{name}.py").write_text(source.replace(wrong, right))
+    ran(tmp_path / f"{name}.py")
     told: list[tuple[float, list[tuple[str, float]]]] = []
     for _ in range(TRIES):
         found = why(ran(SCRIPTS / f"{name}.py"), name)

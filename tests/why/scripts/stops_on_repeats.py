@@ -11,8 +11,9 @@ class Repeats(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         found = []
         for row in input_ids.tolist():
-            half = len(row) // 2
-            found.append(difflib.SequenceMatcher(None, row[:half], row[half:], autojunk=False).ratio() > 0.99)
+            cuts = range(40, len(row), 20)
+            pairs = (difflib.SequenceMatcher(None, row[:cut], row[cut:], autojunk=False) for cut in cuts)
+            found.append(max(pair.ratio() for pair in pairs) > 0.99)
         return torch.tensor(found)
 
 
