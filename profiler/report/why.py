@@ -10,6 +10,8 @@ from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
+_NEAR = 0.7
+"""Of what a machine can do: from here on a script is near its floor."""
 # (setting, its usual value, the word for another one)
 _UNUSUAL = (
     ("gradients", "off", "gradients"),
@@ -41,9 +43,7 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"Too close to tell, and less than a tenth each: {names}.")
     if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
-        reached = why.floor.seconds / seen.calls_s if why.floor and seen.calls_s else None
-        share = f": {100 * reached:.0f} % of what this machine can do with this model" if reached else ""
-        lines.append(f"Nothing to change{tried}{share}.")
+        lines.append(f"Nothing to change{tried}{_reached(why)}")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
@@ -61,6 +61,19 @@ def why_sentences(why: Why) -> list[str]:
             f" {duration(first.usual_s)}: leave it out where you time them."
         )
     return lines
+
+
+def _reached(why: Why) -> str:
+    """How near its floor a script is that has nothing to change, or where the rest lies."""
+    if why.floor is None or not why.seen.calls_s:
+        return "."
+    share = why.floor.seconds / why.seen.calls_s
+    if share >= _NEAR:
+        return f": {100 * share:.0f} % of what this machine can do with this model."
+    return (
+        f", and the floor is {100 * share:.0f} % of its time: the rest lies in the library, which roofscope run"
+        " --engine generate splits."
+    )
 
 
 def _floor_words(floor: Floor) -> str:

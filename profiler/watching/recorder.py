@@ -362,7 +362,8 @@ def _where() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_NOT_THE_USERS) and "site-packages" not in name:
-            return f"{Path(name).name}:{frame.f_lineno}"
+            # A notebook's cell is a file of a name that means nothing.
+            return f"{'cell' if 'ipykernel_' in name else Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 

@@ -78,11 +78,10 @@ def test_where_dispatch_is_not_known_the_answer_says_so(model: Any, monkeypatch:
     assert unknown.seconds == pytest.approx(known.seconds - (known.dispatch_s or 0.0))
     seen = Seen("s.py", 70.0, (CALL,), (), 0.0, "", 0.0)
     assert "without dispatch, which is not known" in why_sentences(judge(seen, [], unknown))[0]
-    share = known.seconds / CALL.seconds
-    assert (
-        f"Nothing to change: {100 * share:.0f} % of what this machine can do"
-        in why_sentences(judge(seen, [], known))[1]
-    )
+    near = replace(seen, calls=(replace(CALL, seconds=known.seconds / 0.91),))
+    assert "Nothing to change: 91 % of what this machine can do" in why_sentences(judge(near, [], known))[1]
+    far = replace(seen, calls=(replace(CALL, seconds=known.seconds / 0.2),))
+    assert "the floor is 20 % of its time: the rest lies in the library" in why_sentences(judge(far, [], known))[1]
 
 
 def test_the_twin_is_no_slower_than_its_model(tiny_folder: Any) -> None:
