@@ -25,6 +25,8 @@ from profiler.machine.machine import machine_for
 from profiler.timing.visit import seeded_prompts
 from profiler.work.footprint import model_storage_bytes
 
+FROM_FILES = ("disk", "page cache")
+"""Where the weights of one fresh process after the other come from, where they are files."""
 _LONGEST_S = 900.0
 _CHILD = "import sys; from profiler.job.cold import child; child(sys.argv[1])"
 
@@ -46,8 +48,8 @@ def fresh_starts(prepared: Prepared) -> Iterator[FreshStart]:
         yield _start(prepared, "drawn" if prepared.request.weights == "random" else "cached")
         return
     _forget(file)
-    yield _start(prepared, "disk")
-    yield _start(prepared, "page cache")
+    for link in FROM_FILES:
+        yield _start(prepared, link)
 
 
 def _start(prepared: Prepared, link: str) -> FreshStart:
