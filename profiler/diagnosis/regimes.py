@@ -25,10 +25,12 @@ MEMORY_SHARE = 0.60
 COMPUTE_SHARE = 0.50
 """Of the device's time, explained by FLOPs at the measured rate: unfused prefills reach 0.35 to 0.6."""
 OVERHEAD_SHARE = 0.50
-"""Exposed dispatch over step, from which the host sets the pace: what hides behind the device costs nothing."""
+"""Exposed dispatch over step, from which a step is the host's: without it, as a graph, it is twice as fast. What hides
+behind the device costs nothing."""
 IDLE_SHARE = 0.20
 """Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
-gains nothing any more, so that its own label would be wrong."""
+gains nothing any more, so that its own label would be wrong. Up to OVERHEAD_SHARE it is mixed: a faster host alone
+gains this share and no more, then the device sets the pace."""
 OVERHEAD_AGAINST = 0.25
 LINK_SHARE = 0.50
 """Link over step: half of it."""

@@ -136,7 +136,9 @@ def _is_unexplained(cell: JudgedCell) -> bool:
 
 
 def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
-    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key) if _is_unexplained(cell) else {}
+    if not _is_unexplained(cell):
+        return {}
+    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, cell.split.latency_s)
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
