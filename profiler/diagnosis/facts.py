@@ -297,6 +297,8 @@ class Facts:
     """By engine, phase and batch size; empty where it was not measured."""
     graph_engines: frozenset[str] = frozenset()
     """Engines whose decode step is one launch of recorded work."""
+    owning_engines: frozenset[str] = frozenset()
+    """Engines that own their model: what their kernels do is not seen."""
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
     looks: Sequence[Look] = ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import REST, Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, split
+from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, of_engine, split
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
 from profiler.work.causes import OUTSIDE, Cause
@@ -46,6 +46,8 @@ def split_of(
         demands.append(_small_kernels(replays[REST], demands, outside_s, roofs))
     outside_s[Cause.PAGE_FAULTS] = faults * facts.ceilings.page_fault_s
     parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s)
+    if key.cell.engine in facts.owning_engines:
+        parts = of_engine(parts)
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     return parts, by_cause

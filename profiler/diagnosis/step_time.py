@@ -114,6 +114,7 @@ TERM_NAMES = {
     "avoidable_s": "avoidable work",
     "link_s": "link",
     "dispatch_s": "dispatch",
+    "engine_s": "engine",
     "unexplained_s": "unexplained",
 }
 TERMS = tuple(TERM_NAMES)
@@ -139,6 +140,8 @@ class Split:
     """Sum over operators of max(F/P, B/W): what the work itself demands."""
     floor_s: float
     """The least time of this step here: the device's and the dispatch roof combined."""
+    engine_s: float = 0.0
+    """All that an engine which owns its model adds to what the work demands; nothing for the others."""
     link_s: float = 0.0
     """Weights that wait elsewhere crossing to the device."""
     replayed_share: float = 0.0
@@ -160,6 +163,19 @@ class Split:
 def at(parts: Split, latency_s: float) -> Split:
     """The same split if the step had taken so long: what is known stays, the residual takes the difference."""
     return replace(parts, latency_s=latency_s, unexplained_s=parts.unexplained_s + latency_s - parts.latency_s)
+
+
+def of_engine(parts: Split) -> Split:
+    """The same split for an engine that owns its model: what is known of its work from outside stays, the rest is its
+    scheduler, its sampler, its launches, and what its kernels lose against the roofs. A step above its roof has no
+    such rest, and says so as any other."""
+    off_s = parts.half_widths_s.get("unexplained_s", 0.0)
+    return replace(
+        parts,
+        engine_s=max(0.0, parts.unexplained_s),
+        unexplained_s=min(0.0, parts.unexplained_s),
+        half_widths_s={**parts.half_widths_s, "engine_s": off_s},
+    )
 
 
 def split(

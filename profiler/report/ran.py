@@ -11,6 +11,11 @@ from profiler.units import duration, percent, scaled
 
 RAN_COLUMNS = ("part", "what ran here", "tried in its place")
 
+_CACHE_WORDS = {
+    "dynamic": "dynamic, copied at every step",
+    "static": "static, read to its last slot",
+    "paged": "paged, written in place",
+}
 _DTYPES = ("float32", "bfloat16", "float16")
 _FORMATS = ("int8wo", "nf4", "int4wo", "int8")
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
@@ -78,7 +83,7 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
 def _caches(run: Run) -> Iterator[str]:
     for name, path in run.document.counting.paths.items():
         if name.endswith("decode") and _of_first_engine(run, name):
-            yield "dynamic, copied at every step" if path.cache == "dynamic" else "static, read to its last slot"
+            yield _CACHE_WORDS[path.cache]
 
 
 def _of_first_engine(run: Run, name: str) -> bool:

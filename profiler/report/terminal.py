@@ -47,6 +47,7 @@ _BAR_STYLE = {
     "avoidable_s": ("x", "bright_yellow"),
     "link_s": ("l", "default"),
     "dispatch_s": ("d", "magenta"),
+    "engine_s": ("e", "bright_cyan"),
     "unexplained_s": ("?", "bright_black"),
 }
 BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())

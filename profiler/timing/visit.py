@@ -6,15 +6,18 @@ import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
 from profiler.engines.base import Engine
-from profiler.errors import RequestError
+from profiler.engines.scheduled import Scheduled
+from profiler.errors import NoRoomError, RequestError, RoofscopeError
 from profiler.grid import Cell
-from profiler.machine.clock import no_gc
+from profiler.machine.clock import Clock, no_gc
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
 from profiler.timing.foreign_load import ForeignLoad
@@ -54,8 +57,8 @@ class Bench:
 
     machine: Machine
     vocab_size: int
-    own_bytes: int = 0
-    """Bytes of the device that this profiler holds beside the model, and which no cell needs."""
+    own_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
@@ -75,6 +78,8 @@ def _gap(cell: Cell, error: Exception) -> Gap:
     text = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text:
         return Gap(cell, "oom", "out of memory")
+    if isinstance(error, RoofscopeError):
+        return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
     return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
@@ -115,13 +120,15 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         foreign_cores=foreign_cores,
         prefill_faults=loop.prefill_faults,
         decode_faults=loop.decode_faults,
+        scheduled=loop.scheduled,
+        cache_used_bytes=loop.cache_used_bytes,
     )
 
 
 def _peak_of_cell(engine: Engine, bench: Bench) -> int | None:
     """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
     peak = bench.machine.peak_bytes()
-    return None if peak is None else peak - bench.own_bytes - engine.kept_bytes
+    return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,8 @@ class _Loop:
     wall_s: float
     prefill_faults: int
     decode_faults: int
+    scheduled: tuple[Scheduled, ...] = ()
+    cache_used_bytes: int | None = None
 
 
 def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) -> _Loop:
@@ -144,6 +153,8 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
     machine, clock = bench.machine, bench.machine.clock
+    if engine.whole_calls:
+        return _run_whole(engine, cell, bench, steps=cell.decode_steps if steps is None else steps)
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
     clock.synchronize()
     faults_before = page_faults()
@@ -180,6 +191,38 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     )
 
 
+def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop:
+    """The same of an engine that runs prompt and steps in one call of its own."""
+    machine, clock = bench.machine, bench.machine.clock
+    prompts = seeded_prompts(cell, bench.vocab_size)
+    marks: list[Any] = []
+    told: list[tuple[float, int]] = []
+
+    def mark() -> None:
+        marks.append(clock.mark())
+        told.append((machine.now_s(), page_faults()))
+
+    clock.synchronize()
+    start_s, faults_before = machine.now_s(), page_faults()
+    engine.call(prompts.to(machine.device), 1 + steps, mark)
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s, (first_s, faults_between) = machine.now_s(), told[1]
+    prefill_s, *decode_s = clock.seconds(marks)
+    return _Loop(
+        prefill_s=prefill_s,
+        ttft_s=first_s - start_s,
+        decode_s=tuple(decode_s),
+        loop_s=end_s - first_s,
+        issue_s=issued_s - first_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+        scheduled=engine.scheduled,
+        cache_used_bytes=engine.cache_used_bytes,
+    )
+
+
 def _refuse_impossible(times_s: Iterable[float]) -> None:
     """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
     for value in times_s:
@@ -195,11 +238,20 @@ def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
     ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
     while True:
         clock.synchronize()
-        marks = [clock.mark()]
-        engine.prefill(ids, cell.slots)
-        marks.append(clock.mark())
+        marks: list[Any] = []
+        mark = partial(_mark, clock, marks)
+        if engine.whole_calls:
+            engine.call(ids, 1, mark)
+        else:
+            mark()
+            engine.prefill(ids, cell.slots)
+            mark()
         clock.synchronize()
         yield clock.seconds(marks)[0]
+
+
+def _mark(clock: Clock, marks: list[Any]) -> None:
+    marks.append(clock.mark())
 
 
 def _warm_prefill(prefills: Iterator[float]) -> list[float]:

@@ -47,6 +47,7 @@ class PlainEngine:
     cache = "dynamic"
     keeps_last_logits = True
     kept_bytes = 0
+    whole_calls = False
 
     def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
         self.step_s = step_s
