@@ -168,6 +168,12 @@ class EngineDifference(Keyed):
     saves_s: float
     low_s: float
     high_s: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What each term of the split gains in seconds from the run's first engine to this one."""
+    causes: Mapping[str, float] = field(default_factory=dict)
+    """The same of the avoidable work, by cause."""
+    how: str = ""
+    """How an engine that owns its model issues a step."""
     visits: int = 2
     """Visits of the one that has fewer: a single one does not tell what visits of the same cell differ by."""
 

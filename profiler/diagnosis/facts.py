@@ -297,8 +297,8 @@ class Facts:
     """By engine, phase and batch size; empty where it was not measured."""
     graph_engines: frozenset[str] = frozenset()
     """Engines whose decode step is one launch of recorded work."""
-    owning_engines: frozenset[str] = frozenset()
-    """Engines that own their model: what their kernels do is not seen."""
+    owning_engines: Mapping[str, str] = field(default_factory=dict)
+    """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
     looks: Sequence[Look] = ()

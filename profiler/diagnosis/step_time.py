@@ -261,6 +261,7 @@ def _half_widths(
         "avoidable_s": avoidable_s,
         "link_s": 0.0,
         "dispatch_s": dispatch_s,
+        "engine_s": 0.0,
         "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
     }
 

@@ -89,8 +89,8 @@ def trouble(iterations: Sequence[Scheduled], batch: int, owned: OwnedModel) -> s
         most = max(row.waiting for row in decode)
         again = sum(row.decode_tokens - row.decode_requests for row in decode)
         return (
-            f"{most} of {batch} sequences were preempted from decode step {first} on: {cache} is full;"
-            f" {f'{again} tokens were computed again' if again else 'none came back'}"
+            f"preempted: {most} of {batch} sequences, from decode step {first} on; {cache} is full,"
+            f" {f'and {again} tokens were computed again' if again else 'and none came back'}"
         )
     for number, row in enumerate(decode, 1):
         if (row.decode_requests, row.decode_tokens) != (batch, batch):

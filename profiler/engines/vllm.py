@@ -52,6 +52,8 @@ class Wanted:
     dtype: str
     most_sequences: int
     longest_context: int
+    weight_bytes: int
+    """As counted from outside."""
     cache_bytes: int
     trust_remote_code: bool = False
 
@@ -83,7 +85,7 @@ class VllmEngine:
             settings = self._engine.vllm_config
             self._longest = int(settings.model_config.max_model_len)
             self._tokens_an_iteration = int(settings.scheduler_config.max_num_batched_tokens)
-            [weight_bytes] = self._engine.apply_model(_weight_bytes)
+            [tensors_bytes] = self._engine.apply_model(_weight_bytes)
             cache = self._engine.engine_core.engine_core.scheduler.kv_cache_config
             self._block_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors) // cache.num_blocks
             self._usable_blocks: int = cache.num_blocks - 1  # vLLM keeps one empty
@@ -91,7 +93,8 @@ class VllmEngine:
                 version=version() or "unknown",
                 load_s=0.0,
                 how=_how(settings.compilation_config),
-                weight_bytes=weight_bytes,
+                # On a CPU its kernels keep packed weights, which no tensor shows.
+                weight_bytes=max(tensors_bytes, wanted.weight_bytes),
                 cache_bytes=self._block_bytes * cache.num_blocks,
                 cache_tokens=self._usable_blocks * int(settings.cache_config.block_size),
                 block_tokens=int(settings.cache_config.block_size),
@@ -272,6 +275,7 @@ def _engine(wanted: Wanted, folder: Path, record: Callable[[Any], None]) -> Any:
         # By its class and not by its name: vLLM moves "uni" to a process of its own on a CPU.
         distributed_executor_backend=executors.UniProcExecutor,
         enable_logging_iteration_details=True,
+        logging_config=_imported("vllm.config.logging").LoggingConfig(log_level="ERROR"),
         use_tqdm_on_load=False,
         disable_log_stats=False,
     )

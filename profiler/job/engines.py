@@ -14,6 +14,7 @@ from profiler.loading.config import pretrained_location
 from profiler.loading.request import LoadedModel, dtype_name
 from profiler.machine.machine import Machine
 from profiler.work.attention import AttentionCore
+from profiler.work.footprint import model_storage_bytes
 from profiler.work.walk import ModelWork
 
 # A sequence takes whole blocks of a paged cache, each of at most so many tokens (in vLLM 128 on a CPU, 16 on CUDA).
@@ -57,6 +58,7 @@ def _wanted(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: M
         dtype=dtype_name(request.dtype),
         most_sequences=max(grid.batch_sizes),
         longest_context=longest if limit is None else min(longest, limit),
+        weight_bytes=model_storage_bytes(loaded.module),
         cache_bytes=min(_cache_bytes(work, grid), int(_CACHE_SHARE * machine.available_bytes())),
         trust_remote_code=request.trust_remote_code,
     )

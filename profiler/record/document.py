@@ -75,6 +75,8 @@ class OwnedRecord:
     block_tokens: int
     tokens_an_iteration: int
     """Most tokens in one iteration of its scheduler."""
+    cache_used_bytes: int = 0
+    """Most of its cache that was in use at once, over all visits."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Gathered:
             predicted_peak_bytes=self.peaks,
             dispatch=self.dispatch,
             graph_engines=frozenset(document.engine.replay_as_graph),
-            owning_engines=frozenset(document.engine.owned),
+            owning_engines={name: owned.how for name, owned in document.engine.owned.items()},
             visits=self.visits,
             gaps=self.gaps,
             looks=self.looks,
