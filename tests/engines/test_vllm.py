@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[VllmEngine]:
+def engine(folder: Path) -> VllmEngine:
     """vLLM with that model's own weights and a cache of 40 blocks, one of which it keeps empty."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    yield VllmEngine(Wanted(config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES), HOST)
+    return VllmEngine(
+        Wanted(config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES), HOST
+    )
 
 
 def tokens_of_generate(folder: Path, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
@@ -118,9 +119,10 @@ def test_a_prefill_in_chunks_is_told_and_gives_the_same_tokens(engine: VllmEngin
 
 
 def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) -> None:
-    """Nine prompts of 500 tokens fill 36 of 39 blocks; 13 tokens later each needs a fifth, and three find one."""
+    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are a token ahead, their prompts having been through
+    while the ninth was not: at the twelfth step their token 513 asks for a fifth block each, and there are three."""
     with pytest.raises(
-        NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 13 on.*tokens were computed again"
+        NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were computed again"
     ):
         call(engine, 9, 500, 20)
     found = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, Bench(HOST, VOCAB))
@@ -131,8 +133,9 @@ def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) ->
 
 
 def test_who_finds_no_room_at_all_has_to_wait(engine: VllmEngine) -> None:
-    with pytest.raises(NoRoomError, match="had to wait until others had ended"):
-        call(engine, 12, 300, 4)
+    """Ten prompts of 500 tokens need 40 blocks."""
+    with pytest.raises(NoRoomError, match="1 of 10 sequences had to wait until others had ended"):
+        call(engine, 10, 500, 4)
 
 
 def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> None:
