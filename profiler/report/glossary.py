@@ -39,6 +39,8 @@ def footnotes(run: Run) -> list[str]:
     """The terms that this run's report uses, one line each, with its figures where it has some."""
     used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
     used += sorted({result.regime for result in run.results if result.regime})
+    if run.document.engine.owned:
+        used.insert(3, "engine")
     if any(not math.isnan(result.mbu) for result in run.results):
         used += ["MFU", "MBU"]
     lines = []
@@ -167,6 +169,11 @@ TERMS: dict[str, Term] = {
     "dispatch": Term(
         "what Python, transformers and torch spend to start a step's operators; measured on the hollow twin.",
         _share("dispatch_s"),
+    ),
+    "engine": Term(
+        "what an engine that owns its model (vLLM) adds to what its work demands: scheduler, sampler, launches, what"
+        " its kernels lose; none of it is seen from outside.",
+        _share("engine_s"),
     ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",

@@ -119,7 +119,7 @@ def test_a_prefill_in_chunks_is_told_and_gives_the_same_tokens(engine: VllmEngin
 
 
 def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) -> None:
-    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are a token ahead, their prompts having been through
+    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are a token ahead, their prompts having been done
     while the ninth was not: at the twelfth step their token 513 asks for a fifth block each, and there are three."""
     with pytest.raises(
         NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were computed again"
