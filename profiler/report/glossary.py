@@ -171,8 +171,7 @@ TERMS: dict[str, Term] = {
         _share("dispatch_s"),
     ),
     "engine": Term(
-        "what an engine that owns its model (vLLM) adds to what its work demands: scheduler, sampler, launches, what"
-        " its kernels lose; none of it is seen from outside.",
+        "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
         _share("engine_s"),
     ),
     "hollow twin": Term(
