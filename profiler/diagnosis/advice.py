@@ -152,6 +152,7 @@ def _beside(s: Split) -> str:
     """The largest term beside the bytes, where it is worth a word."""
     terms = {
         "dispatch": s.dispatch_s,
+        "generate itself": s.generate_s,
         "dequantisation": s.dequantise_s,
         "kernels below the roof": s.kernel_s,
         "avoidable work": s.avoidable_s,
@@ -170,6 +171,7 @@ def _largest_terms(s: Split) -> str:
         "avoidable work takes": s.avoidable_s,
         "the link takes": s.link_s,
         "dispatch takes": s.dispatch_s,
+        "generate adds": s.generate_s,
         "the engine takes": s.engine_s,
         "unexplained is": s.unexplained_s,
     }

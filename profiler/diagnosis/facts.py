@@ -191,6 +191,60 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class GenerateSteps:
+    """Decode steps within `generate` and within our own loop, in turn: seconds in each part, step by step."""
+
+    cell: Cell
+    transformers: str
+    """Its version: the parts are its own functions."""
+    parts_s: Mapping[str, tuple[float, ...]]
+    own_s: Mapping[str, tuple[float, ...]]
+    streamed_s: tuple[float, ...]
+    """The part that ends a step, with a streamer that takes every token."""
+    reads_a_token: float
+    """Values that the host reads from the device in a step."""
+
+
+@dataclass(frozen=True)
+class FirstCalls:
+    """The first requests of a process to one engine."""
+
+    preparation_s: float
+    """Compiling, capturing."""
+    first_s: float
+    """Until all tokens of the first request were on the host."""
+    second_s: float
+    """The same request once more."""
+
+    @property
+    def once_s(self) -> float:
+        """What is paid once."""
+        return self.preparation_s + self.first_s - self.second_s
+
+
+@dataclass(frozen=True)
+class FreshStart:
+    """A process that was started for one model, until it had answered."""
+
+    link: str
+    """Where its weights came from: disk, page cache, cached (a hub's folder), drawn (random)."""
+    launch_s: float
+    """The interpreter's start and all imports."""
+    load_s: float
+    load_bytes: int
+    engines: Mapping[str, FirstCalls]
+
+
+@dataclass(frozen=True)
+class AfterSilence:
+    """The first decode steps after some seconds without work, time and again."""
+
+    cell: Cell
+    silence_s: float
+    steps_s: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Quality:
     """The next-token distributions of two models over the same text, held against each other."""
 
@@ -297,6 +351,9 @@ class Facts:
     """By engine, phase and batch size; empty where it was not measured."""
     graph_engines: frozenset[str] = frozenset()
     """Engines whose decode step is one launch of recorded work."""
+    generate_engines: frozenset[str] = frozenset()
+    """Engines that are transformers' own `generate`."""
+    generate_steps: Mapping[Cell, GenerateSteps] = field(default_factory=dict)
     owning_engines: Mapping[str, str] = field(default_factory=dict)
     """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)

@@ -184,10 +184,11 @@ class VllmEngine:
             self._engine.step()
 
 
-def check_vllm(*, device: torch.device, quant: str, kind: str, deepened: bool, architecture: str) -> None:
-    """Refuse what vLLM cannot do here, before anything is loaded; `deepened`: some caches are filled directly.
-
-    What needs no import is looked at first. Raises RequestError.
+def check_vllm(
+    *, device: torch.device, quant: str, kind: str, deepened: bool, architecture: str, cold: bool = False
+) -> None:
+    """Refuse what vLLM cannot do here, before anything is loaded; `deepened`: some caches are filled directly,
+    `cold`: fresh processes are asked for. What needs no import is looked at first. Raises RequestError.
     """
     if quant != "none":
         raise RequestError(
@@ -198,6 +199,8 @@ def check_vllm(*, device: torch.device, quant: str, kind: str, deepened: bool, a
         raise RequestError("--engine vllm reads no GGUF file here; give the model as a hub id or a folder.")
     if deepened:
         raise RequestError("--engine vllm fills its cache by a prefill alone: use --prompt-lens.")
+    if cold:
+        raise RequestError("--cold starts transformers' engines alone: leave it out, or vllm.")
     if device.type == "cuda" and device.index:
         raise RequestError("--engine vllm takes the first card that it sees: set CUDA_VISIBLE_DEVICES, and use cuda.")
     if importlib.util.find_spec("vllm") is None:

@@ -14,6 +14,7 @@ from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import OWNING
 from profiler.errors import RequestError, first_line
 from profiler.grid import Cell
+from profiler.job.cold import fresh_starts
 from profiler.job.engines import beside, make_engines
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
@@ -28,9 +29,11 @@ from profiler.machine.device import software
 from profiler.machine.machine import Machine, machine_for
 from profiler.machine.telemetry import Watch, idle_power_w
 from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
 from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
+from profiler.probes.silence import steps_after_silence
 from profiler.probes.subject import Subject, execution_paths
 from profiler.probes.trace import trace_cell
 from profiler.probes.trials import try_forms
@@ -56,6 +59,8 @@ from profiler.work.walk import ModelWork, walk
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# Timing the parts of `generate` gets this share of it, and one cell at least.
+_GENERATE_SHARE = 0.1
 # Stepping the hollow twin, for each phase, batch size and engine.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
@@ -236,6 +241,8 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             earlier=earlier,
         ):
             ledger.add(outcome)
+            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+                watch.look(outcome.at_unix_s + outcome.wall_s)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])
@@ -254,6 +261,9 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     with _cut_short(stages, "the replays"):
         for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
             ledger.add(replays)
+    with _cut_short(stages, "looking inside generate"):
+        for steps in time_generate(subject, measured, _GENERATE_SHARE * budget_s):
+            ledger.add(steps)
     with _cut_short(stages, "trying levers"):
         _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s
@@ -309,6 +319,15 @@ def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _
                     folder = store.folder if wants.trace and number == 0 else None
                     for activity in trace_cell(subject, cell, folder):
                         ledger.add(activity)
+    if wants.cold:
+        stages.begin("cold", "starting the model in a fresh process, and stepping it after silence")
+        with _cut_short(stages, "the cold starts"):
+            for start in fresh_starts(prepared):
+                ledger.add(start)
+        first = next(iter(subject.engines))
+        with _cut_short(stages, "steps after silence"):
+            for steps in steps_after_silence(subject.engines[first], prepared.grid.cells[0], subject.machine):
+                ledger.add(steps)
     if prepared.quality_ids:
         stages.begin("quality", "holding the quantised model against the unquantised one")
         ledger.add(check_quality(subject.loaded, prepared.quality_ids))

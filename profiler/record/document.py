@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.diagnosis.cell import CellEvidence, EngineDifference, Keyed, columns_of
-from profiler.diagnosis.facts import Activity, DeviceFacts, ModelFacts, Quality
+from profiler.diagnosis.facts import Activity, AfterSilence, DeviceFacts, FreshStart, ModelFacts, Quality
+from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.grid import Grid, Phase
@@ -89,6 +90,8 @@ class EngineRecord:
     """What one mark of the clock costs."""
     replay_as_graph: tuple[str, ...] = ()
     """Engines whose decode step is one launch of recorded work."""
+    generate: tuple[str, ...] = ()
+    """Engines that are transformers' own `generate`."""
     owned: Mapping[str, OwnedRecord] = field(default_factory=dict)
     """Of the engines that own their model."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
@@ -172,6 +175,9 @@ class RunDocument:
     breakdown: tuple[GroupTime, ...] = ()
     activity: tuple[ActivityRecord, ...] = ()
     quality: Quality | None = None
+    generate: tuple[GenerateTax, ...] = ()
+    fresh_starts: tuple[FreshStart, ...] = ()
+    after_silence: tuple[AfterSilence, ...] = ()
     answer: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

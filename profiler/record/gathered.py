@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
     Facts,
+    FreshStart,
+    GenerateSteps,
     Hooked,
     OperatorWork,
     PredictedPeaks,
@@ -42,6 +45,9 @@ class Gathered:
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
+    fresh_starts: dict[str, FreshStart] = field(default_factory=dict)
+    after_silence: dict[float, AfterSilence] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -74,6 +80,12 @@ class Gathered:
                 self.trials.setdefault(fact.key, []).append(fact)
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
+            case GenerateSteps():
+                self.generate_steps[fact.cell] = fact
+            case FreshStart():
+                self.fresh_starts[fact.link] = fact
+            case AfterSilence():
+                self.after_silence[fact.silence_s] = fact
             case Quality():
                 self.quality = fact
 
@@ -88,6 +100,8 @@ class Gathered:
             predicted_peak_bytes=self.peaks,
             dispatch=self.dispatch,
             graph_engines=frozenset(document.engine.replay_as_graph),
+            generate_engines=frozenset(document.engine.generate),
+            generate_steps=self.generate_steps,
             owning_engines={name: owned.how for name, owned in document.engine.owned.items()},
             visits=self.visits,
             gaps=self.gaps,

@@ -13,6 +13,7 @@ ADDED_COLUMNS = {
     "engine": "eager",
     "dequantise_s": "0",
     "link_s": "0",
+    "generate_s": "0",
     "engine_s": "0",
     **dict.fromkeys(
         (

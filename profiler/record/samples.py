@@ -12,7 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
+    FreshStart,
+    GenerateSteps,
     Hooked,
     PredictedPeaks,
     Quality,
@@ -43,6 +46,9 @@ Fact = (
     | PredictedPeaks
     | Trial
     | Quality
+    | GenerateSteps
+    | FreshStart
+    | AfterSilence
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -59,6 +65,9 @@ _KINDS: dict[str, type[Fact]] = {
     "predicted_peaks": PredictedPeaks,
     "trial": Trial,
     "quality": Quality,
+    "generate": GenerateSteps,
+    "fresh_start": FreshStart,
+    "after_silence": AfterSilence,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}

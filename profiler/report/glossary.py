@@ -170,6 +170,10 @@ TERMS: dict[str, Term] = {
         "what Python, transformers and torch spend to start a step's operators; measured on the hollow twin.",
         _share("dispatch_s"),
     ),
+    "generate tax": Term(
+        "what a step takes in transformers' own generate beyond the same step of our loop, visited in turn.",
+        _share("generate_s"),
+    ),
     "engine": Term(
         "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
         _share("engine_s"),

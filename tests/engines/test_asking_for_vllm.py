@@ -51,6 +51,7 @@ def test_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"quant": "nf4"}, "--quant nf4 is made by transformers"),
         ({"engine": "eager,vllm", "quant": "int8wo"}, "--quant int8wo is made by transformers"),
+        ({"cold": True}, "--cold starts transformers' engines alone"),
         ({"context_lens": "2048"}, "fills its cache by a prefill alone: use --prompt-lens"),
     ],
 )
