@@ -14,7 +14,7 @@ from profiler.job.options import QUANT_HELP
 
 if TYPE_CHECKING:
     from profiler.job.forecast import Wanted
-    from profiler.job.ranks import AskedRanks
+    from profiler.job.cards import AskedRanks
 
 
 def forecast(
@@ -45,7 +45,7 @@ def forecast(
     one_of(output_format, "--format", ("table", "json"))
     from profiler.job.checking import check_forecast
     from profiler.job.forecast import Wanted, forecast_on, forecast_run
-    from profiler.job.ranks import AskedRanks
+    from profiler.job.cards import AskedRanks
     from profiler.report.console import screen
     from profiler.report.forecasting import check_json, forecast_json, print_check, print_forecast
 
@@ -88,7 +88,7 @@ def _print_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, output
     """What several cards give."""
     from datetime import UTC, datetime
 
-    from profiler.job.ranks import forecast_ranks
+    from profiler.job.cards import forecast_ranks
     from profiler.report.console import screen
     from profiler.report.ranks import print_ranks, ranks_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class RankCell:
     def worse_from(self) -> int | None:
         """The fewest cards on which the step takes no less time than on the number before; None: it always gains."""
         fitting = [time for time in self.times if time.fits]
-        for before, after in zip(fitting, fitting[1:], strict=False):
+        for before, after in itertools.pairwise(fitting):
             if after.latency_s * WORTH > before.latency_s:
                 return after.ranks
         return None

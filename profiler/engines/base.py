@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from profiler.grid import Cell
+
 
 @dataclass
 class DecodeState:
@@ -37,6 +39,9 @@ class Engine(Protocol):
 
     def prepare(self, batch: int, slots: int) -> None:
         """Do once what this shape needs before it can be timed: compile, capture."""
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        """A cell comes next: its prefill and so many decode steps, or with None a prefill alone. Never timed."""
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         """Run the prompts [batch, tokens] and give the state with the first new token."""

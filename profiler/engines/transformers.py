@@ -10,6 +10,7 @@ import torch
 
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
+from profiler.grid import Cell
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -42,6 +43,9 @@ class EagerEngine:
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
     def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
         return None
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

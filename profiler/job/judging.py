@@ -7,6 +7,7 @@ from pathlib import Path
 
 from profiler.diagnosis.inside import group_times
 from profiler.diagnosis.run import judge_run
+from profiler.diagnosis.shares import rank_steps
 from profiler.diagnosis.warnings import run_warnings
 from profiler.machine.readings import health
 from profiler.record.document import ActivityRecord
@@ -37,6 +38,7 @@ def judge_folder(folder: Path) -> Run:
         breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
+        rank_steps=rank_steps(facts, judgement.cells),
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
     )

@@ -42,6 +42,7 @@ class Options:
         DEFAULT_ENGINE, "How the model is stepped: eager, static, compile, graph, or several: eager,static."
     )
     attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
+    tp: int = _option(1, "Ranks that share the model (tensor parallel), one a card; starts torchrun unless under it.")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
     out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
     budget_s: float = _option(70.0, "Seconds for the sweep; its first round always ends.", flag="budget")

@@ -1,111 +1,128 @@
-"""Forecasts over the number of cards: what one measured or described card says of several that share a model."""
+"""A run over several ranks: rank 0 does the job, and the others do what it announces."""
 
 from __future__ import annotations
 
+import copy
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
-from pathlib import Path
+from typing import Any, Literal
 
-from profiler.diagnosis.forecast import Answer
-from profiler.diagnosis.ranks import RanksAnswer, across
-from profiler.errors import RequestError
-from profiler.job.count import gpu_called
-from profiler.job.forecast import Wanted, forecast_on, forecast_run
-from profiler.machine.links import Link, link_called, published_links
-from profiler.machine.prices import cheapest
-from profiler.record.run import read_document
-from profiler.units import duration, scaled, significant
+from profiler.diagnosis.facts import DispatchSamples, RankSteps
+from profiler.engines.ranks import LeadingEngine
+from profiler.engines.transformers import EagerEngine
+from profiler.grid import Cell
+from profiler.job.request import Prepared
+from profiler.loading.ranks import Share, load_share
+from profiler.loading.request import dtype_name
+from profiler.loading.skeleton import plan, quiet_libraries
+from profiler.machine.links import Link, fitted
+from profiler.machine.machine import Machine
+from profiler.machine.ranks import Group, silent
+from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.subject import Subject, execution_paths
+from profiler.roofs.measure import measure
+from profiler.roofs.values import Ceilings
+from profiler.timing.visit import Bench, follow
+from profiler.work.parallel import walk_rank
+from profiler.work.walk import ModelWork
 
-_MOST_RANKS = 64
+_LINK_S = 4.0
+"""For the sweep of all-reduces, as long as a stage of the roofs."""
+_OWN_STEPS = 12
+"""Decode steps of each cell's own share."""
 
 
 @dataclass(frozen=True)
-class AskedRanks:
-    """How many cards, how they are linked, and what one costs."""
+class Order:
+    """What the other ranks are to do next."""
 
-    tp: str
-    link: str
-    usd_per_h: float | None = None
-
-
-def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, today: date) -> tuple[RanksAnswer, str]:
-    """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError."""
-    ranks = parse_ranks(asked.tp)
-    if not asked.link:
-        raise RequestError(
-            f"--tp {asked.tp} needs --link: {', '.join(published_links())}, or alpha_us,GB/s, such as 8,20."
-        )
-    if asked.usd_per_h is not None and not asked.usd_per_h > 0:
-        raise RequestError(f"--price {asked.usd_per_h:g} is not possible; give USD an hour above 0.")
-    links = {count: link_called(asked.link, count) for count in ranks}
-    answers = [(1, _forecast(source, on, wanted))]
-    answers += [(count, _forecast(source, on, replace(wanted, ranks=count, link=links[count]))) for count in ranks]
-    one = answers[0][1]
-    card, sheet = _card(source, on)
-    usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
-    if usd_per_h is None and sheet is not None and (known := cheapest(sheet, today)) is not None:
-        usd_per_h = known.usd_per_h
-        price = f"{sheet}: USD {known.usd_per_h:g} an hour a card, {known.provider}, {known.source}."
-    return RanksAnswer(
-        source=one.source,
-        model=one.model,
-        precision=one.precision,
-        on=f"each of several {card}",
-        how=one.how,
-        links=_link_lines(links),
-        link=next(iter(links.values())).name,
-        price=price,
-        error=one.error,
-        cells=across([(count, answer.cells) for count, answer in answers], usd_per_h),
-        notes=_notes(one, answers),
-    ), card
+    kind: Literal["step", "alone", "roofs", "end"]
+    cell: Cell | None = None
+    steps: int | None = None
+    dtypes: tuple[str, ...] = ()
 
 
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """`2,4,8`, ascending. Raises RequestError."""
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
+class Ranks:
+    """One rank's side of a run: its share of the model, and what it does in step with the others."""
+
+    def __init__(self, prepared: Prepared, group: Group, machine: Machine) -> None:
+        request = replace(prepared.request, device=group.device)
+        skeleton: Any = plan(replace(request, weights="random"), copy.deepcopy(prepared.config))
+        self.group = group
+        self.machine = machine
+        self.work: ModelWork = walk_rank(skeleton, group.size, group.rank)
+        self.share: Share = load_share(request, prepared.config, group, skeleton)
+        self.bench = Bench(machine, int(prepared.config.get_text_config().vocab_size))
+        self._engine = EagerEngine(self.share.joined, machine)
+
+    def engine(self) -> LeadingEngine:
+        """What steps the model from rank 0."""
+
+        def announce(cell: Cell, steps: int | None) -> None:
+            self.group.order(Order("step", cell, steps))
+
+        return LeadingEngine(self.share.joined, self.machine, self.group, announce)
+
+    def roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
+        """This device's roofs while all ranks measure theirs, and the link between them (rank 0)."""
+        self.group.order(Order("roofs", dtypes=tuple(dtypes)))
+        return self._roofs(dtypes)
+
+    def own_steps(self, cells: Sequence[Cell]) -> list[RankSteps]:
+        """What each rank's own share of these cells takes, all at once, with nothing exchanged (rank 0)."""
         found = []
-    if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
-        raise RequestError(f"--tp {text!r} is not possible; give numbers of cards from 2 to {_MOST_RANKS}: 2,4,8.")
-    return tuple(found)
+        for cell in cells:
+            self.group.order(Order("alone", cell))
+            every = self.group.gather(self._alone(cell))
+            prefills = tuple(prefill for prefill, _ in every if prefill is not None)
+            found.append(RankSteps(cell, prefills, tuple(decode for _, decode in every)))
+        return found
+
+    def follow(self) -> None:
+        """Do what rank 0 wants, until it wants no more or is gone."""
+        while (order := self.group.next_order()) is not None and order.kind != "end":
+            if order.kind == "roofs":
+                self._roofs(order.dtypes)
+            elif order.kind == "alone":
+                self.group.gather(self._alone(order.cell))
+            else:
+                follow(self._engine, order.cell, order.steps, self.bench)
+
+    def end(self) -> None:
+        """Let the others go (rank 0)."""
+        self.group.order(Order("end"))
+
+    def _roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
+        roofs = measure(self.machine, list(dtypes), model_dtype=dtype_name(self.share.alone.request.dtype))
+        points = self.group.measure_exchange(self.machine, _LINK_S)
+        name = "gloo" if self.group.device.type == "cpu" else "NCCL"
+        return roofs, fitted(f"{name}, {self.group.size} ranks", points, "measured in this run")
+
+    def _alone(self, cell: Cell) -> tuple[float | None, float]:
+        """(seconds of the prefill, of a decode step) of this rank's share; the second of two, since shapes warm up."""
+        with silent(self.group.size):
+            for _ in range(2):
+                prefill, decode = follow(self._engine, cell, min(_OWN_STEPS, cell.decode_steps), self.bench)
+        return prefill, statistics.median(decode)
 
 
-def _forecast(source: str, on: str, wanted: Wanted) -> Answer:
-    if wanted.quant != "none":
-        raise RequestError(f"--tp: weights in {wanted.quant} are packed and cannot be cut; leave --quant out.")
-    return forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
+def set_up_ranks(
+    prepared: Prepared, ranks: Ranks, dtypes: Sequence[str]
+) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
+    """What rank 0 holds its cells against: its own share's work, roofs that all ranks press at once, and the link."""
+    machine, grid = ranks.machine, prepared.grid
+    roofs, link = ranks.roofs(dtypes)
+    loaded = ranks.share.alone
+    engines = {name: ranks.engine() for name in grid.engines}
+    subject = Subject(machine, loaded, ranks.work, engines, execution_paths(loaded, ranks.work, engines, grid))
+    ceilings = replace(roofs.only(list(dtypes), dtype_name(loaded.request.dtype)), collective=link)
+    twin_s = min(0.075 * prepared.options.budget_s, 1.5)
+    dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
+    return subject, ceilings, dispatch
 
 
-def _card(source: str, on: str) -> tuple[str, str | None]:
-    """(what the cards are called, their row of gpus.csv)."""
-    if not on:
-        device = read_document(Path(source)).device
-        return device.name, device.datasheet
-    if on.endswith(".json"):
-        return "such cards", None
-    try:
-        sheet = gpu_called(on).gpu
-    except RequestError:
-        return on, None
-    return sheet, sheet
-
-
-def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
-    return tuple(
-        f"Link of {count}: {duration(link.alpha_s)} a message, {scaled(link.bus_bytes_per_s, 'B/s')} over it;"
-        f" {link.source}."
-        for count, link in links.items()
-    )
-
-
-def _notes(one: Answer, answers: Sequence[tuple[int, Answer]]) -> tuple[str, ...]:
-    """What such a forecast rests on."""
-    loads = {cell.batch_size for cell in one.cells}
-    return (
-        "A narrower kernel keeps the share of its roof that the whole one has; messages hide behind nothing.",
-        f"Cost is that of every token at its own batch ({significant(min(loads))} to {significant(max(loads))}).",
-        *(note for _, answer in answers[:1] for note in answer.notes),
-    )
+def follow_rank(prepared: Prepared, group: Group, machine: Machine) -> None:
+    """All that a rank other than 0 does in a run."""
+    with quiet_libraries():
+        Ranks(prepared, group, machine).follow()

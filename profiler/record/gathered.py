@@ -14,6 +14,7 @@ from profiler.diagnosis.facts import (
     OperatorWork,
     PredictedPeaks,
     Quality,
+    RankSteps,
     Readings,
     Replay,
     Replays,
@@ -42,6 +43,7 @@ class Gathered:
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -72,6 +74,8 @@ class Gathered:
                 self.activity[fact.key] = fact
             case Trial():
                 self.trials.setdefault(fact.key, []).append(fact)
+            case RankSteps():
+                self.rank_steps[fact.cell] = fact
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
             case Quality():
@@ -96,4 +100,5 @@ class Gathered:
             replays=self.replays,
             hooked=self.hooked,
             trials=self.trials,
+            rank_steps=self.rank_steps,
         )

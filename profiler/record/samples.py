@@ -16,6 +16,7 @@ from profiler.diagnosis.facts import (
     Hooked,
     PredictedPeaks,
     Quality,
+    RankSteps,
     Readings,
     Replays,
     Trial,
@@ -42,6 +43,7 @@ Fact = (
     | Readings
     | PredictedPeaks
     | Trial
+    | RankSteps
     | Quality
 )
 
@@ -58,6 +60,7 @@ _KINDS: dict[str, type[Fact]] = {
     "readings": Readings,
     "predicted_peaks": PredictedPeaks,
     "trial": Trial,
+    "ranks": RankSteps,
     "quality": Quality,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}

@@ -145,6 +145,8 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     """
     machine, clock = bench.machine, bench.machine.clock
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
+    decode_steps = cell.decode_steps if steps is None else steps
+    engine.announce(cell, decode_steps)
     clock.synchronize()
     faults_before = page_faults()
     start_s = machine.now_s()
@@ -162,7 +164,7 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     faults_between = page_faults()
     loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
-    for _ in range(cell.decode_steps if steps is None else steps):
+    for _ in range(decode_steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
     issued_s = machine.now_s()
@@ -180,6 +182,15 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     )
 
 
+def follow(engine: Engine, cell: Cell, steps: int | None, bench: Bench) -> tuple[float | None, tuple[float, ...]]:
+    """Run what was announced, as the rank that announced it does: (seconds of the prefill, of each decode step)."""
+    with torch.inference_mode(), no_gc():
+        if steps is None:
+            return next(_prefills(engine, cell, bench)), ()
+        loop = _run(engine, cell, bench, steps=steps)
+    return loop.prefill_s, loop.decode_s
+
+
 def _refuse_impossible(times_s: Iterable[float]) -> None:
     """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
     for value in times_s:
@@ -194,6 +205,7 @@ def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
     clock = bench.machine.clock
     ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
     while True:
+        engine.announce(cell, None)
         clock.synchronize()
         marks = [clock.mark()]
         engine.prefill(ids, cell.slots)
