@@ -13,8 +13,8 @@ from profiler.errors import RequestError
 from profiler.job.options import QUANT_HELP
 
 if TYPE_CHECKING:
-    from profiler.job.forecast import Wanted
     from profiler.job.cards import AskedRanks
+    from profiler.job.forecast import Wanted
 
 
 def forecast(
@@ -43,9 +43,9 @@ def forecast(
 ) -> None:
     """Say what cells would take that nobody measured, and how far off such forecasts are."""
     one_of(output_format, "--format", ("table", "json"))
+    from profiler.job.cards import AskedRanks
     from profiler.job.checking import check_forecast
     from profiler.job.forecast import Wanted, forecast_on, forecast_run
-    from profiler.job.cards import AskedRanks
     from profiler.report.console import screen
     from profiler.report.forecasting import check_json, forecast_json, print_check, print_forecast
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler.diagnosis.cell import CellResult, Keyed, columns_of
+from profiler.diagnosis.cell import Keyed, columns_of
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.parts import exchanged_s
+from profiler.grid import CellKey
 
 STRAGGLES = 0.1
 """A rank that needs this much longer than the fastest holds the others up by more than noise between processes."""
@@ -38,19 +39,14 @@ class RankStep(Keyed):
         return max(self.own_s) / min(self.own_s) - 1
 
 
-def rank_steps(facts: Facts, results: Sequence[CellResult]) -> tuple[RankStep, ...]:
+def rank_steps(facts: Facts, latencies_s: Mapping[CellKey, float]) -> tuple[RankStep, ...]:
     """Every measured step whose shares were timed alone."""
     found = []
-    for result in results:
-        own = facts.rank_steps.get(result.key.cell)
-        if own is not None and result.latency_s == result.latency_s and (seconds := own.seconds(result.key.phase)):
-            step = RankStep(
-                **columns_of(result.key),
-                own_s=seconds,
-                exchanged_s=exchanged_s(facts, result.key),
-                measured_s=result.latency_s,
-            )
-            found.append(step)
+    for key, latency_s in latencies_s.items():
+        own = facts.rank_steps.get(key.cell)
+        if own is not None and latency_s == latency_s and (seconds := own.seconds(key.phase)):
+            exchanged = exchanged_s(facts, key)
+            found.append(RankStep(**columns_of(key), own_s=seconds, exchanged_s=exchanged, measured_s=latency_s))
     return tuple(found)
 
 

@@ -33,6 +33,7 @@ class EagerEngine:
     has_twin: ClassVar[bool] = True
     replays_as_graph: ClassVar[bool] = False
     kept_bytes: int = 0
+    beside: int = 0
     graph_breaks: int | None = None
 
     def __init__(self, model: Any, machine: Machine) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from profiler.diagnosis.cards import CardFloor, floor_on
 from profiler.errors import ModelError, RequestError, first_line, near_misses
@@ -182,7 +183,7 @@ def count(
             raise RequestError(f"--crosscheck counts the whole model; leave --tp {tp} out.")
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
-    module: Any = build_on_meta(config, kind, stored_as)
+    module = build_on_meta(config, kind, stored_as)
     copied = replicated_kv_heads(module, tp)
     work = walk(module) if tp == 1 else walk_rank(module, tp)
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
@@ -225,7 +226,7 @@ def check_cut(ranks: int, source: Source, quant: Quant) -> None:
         raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be cut; use --quant none.")
 
 
-def _share(work: ModelWork, module: Any, ranks: int, copied: int, step: Step, path: ExecutionPath) -> RankShare:
+def _share(work: ModelWork, module: nn.Module, ranks: int, copied: int, step: Step, path: ExecutionPath) -> RankShare:
     sent = [operator for operator in work.operators if isinstance(operator, Collective)]
     one = {operator: int(operator.each(step, path).link_bytes) for operator in sent}
     return RankShare(

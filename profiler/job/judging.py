@@ -38,7 +38,7 @@ def judge_folder(folder: Path) -> Run:
         breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
-        rank_steps=rank_steps(facts, judgement.cells),
+        rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
     )

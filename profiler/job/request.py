@@ -112,12 +112,14 @@ def prepare(options: Options) -> Prepared:
     )
 
 
-def _check_ranks(options: Options, source: Source, config: Any, quant: Quant, where: torch.device, grid: Grid) -> None:
+def _check_ranks(
+    options: Options, source: Source, config: object, quant: Quant, where: torch.device, grid: Grid
+) -> None:
     """Refuse what several ranks cannot do, before anything is loaded. Raises RequestError."""
     tp = options.tp
     check_cut(tp, source, quant)
     with quiet_libraries():
-        skeleton: Any = build_on_meta(copy.deepcopy(config), DTYPES["bfloat16"])
+        skeleton = build_on_meta(copy.deepcopy(config), DTYPES["bfloat16"])
     check_ranks(skeleton, tp)
     if kv := replicated_kv_heads(skeleton, tp):
         raise RequestError(

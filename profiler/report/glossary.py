@@ -157,8 +157,8 @@ TERMS: dict[str, Term] = {
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
-        "weights that wait on the host or the disk set the pace; fewer bytes or more memory help, a faster device does"
-        " not.",
+        "weights that wait on the host or the disk, or results that several cards exchange, set the pace; fewer bytes,"
+        " fewer cards or more memory help, a faster device does not.",
         _counted("link-bound"),
     ),
     "inconclusive": Term(

@@ -15,6 +15,7 @@ from profiler.report.lines import (
     instrument_line,
     noise_lines,
     quality_line,
+    rank_lines,
     roofs_lines,
     stage_line,
     unexplained_lines,
@@ -35,6 +36,7 @@ def markdown_report(run: Run) -> str:
     lines += [*(f"- {markdown_text(line)}" for line in _facts(run)), f"- {_command(run)}", ""]
     lines += _ran(run)
     lines += _section("Engines", engine_lines(run))
+    lines += _section("Ranks", rank_lines(run))
     lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []
     lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
     lines += _section("Noise", noise_lines(run))

@@ -23,6 +23,7 @@ from profiler.report.lines import (
     own_noise,
     precision_line,
     quality_line,
+    rank_lines,
     regimes,
     roofs_lines,
     stage_line,
@@ -74,7 +75,7 @@ def print_run(run: Run, console: Console) -> None:
     console.print(_ran_table(run))
     if run.document.breakdown:
         console.print(breakdown_table(run))
-    for line in (*activity_lines(run), *unexplained_lines(run), *engine_lines(run)):
+    for line in (*activity_lines(run), *unexplained_lines(run), *engine_lines(run), *rank_lines(run)):
         console.print(Text(line))
     if quality := quality_line(run):
         console.print(Text(quality))

@@ -92,6 +92,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
+    if foreign_cores is not None:
+        foreign_cores = max(0.0, foreign_cores - engine.beside)
     _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
