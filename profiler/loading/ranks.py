@@ -46,6 +46,7 @@ def load_share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Mo
             raise ModelError(f"{name} does not load over {group.size} ranks: {first_line(error)}.") from error
         joined.eval()
         joined.requires_grad_(False)
+        _own_memory(joined)
         _fill(skeleton, joined)
     loaded_s = now_s() - start_s
     with group.together():
@@ -122,6 +123,27 @@ def _drawn(planned: torch.Tensor, key: str, seed: int, device: torch.device) -> 
     if values.dim() > 1:
         return values.normal_(std=STD, generator=torch.Generator(device).manual_seed(seed))
     return values.fill_(1.0 if key.endswith("weight") else 0.0)
+
+
+def _own_memory(joined: nn.Module) -> None:
+    """Copy each slice that is still a view of the whole in a mapped file (CPU): a rank holds its share alone."""
+    from torch.distributed.tensor import DTensor
+
+    copied: dict[int, nn.Parameter] = {}
+    for owner in joined.modules():
+        for key, param in list(owner.named_parameters(recurse=False)):
+            local = param.to_local() if isinstance(param, DTensor) else param.data
+            if local.untyped_storage().nbytes() == local.nbytes:
+                continue
+            if id(param) not in copied:
+                own = local.clone(memory_format=torch.contiguous_format)
+                if isinstance(param, DTensor):
+                    own = DTensor.from_local(
+                        own, param.device_mesh, param.placements, run_check=False, shape=param.shape,
+                        stride=param.stride(),
+                    )  # fmt: skip
+                copied[id(param)] = nn.Parameter(own, requires_grad=False)
+            owner._parameters[key] = copied[id(param)]
 
 
 def _fill(module: Any, joined: Any) -> None:

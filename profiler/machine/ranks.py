@@ -28,7 +28,8 @@ _NOTICE_S = 3.0
 SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
 """1 KiB to 64 MiB."""
 _MOST_CALLS = 20
-_LEAST_CALLS = 5
+_LEAST_CALLS = 3
+_LARGE_BYTES = 1 << 20
 _WARM_CALLS = 3
 
 
@@ -131,7 +132,7 @@ class Group:
             machine.clock.synchronize()
             return machine.now_s() - start_s
 
-        warm_s = [once() for _ in range(_WARM_CALLS)][-1]
+        warm_s = [once() for _ in range(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)][-1]
         # Rank 0 says for how many there is time: all must make the same number of calls.
         calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, int(budget_s / max(warm_s, 1e-9))))])
         dist.broadcast(calls, src=0, group=self._orders)
