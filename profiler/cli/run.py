@@ -49,6 +49,12 @@ def run(
                 raise RequestError("--resume finishes one run; give the folder of one precision and no --quant.")
             _run_precisions(options, precisions, listener, output_format, plain)
             return
+        devices = [name.strip() for name in options.device.split(",") if name.strip()]
+        if len(devices) > 1:
+            if resume is not None or group is not None:
+                raise RequestError("--device with several devices runs each by itself: without --resume and --tp.")
+            _run_devices(options, devices, listener, output_format, plain)
+            return
         prepared = prepare(options) if resume is None else prepare_resume(resume, options)
         try:
             result = execute(prepared, listener, group=group)
@@ -105,6 +111,29 @@ def _group_of(options: Options, resume: Path | None) -> Group | None:
 
     follow_rank(prepared, group, machine_for(group.device))
     return None
+
+
+def _run_devices(options: Options, devices: list[str], listener: Listener, output_format: str, plain: bool) -> None:
+    from dataclasses import asdict
+
+    from profiler.job.several import device_healths, run_devices
+
+    runs = run_devices(options, devices, listener)
+    found = device_healths(runs, devices)
+    if output_format == "json":
+        told = [{**asdict(item), "ill": item.ill} for item in found]
+        print(json.dumps({"devices": told, "runs": [as_json(run) for run in runs]}, indent=2))
+        return
+    from profiler.report.console import screen
+    from profiler.report.healths import health_lines
+    from profiler.report.terminal import print_run
+
+    console = screen(plain=plain)
+    for run in runs:
+        print_run(run, console)
+    console.print()
+    for line in health_lines(found):
+        console.print(line, highlight=False, style="bold")
 
 
 def _run_precisions(

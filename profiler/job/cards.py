@@ -11,7 +11,7 @@ from profiler.diagnosis.forecast import Answer
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
 from profiler.job.count import gpu_called
-from profiler.job.forecast import Wanted, forecast_on, forecast_run
+from profiler.job.forecast import Wanted, forecast_known, forecast_on, known_of
 from profiler.machine.links import Link, link_called, published_links
 from profiler.machine.prices import cheapest
 from profiler.record.run import read_document
@@ -39,14 +39,20 @@ def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, toda
     if asked.usd_per_h is not None and not asked.usd_per_h > 0:
         raise RequestError(f"--price {asked.usd_per_h:g} is not possible; give USD an hour above 0.")
     links = {count: link_called(asked.link, count) for count in ranks}
-    answers = [(1, _forecast(source, on, wanted))]
-    answers += [(count, _forecast(source, on, replace(wanted, ranks=count, link=links[count]))) for count in ranks]
+    if wanted.quant != "none":
+        raise RequestError(f"--tp: weights in {wanted.quant} are packed and cannot be cut; leave --quant out.")
+    each = [(1, wanted), *((count, replace(wanted, ranks=count, link=links[count])) for count in ranks)]
+    if on:
+        answers = [(count, forecast_on(source, on, one)) for count, one in each]
+    else:
+        known = known_of(Path(source), wanted.engine)
+        answers = [(count, forecast_known(known, one)) for count, one in each]
     one = answers[0][1]
     card, sheet = _card(source, on)
     usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
-    if usd_per_h is None and sheet is not None and (known := cheapest(sheet, today)) is not None:
-        usd_per_h = known.usd_per_h
-        price = f"{sheet}: USD {known.usd_per_h:g} an hour a card, {known.provider}, {known.source}."
+    if usd_per_h is None and sheet is not None and (offer := cheapest(sheet, today)) is not None:
+        usd_per_h = offer.usd_per_h
+        price = f"{sheet}: USD {offer.usd_per_h:g} an hour a card, {offer.provider}, {offer.source}."
     return RanksAnswer(
         source=one.source,
         model=one.model,
@@ -71,12 +77,6 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
         raise RequestError(f"--tp {text!r} is not possible; give numbers of cards from 2 to {_MOST_RANKS}: 2,4,8.")
     return tuple(found)
-
-
-def _forecast(source: str, on: str, wanted: Wanted) -> Answer:
-    if wanted.quant != "none":
-        raise RequestError(f"--tp: weights in {wanted.quant} are packed and cannot be cut; leave --quant out.")
-    return forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
 
 
 def _card(source: str, on: str) -> tuple[str, str | None]:

@@ -175,7 +175,12 @@ EXTREMES_OUT = "the largest batch and the longest context of each phase forecast
 def forecast_run(folder: Path, wanted: Wanted) -> Answer:
     """The cells that are wanted of a run's model on its device. Raises RequestError."""
     document = read_document(folder)
-    known = known_of(folder, wanted.engine if wanted.engine in document.engine.names else "")
+    return forecast_known(known_of(folder, wanted.engine if wanted.engine in document.engine.names else ""), wanted)
+
+
+def forecast_known(known: Known, wanted: Wanted) -> Answer:
+    """The same of a run that has been read. Raises RequestError."""
+    folder, document = known.run.folder, known.run.document
     facts, trained = known.facts, known.trained
     found = _forecast(known, wanted)
     forms = _forms(known, wanted)

