@@ -39,6 +39,7 @@ def judge_folder(folder: Path) -> Run:
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
+        generate=judgement.generate,
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
     )

@@ -29,6 +29,7 @@ from profiler.machine.machine import Machine, machine_for
 from profiler.machine.ranks import Group
 from profiler.machine.telemetry import Watch, idle_power_w
 from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
 from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
@@ -57,6 +58,8 @@ from profiler.work.walk import ModelWork, walk
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# Timing the parts of `generate` gets this share of it, and one cell at least.
+_GENERATE_SHARE = 0.1
 # Stepping the hollow twin, for each phase, batch size and engine.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
@@ -257,14 +260,16 @@ def _measure(
             earlier=earlier,
         ):
             ledger.add(outcome)
+            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+                watch.look(outcome.at_unix_s + outcome.wall_s)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])
         look()
     if ranks is not None:
         stages.begin("ranks", "timing each rank's own share")
-        for steps in ranks.own_steps([cell for cell in grid.cells if cell in ledger.gathered.visits]):
-            ledger.add(steps)
+        for own in ranks.own_steps([cell for cell in grid.cells if cell in ledger.gathered.visits]):
+            ledger.add(own)
     ledger.keep_table()
     stages.begin("roofs", "looking at the roofs again")
     again_s = min(_AGAIN_SHARE * budget_s, _AGAIN_MOST_S)
@@ -279,6 +284,9 @@ def _measure(
             ledger.add(replays)
     if ranks is not None:
         return
+    with _cut_short(stages, "looking inside generate"):
+        for steps in time_generate(subject, measured, _GENERATE_SHARE * budget_s):
+            ledger.add(steps)
     with _cut_short(stages, "trying levers"):
         _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s

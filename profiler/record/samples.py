@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from profiler.diagnosis.facts import (
     Activity,
     DispatchSamples,
+    GenerateSteps,
     Hooked,
     PredictedPeaks,
     Quality,
@@ -45,6 +46,7 @@ Fact = (
     | Trial
     | RankSteps
     | Quality
+    | GenerateSteps
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -62,6 +64,7 @@ _KINDS: dict[str, type[Fact]] = {
     "trial": Trial,
     "ranks": RankSteps,
     "quality": Quality,
+    "generate": GenerateSteps,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
