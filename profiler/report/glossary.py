@@ -157,8 +157,7 @@ TERMS: dict[str, Term] = {
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
-        "weights that wait on the host or the disk, or results that several cards exchange, set the pace; fewer bytes,"
-        " fewer cards or more memory help, a faster device does not.",
+        "weights that wait elsewhere, or results that cards exchange, set the pace; fewer bytes help, a faster device not.",
         _counted("link-bound"),
     ),
     "inconclusive": Term(
