@@ -157,7 +157,7 @@ TERMS: dict[str, Term] = {
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
-        "weights that wait elsewhere, or results that cards exchange, set the pace; fewer bytes help, a faster device not.",
+        "weights that wait elsewhere, or results that cards exchange, set the pace; a faster device does not help.",
         _counted("link-bound"),
     ),
     "inconclusive": Term(

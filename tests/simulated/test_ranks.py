@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-LAYERS, HIDDEN = 2, 4096
+LAYERS, HIDDEN = 1, 4096
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +35,15 @@ def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_ill_card_is_named_and_a_link_binds_where_it_must(tmp_path: Path) -> None:
-    """Two layers of Mistral-7B, weights-bound at 1.4 TB/s: a card of 70 % of that memory is ill, and of no less
+    """A layer of Mistral-7B, weights-bound at 1.4 TB/s: a card of 70 % of that memory is ill, and of no less
     arithmetic. Split over two, a layer sends two sums; behind NVLink they are small, behind a slow link they decide."""
-    scenario = Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128], batch_sizes=[1, 8])
+    scenario = Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128], batch_sizes=[8])
     folder = scenario.folder(tmp_path)
     devices = ["cuda:0", "cuda:1"]
     with simulated(A100, A100.but(bytes_per_s=0.7 * A100.bytes_per_s)):
         options = Options(
-            model=str(folder), prompt_lens=[128], batch_sizes=[1, 8], new_tokens=scenario.new_tokens, dtype="float16",
-            weights="random", out=tmp_path / "both", no_levers=True,
+            model=str(folder), prompt_lens=[128], batch_sizes=[8], new_tokens=scenario.new_tokens, dtype="float16",
+            weights="random", budget_s=2.0, out=tmp_path / "both", no_levers=True,
         )  # fmt: skip
         runs = run_devices(options, devices, QuietListener())
         well, ill = device_healths(runs, devices)

@@ -24,6 +24,7 @@ ROTARY_BYTES = 2 * 64 * 4
 """Buffers: the frequencies of a head of 128, as scaled and as they were."""
 
 
+@pytest.mark.slow
 def test_every_style_of_a_plan_as_transformers_cuts_it() -> None:
     """Weights, KV cache and every message of a prefill, to the byte."""
     with sharded.group(2) as mesh:
