@@ -40,6 +40,8 @@ def judge_folder(folder: Path) -> Run:
         quality=gathered.quality,
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
+        fresh_starts=tuple(gathered.fresh_starts.values()),
+        after_silence=tuple(gathered.after_silence.values()),
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
     )

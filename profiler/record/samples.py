@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
+    FreshStart,
     GenerateSteps,
     Hooked,
     PredictedPeaks,
@@ -47,6 +49,8 @@ Fact = (
     | RankSteps
     | Quality
     | GenerateSteps
+    | FreshStart
+    | AfterSilence
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -65,6 +69,8 @@ _KINDS: dict[str, type[Fact]] = {
     "ranks": RankSteps,
     "quality": Quality,
     "generate": GenerateSteps,
+    "fresh_start": FreshStart,
+    "after_silence": AfterSilence,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}

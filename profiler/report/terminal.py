@@ -14,6 +14,7 @@ from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import CellKey
 from profiler.record.run import Run
+from profiler.report.cold import cold_lines
 from profiler.report.generate import generate_lines
 from profiler.report.lines import (
     activity_lines,
@@ -82,6 +83,7 @@ def print_run(run: Run, console: Console) -> None:
         *unexplained_lines(run),
         *engine_lines(run),
         *generate_lines(run),
+        *cold_lines(run),
         *rank_lines(run),
     ):
         console.print(Text(line))

@@ -46,6 +46,7 @@ class PlainEngine:
     name = "eager"
     cache = "dynamic"
     keeps_last_logits = True
+    whole_calls = False
     kept_bytes = 0
     beside = 0
     whole_calls = False
