@@ -136,8 +136,8 @@ def _check_ranks(
         raise RequestError(f"--tp {tp}: this machine has {cards()} cards; use as many or fewer, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} steps with --engine {DEFAULT_ENGINE} alone, not {','.join(grid.engines)}.")
-    if options.breakdown or options.trace:
-        raise RequestError(f"--tp {tp}: --breakdown and --trace look into a step of one device; leave them out.")
+    if options.breakdown or options.trace or options.cold:
+        raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold look at one device; leave them out.")
 
 
 def prepare_resume(folder: Path, options: Options) -> Prepared:
