@@ -38,6 +38,12 @@ class RunError(RequestError):
     """A run folder that cannot be written, read, or belongs to something else."""
 
 
+class RankError(RoofscopeError):
+    """One of the ranks that share a model ended or failed, and with it the run: what was measured is kept."""
+
+    exit_code = 3
+
+
 def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
     """` Did you mean a or b?` for a mistyped word, or an empty string when nothing is near."""
     names = sorted(known)

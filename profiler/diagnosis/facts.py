@@ -34,6 +34,8 @@ class OperatorWork:
     """Cache read and written."""
     activation_bytes: Amount
     """Operands and intermediates written and read between kernels, at most."""
+    bus_bytes: Amount = 0
+    """What crosses each rank's link, of a collective: its message by the factor of nccl-tests."""
     avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
 
@@ -51,6 +53,9 @@ class OperatorWork:
         """Bytes that the library's path moves when no intermediate stays in a cache."""
         return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
 
+
+COLLECTIVE = "collective"
+"""The group of operators that exchange results between ranks."""
 
 REST = "all other kernels"
 """What stands among the operators that were run alone for all the small kernels between them."""
@@ -338,6 +343,19 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
+class RankSteps:
+    """What each rank's own share of a cell takes, by rank, while nothing is exchanged and all work at once."""
+
+    cell: Cell
+    prefill_s: tuple[float, ...]
+    """Empty where the cell has no prefill."""
+    decode_s: tuple[float, ...]
+
+    def seconds(self, phase: Phase) -> tuple[float, ...]:
+        return self.prefill_s if phase == "prefill" else self.decode_s
+
+
+@dataclass(frozen=True)
 class Facts:
     """One run, as far as it has come."""
 
@@ -366,6 +384,7 @@ class Facts:
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
     trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
+    rank_steps: Mapping[Cell, RankSteps] = field(default_factory=dict)
 
     @property
     def overlaps_dispatch(self) -> bool:

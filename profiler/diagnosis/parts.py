@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.facts import REST, Facts, OperatorWork, Replay
+from profiler.diagnosis.facts import COLLECTIVE, REST, Facts, OperatorWork, Replay
 from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, of_engine, split, taxed
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
@@ -105,8 +105,18 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
         overlaps=facts.overlaps_dispatch,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
-        fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items()),
+        fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())
+        + exchanged_s(facts, key),
     )
+
+
+def exchanged_s(facts: Facts, key: CellKey) -> float:
+    """Seconds that the collectives of a step take over the measured link: nothing hides them."""
+    link = facts.ceilings.collective
+    if link is None:
+        return 0.0
+    sent = [item for item in facts.operators[key] if item.group == COLLECTIVE]
+    return sum(item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in sent)
 
 
 def faults_of(phase: Phase, visits: Sequence[Visit]) -> float:

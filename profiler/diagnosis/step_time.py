@@ -94,7 +94,7 @@ class Roofs:
     overlaps: bool
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
     fetch_s: float = 0.0
-    """Seconds that offloaded weights need to cross their links in a step."""
+    """Seconds that offloaded weights need to cross their links in a step, and what ranks exchange."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """How far the two roofs may be off, as shares of them."""
@@ -146,7 +146,7 @@ class Split:
     engine_s: float = 0.0
     """All that an engine which owns its model adds to what the work demands; nothing for the others."""
     link_s: float = 0.0
-    """Weights that wait elsewhere crossing to the device."""
+    """Weights that wait elsewhere crossing to the device, and results that ranks exchange."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were run alone: of the rest, losses of kernels are not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)

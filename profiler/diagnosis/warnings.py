@@ -9,6 +9,7 @@ from profiler.diagnosis.cell import JudgedCell
 from profiler.diagnosis.extremes import moved, witness_share
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.regimes import Flag
+from profiler.diagnosis.shares import rank_steps, straggler
 from profiler.grid import Cell
 from profiler.machine.readings import complaints
 from profiler.roofs.values import Ceilings, RoofsAgain
@@ -31,6 +32,20 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_without_number(facts.gaps),
         *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
+        *_straggling(facts, judged),
+    ]
+
+
+def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+    """The rank that all others wait for."""
+    steps = rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged})
+    found = straggler(steps)
+    if found is None:
+        return []
+    rank, share = found
+    return [
+        f"rank {rank} is the slowest: its own share of a step takes {percent(share)} longer than the fastest rank's,"
+        " and all others wait for it; look what else runs on its device."
     ]
 
 

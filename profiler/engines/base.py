@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 
 from profiler.engines.scheduled import OwnedModel, Scheduled
+from profiler.grid import Cell
 
 
 @dataclass
@@ -39,6 +40,8 @@ class Engine(Protocol):
     """Whether the LM head runs on the last position alone in a prefill."""
     kept_bytes: int
     """Bytes that it holds for other shapes than the one that it was prepared for last."""
+    beside: int
+    """Processes on this host's own cores that work in step with this one, and are no foreign load."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
     owned: OwnedModel | None
@@ -54,6 +57,9 @@ class Engine(Protocol):
 
     def prepare(self, batch: int, slots: int) -> None:
         """Do once what this shape needs before it can be timed: compile, capture."""
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        """A cell comes next: its prefill and so many decode steps, or with None a prefill alone. Never timed."""
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         """Run the prompts [batch, tokens] and give the state with the first new token."""

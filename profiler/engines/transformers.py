@@ -11,6 +11,7 @@ import torch
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
 from profiler.engines.scheduled import OwnedModel, Scheduled
+from profiler.grid import Cell
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -35,6 +36,7 @@ class EagerEngine:
     owns_model: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = False
     kept_bytes: int = 0
+    beside: int = 0
     graph_breaks: int | None = None
     owned: OwnedModel | None = None
     scheduled: tuple[Scheduled, ...] = ()
@@ -48,6 +50,9 @@ class EagerEngine:
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
     def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
         return None
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

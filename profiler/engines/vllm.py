@@ -70,6 +70,7 @@ class VllmEngine:
     owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
     kept_bytes: int = 0
+    beside: int = 0
     graph_breaks: int | None = None
     owned: OwnedModel | None
 
@@ -114,6 +115,9 @@ class VllmEngine:
     def cache_used_bytes(self) -> int:
         """Most of the cache that the last call held at once, in whole blocks."""
         return round(self._most_usage * self._usable_blocks) * self._block_bytes
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        return None
 
     def prepare(self, batch: int, slots: int) -> None:
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from profiler.diagnosis.inside import group_times
 from profiler.diagnosis.run import judge_run
+from profiler.diagnosis.shares import rank_steps
 from profiler.diagnosis.warnings import run_warnings
 from profiler.grid import Cell
 from profiler.machine.readings import health
@@ -44,6 +45,7 @@ def judge_folder(folder: Path) -> Run:
         breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
+        rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         fresh_starts=tuple(gathered.fresh_starts.values()),
         after_silence=tuple(gathered.after_silence.values()),

@@ -43,7 +43,8 @@ class Options:
         "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
     )
     attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
+    tp: int = _option(1, "Ranks that share the model (tensor parallel), one a card; starts torchrun unless under it.")
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
     out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
     budget_s: float = _option(70.0, "Seconds for the sweep; its first round always ends.", flag="budget")
     fresh: bool = _option(False, "Measure the roofs again, though kept for a day.")

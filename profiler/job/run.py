@@ -12,7 +12,7 @@ from profiler.diagnosis.facts import CellPeak, DispatchSamples, Facts, Predicted
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import OWNING
-from profiler.errors import RequestError, first_line
+from profiler.errors import RankError, RequestError, first_line
 from profiler.grid import Cell
 from profiler.job.cold import fresh_starts
 from profiler.job.engines import beside, make_engines
@@ -20,6 +20,7 @@ from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
 from profiler.job.opening import config_of, opening
 from profiler.job.options import Options, known_options
+from profiler.job.ranks import Ranks, set_up_ranks
 from profiler.job.request import Prepared, prepare
 from profiler.job.warnings import device_warnings, model_warnings
 from profiler.loading.load import load
@@ -27,6 +28,7 @@ from profiler.loading.request import ModelRequest, dtype_name
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.device import software
 from profiler.machine.machine import Machine, machine_for
+from profiler.machine.ranks import Group
 from profiler.machine.telemetry import Watch, idle_power_w
 from profiler.probes.dispatch import measure_dispatch
 from profiler.probes.generate import time_generate
@@ -105,10 +107,15 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 
-def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep) -> Run:
-    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when."""
+def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group: Group | None = None) -> Run:
+    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
+
+    With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
+    """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
-        return _execute(prepared, store, _Stages(listener, machine_for(prepared.request.device)), visits)
+        if group is not None:
+            prepared = replace(prepared, request=replace(prepared.request, device=group.device))
+        return _execute(prepared, store, _Stages(listener, machine_for(prepared.request.device)), visits, group)
 
 
 class _Stages:
@@ -139,13 +146,21 @@ class _Stages:
         self._since_s = now_s
 
 
-def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep) -> Run:
+def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep, group: Group | None) -> Run:
     machine = stages.machine
     idle_w = idle_power_w(machine.source)
-    subject, ceilings, dispatch = _set_up(prepared, stages)
+    ranks = None
+    if group is None:
+        subject, ceilings, dispatch = _set_up(prepared, stages)
+    else:
+        stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
+        ranks = Ranks(prepared, group, machine)
+        stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
+        subject, ceilings, dispatch = set_up_ranks(prepared, ranks, _roof_dtypes(ranks.work, prepared.request))
     warnings = [*device_warnings(machine.info), *model_warnings(subject, ceilings, bool(dispatch))]
     health = HealthRecord(not_seen=machine.source.missing, idle_power_w=idle_w, settings=machine.source.facts())
     document = opening(prepared, subject, ceilings, dispatch, health, warnings)
+    document = replace(document, ranks=group.size if group else 1)
     gathered = Gathered()
     if prepared.resumed:
         earlier = read_document(prepared.out)
@@ -161,14 +176,21 @@ def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep
         ledger.add(fact)
     store.write_operators(ledger.facts)
     ledger.judge(prepared.grid.cells)
-    interrupted: KeyboardInterrupt | None = None
+    interrupted: KeyboardInterrupt | RankError | None = None
     try:
-        _measure(prepared, subject, ledger, stages, visits)
+        _measure(prepared, subject, ledger, stages, visits, ranks)
+        if ranks is not None:
+            ranks.end()
         _look_inside(prepared, subject, ledger, stages, store)
+    except RankError as error:
+        interrupted = error
     except KeyboardInterrupt as interrupt:
-        interrupted = interrupt
+        # torchrun ends the other ranks as soon as one is gone: then that is the reason.
+        interrupted = group.failure() if group is not None and group.lost() else interrupt
     store.write_document(_closing(document, subject, stages, finished=interrupted is None))
     run = judge_folder(store.folder)
+    if isinstance(interrupted, RankError):
+        raise interrupted  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
     write_reports([run])
     if interrupted:
@@ -211,7 +233,9 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     return subject, ceilings, dispatch
 
 
-def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, visits: Sweep) -> None:
+def _measure(
+    prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, visits: Sweep, ranks: Ranks | None
+) -> None:
     """Sweep the cells, replay their kernels, and look for what neither explains."""
     grid, machine, budget_s = prepared.grid, subject.machine, prepared.options.budget_s
     stages.begin("timing")
@@ -247,6 +271,10 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])
         look()
+    if ranks is not None:
+        stages.begin("ranks", "timing each rank's own share")
+        for own in ranks.own_steps([cell for cell in grid.cells if cell in ledger.gathered.visits]):
+            ledger.add(own)
     ledger.keep_table()
     stages.begin("roofs", "looking at the roofs again")
     again_s = min(_AGAIN_SHARE * budget_s, _AGAIN_MOST_S)
@@ -261,6 +289,8 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     with _cut_short(stages, "the replays"):
         for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
             ledger.add(replays)
+    if ranks is not None:
+        return
     with _cut_short(stages, "looking inside generate"):
         for steps in time_generate(subject, measured, _GENERATE_SHARE * budget_s):
             ledger.add(steps)

@@ -14,6 +14,7 @@ from profiler.engines.base import Engine
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import compute_capability
+from profiler.machine.links import bus_share
 from profiler.machine.machine import Machine
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
@@ -22,7 +23,8 @@ from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu, stored
 from profiler.work.kernels import attention_path, outlier_columns
 from profiler.work.operators import Experts, Linear, Operator
-from profiler.work.step import Count, ExecutionPath, Step
+from profiler.work.parallel import Collective
+from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, linear_modules
 
 
@@ -163,6 +165,7 @@ def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath
         weight_bytes=_amount(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
         kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes),
         activation_bytes=_amount(work.activation_bytes),
+        bus_bytes=_bus_bytes(operator, work),
         avoidable_flops=_amounts(work.avoidable_flops),
         avoidable_bytes=_amounts(work.avoidable_bytes),
     )
@@ -171,6 +174,12 @@ def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath
 def _from_outside(work: OperatorWork) -> OperatorWork:
     """What is known of an operator in an engine that owns its model: what the algorithm needs, and no more."""
     return replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={})
+
+
+def _bus_bytes(operator: Operator, work: Work) -> Amount:
+    if not isinstance(operator, Collective):
+        return 0
+    return _amount(work.link_bytes * bus_share(operator.kind, operator.ranks))
 
 
 def _amount(value: Count) -> Amount:

@@ -13,7 +13,9 @@ from profiler.diagnosis.facts import Activity, AfterSilence, DeviceFacts, FreshS
 from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
+from profiler.diagnosis.shares import RankStep
 from profiler.grid import Grid, Phase
+from profiler.machine.links import Link
 from profiler.machine.readings import Health
 from profiler.roofs.values import Ceilings, CurvePoint, HostPace, Roof, Witness
 from profiler.work.step import ExecutionPath
@@ -45,6 +47,7 @@ class CeilingsRecord:
     launch: Mapping[str, float] = field(default_factory=dict)
     page_fault_s: float = 0.0
     links: Mapping[str, Roof] = field(default_factory=dict)
+    collective: Link | None = None
     host: HostPace | None = None
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
@@ -160,6 +163,10 @@ class RunDocument:
     grid: GridRecord
     engine: EngineRecord
     counting: CountingRecord
+    ranks: int = 1
+    """Processes that share the model, one a card; all figures of operators and memory are one rank's."""
+    rank_steps: tuple[RankStep, ...] = ()
+    """What the ranks' own shares take, and what that and the link predict."""
     looked_inside: bool = False
     """Whether it was asked where inside a step the time goes; hooks set to explain a residual do not tell."""
     stage_s: Mapping[str, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from profiler.diagnosis.facts import (
     OperatorWork,
     PredictedPeaks,
     Quality,
+    RankSteps,
     Readings,
     Replay,
     Replays,
@@ -45,6 +46,7 @@ class Gathered:
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
     fresh_starts: dict[str, FreshStart] = field(default_factory=dict)
     after_silence: dict[float, AfterSilence] = field(default_factory=dict)
@@ -78,6 +80,8 @@ class Gathered:
                 self.activity[fact.key] = fact
             case Trial():
                 self.trials.setdefault(fact.key, []).append(fact)
+            case RankSteps():
+                self.rank_steps[fact.cell] = fact
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
             case GenerateSteps():
@@ -111,4 +115,5 @@ class Gathered:
             replays=self.replays,
             hooked=self.hooked,
             trials=self.trials,
+            rank_steps=self.rank_steps,
         )

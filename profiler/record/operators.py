@@ -38,6 +38,7 @@ OPERATOR_COLUMNS = (
     "dtype",
     "avoidable_bytes_by_cause",
     "avoidable_flops_by_cause",
+    "bus_bytes",
 )
 """All instances of an operator together; `replayed_s` and `dequantise_s` are empty where it was not run alone."""
 
@@ -74,6 +75,7 @@ def operators_csv(facts: Facts) -> str:
                     "dtype": item.dtype,
                     "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
                     "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
+                    "bus_bytes": item.bus_bytes,
                 }
             )
     return buffer.getvalue()
@@ -119,6 +121,7 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
         weight_bytes=_amount(row["weight_bytes"]),
         kv_bytes=_amount(row["kv_bytes"]),
         activation_bytes=_amount(row["activation_bytes"]),
+        bus_bytes=_amount(row.get("bus_bytes") or "0"),
         avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
         avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
     )

@@ -19,6 +19,7 @@ from profiler.diagnosis.facts import (
     Hooked,
     PredictedPeaks,
     Quality,
+    RankSteps,
     Readings,
     Replays,
     Trial,
@@ -45,6 +46,7 @@ Fact = (
     | Readings
     | PredictedPeaks
     | Trial
+    | RankSteps
     | Quality
     | GenerateSteps
     | FreshStart
@@ -64,6 +66,7 @@ _KINDS: dict[str, type[Fact]] = {
     "readings": Readings,
     "predicted_peaks": PredictedPeaks,
     "trial": Trial,
+    "ranks": RankSteps,
     "quality": Quality,
     "generate": GenerateSteps,
     "fresh_start": FreshStart,

@@ -159,8 +159,7 @@ TERMS: dict[str, Term] = {
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
-        "weights that wait on the host or the disk set the pace; fewer bytes or more memory help, a faster device does"
-        " not.",
+        "weights that wait elsewhere, or results that cards exchange, set the pace; a faster device does not help.",
         _counted("link-bound"),
     ),
     "inconclusive": Term(

@@ -17,6 +17,7 @@ from profiler.report.lines import (
     instrument_line,
     noise_lines,
     quality_line,
+    rank_lines,
     roofs_lines,
     stage_line,
     unexplained_lines,
@@ -37,6 +38,7 @@ def markdown_report(run: Run) -> str:
     lines += [*(f"- {markdown_text(line)}" for line in _facts(run)), f"- {_command(run)}", ""]
     lines += _ran(run)
     lines += _section("Engines", engine_lines(run))
+    lines += _section("Ranks", rank_lines(run))
     lines += _section("The generate tax", generate_lines(run))
     lines += _section("Cold and idle", cold_lines(run))
     lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []

@@ -130,7 +130,8 @@ def roof_rows(run: Run) -> list[Row]:
         rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
     if ceilings.weights is not None:
         rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
-    return rows + [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    return rows
 
 
 def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> Row:

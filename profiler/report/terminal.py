@@ -25,6 +25,7 @@ from profiler.report.lines import (
     own_noise,
     precision_line,
     quality_line,
+    rank_lines,
     regimes,
     roofs_lines,
     stage_line,
@@ -84,6 +85,7 @@ def print_run(run: Run, console: Console) -> None:
         *engine_lines(run),
         *generate_lines(run),
         *cold_lines(run),
+        *rank_lines(run),
     ):
         console.print(Text(line))
     if quality := quality_line(run):

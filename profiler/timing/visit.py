@@ -97,6 +97,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
+    if foreign_cores is not None:
+        foreign_cores = max(0.0, foreign_cores - engine.beside)
     _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
@@ -156,6 +158,8 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     if engine.whole_calls:
         return _run_whole(engine, cell, bench, steps=cell.decode_steps if steps is None else steps)
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
+    decode_steps = cell.decode_steps if steps is None else steps
+    engine.announce(cell, decode_steps)
     clock.synchronize()
     faults_before = page_faults()
     start_s = machine.now_s()
@@ -173,7 +177,7 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     faults_between = page_faults()
     loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
-    for _ in range(cell.decode_steps if steps is None else steps):
+    for _ in range(decode_steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
     issued_s = machine.now_s()
@@ -189,6 +193,15 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
         prefill_faults=faults_between - faults_before,
         decode_faults=page_faults() - faults_between,
     )
+
+
+def follow(engine: Engine, cell: Cell, steps: int | None, bench: Bench) -> tuple[float | None, tuple[float, ...]]:
+    """Run what was announced, as the rank that announced it does: (seconds of the prefill, of each decode step)."""
+    with torch.inference_mode(), no_gc():
+        if steps is None:
+            return next(_prefills(engine, cell, bench)), ()
+        loop = _run(engine, cell, bench, steps=steps)
+    return loop.prefill_s, loop.decode_s
 
 
 def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop:
@@ -237,6 +250,7 @@ def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
     clock = bench.machine.clock
     ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
     while True:
+        engine.announce(cell, None)
         clock.synchronize()
         marks: list[Any] = []
         mark = partial(_mark, clock, marks)

@@ -97,6 +97,8 @@ class Work:
     logits_bytes: Count = 0
     activation_bytes: Count = 0
     """Operands and intermediates written and read between kernels; an upper bound, since caches may keep them."""
+    link_bytes: Count = 0
+    """Messages that ranks exchange: S of nccl-tests, the whole result of each collective; no bytes of memory."""
     avoidable_flops: Mapping[Cause, Count] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Count] = field(default_factory=dict)
 

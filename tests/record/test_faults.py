@@ -48,12 +48,16 @@ class PlainEngine:
     keeps_last_logits = True
     whole_calls = False
     kept_bytes = 0
+    beside = 0
 
     def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
         self.step_s = step_s
         self.oom_at = oom_at
 
     def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
         return None
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
