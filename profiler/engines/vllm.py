@@ -25,6 +25,7 @@ import torch
 from profiler.engines.base import DecodeState
 from profiler.engines.scheduled import OwnedModel, Scheduled, in_rows, scheduled_of, trouble
 from profiler.errors import NoRoomError, RequestError, first_line
+from profiler.grid import Cell
 from profiler.machine.clock import now_s
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
