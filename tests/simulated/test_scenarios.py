@@ -13,14 +13,14 @@ from unittest import mock
 import pytest
 import torch
 
-from profiler.errors import RequestError
-from profiler.machine.machine import CudaMachine
+from profiler.engines.transformers import GraphEngine
 from profiler.record.run import Run
 
 from .compiled import COMPILATION_S, RECORDING_S
 from .guard import why_not
 from .oracle import Phase, pairs
 from .scenario import Scenario, said, so
+from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, Throttle, Truth
 from .world import simulated
 
@@ -118,7 +118,7 @@ def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) 
 def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     """An engine that cannot be captured, replays that run out of memory, a trace without CUPTI: eager's cells stand."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
-    refused = mock.patch.object(CudaMachine, "capture", side_effect=RequestError("this cannot be captured."))
+    refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
     full = mock.patch("profiler.job.run.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory."))
     with refused, full:
         run, _ = said(scenario, [H100], tmp_path, breakdown=True)
