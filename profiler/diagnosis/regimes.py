@@ -203,7 +203,9 @@ class _Shares:
 
 def _shares(m: Measurement) -> _Shares:
     s = m.split
-    own_s = max(s.latency_s - s.dispatch_s, 1e-12)
+    # What `generate` adds is the host's time as dispatch is.
+    host_s = s.dispatch_s + max(0.0, s.generate_s)
+    own_s = max(s.latency_s - host_s, 1e-12)
     lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
         memory=(s.weights_s + s.kv_s) / own_s,
@@ -211,7 +213,7 @@ def _shares(m: Measurement) -> _Shares:
         kernel=lost_s / own_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
         avoidable=s.avoidable_s / own_s,
-        overhead=s.dispatch_s / s.latency_s,
+        overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
     )
 
