@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from profiler.engines.transformers import GraphEngine
-from profiler.record.run import Run
+from profiler.machine.readings import active
+from profiler.record.run import Run, read_gathered
 
 from .compiled import COMPILATION_S, RECORDING_S
 from .guard import why_not
@@ -128,6 +129,12 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     assert run.document.finished
     assert {item.engine for item in run.document.breakdown} == {"eager"}
     assert run.document.activity == (), "kernels that nobody saw are not none"
+    gathered = read_gathered(run.folder, run.document)
+    short = [visit for visits in gathered.visits.values() for visit in visits]
+    assert all(visit.wall_s < 0.1 for visit in short)
+    clocks = [active(gathered.readings, [(visit.at_unix_s, visit.wall_s)]).clock_hz for visit in short]
+    assert clocks
+    assert set(clocks) == {H100.clock_hz}, "the card is looked at in visits that are over before the watch's next look"
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
