@@ -205,6 +205,19 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     assert (run.cells["status"] == "ok").all()
 
 
+def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
+    """A T4 has no flash kernel, and grouped heads no memory-efficient one: keys are repeated, scores written out."""
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
+    run, _ = said(scenario, [T4], tmp_path)
+    for phase, row in pairs(so(scenario, T4, tmp_path), run.cells):
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
+        assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
+        assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
+        assert abs(row["unexplained_s"]) < REST * phase.latency_s
+        assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
+
+
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     """All layers of one of SmolLM2's linears fit into a 4090's L2, those of a step do not.
 
@@ -266,3 +279,7 @@ def test_experts(model: str, layers: int, tmp_path: Path) -> None:
     run, _ = said(scenario, [H100], tmp_path)
     for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
+        if phase.phase == "decode":
+            assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
+            assert abs(row["unexplained_s"]) < REST * phase.latency_s
