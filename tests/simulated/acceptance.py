@@ -104,7 +104,7 @@ def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
     def brief(bench: Any, name: str, model: str | None = None, **options: Any) -> Any:
         if model and not Path(model).exists():
             model = str(Scenario(model, layers).folder(folder))
-        return run(bench, name, model, **{"new_tokens": 8, "no_levers": True, **options})
+        return run(bench, name, model, **{"new_tokens": 8, "no_levers": True, "budget_s": 2.0, **options})
 
     with (
         mock.patch.object(acceptance, "_bench", short),
