@@ -465,8 +465,8 @@ def _threads(call: Call, candidate: Callable[..., _Candidate]) -> Iterator[_Cand
             yield
 
     yield candidate(
-        "threads", f"torch computes with {own} thread{'s' if own != 1 else ''} on {cores} cores", f"torch.set_num_threads({cores})",
-        within=on_all,
+        "threads", f"torch computes with {own} thread{'s' if own != 1 else ''} on {cores} cores",
+        f"torch.set_num_threads({cores})", within=on_all,
     )  # fmt: skip
 
 
