@@ -1,6 +1,6 @@
 """The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [T4]
 
-Without an option whole: its own models, all layers, every format and sample, the eager steps of a real host, which takes
+Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes
 many minutes of a core for each card. --layers 1 cuts the models, and formats and samples with them.
 """
 
