@@ -1,7 +1,7 @@
 """The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [T4]
 
 Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes
-many minutes of a core for each card. --layers 1 cuts the models, and formats and samples with them.
+many minutes of a core for each card. --layers 1 cuts models, formats and samples, and doubles no batch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def on_card(truth: Truth, *, hurried: bool = True) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
-    """The same checks with so many layers of each model, two formats, few tokens, and no trials beside."""
+    """All checks but the doubling's, with so many layers of each model, two formats, few tokens, no trials beside."""
     whole, run, shares = acceptance._bench, acceptance.Bench.run, acceptance._shares
 
     def short(*args: Any, **more: Any) -> Any:
@@ -115,6 +115,7 @@ def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
     with (
         mock.patch.object(acceptance, "_bench", short),
         mock.patch.object(acceptance, "_shares", formats),
+        mock.patch.object(acceptance, "CHECKS", tuple(c for c in acceptance.CHECKS if c is not acceptance.doubling)),
         mock.patch.object(acceptance.Bench, "run", brief),
         mock.patch.object(acceptance, "_INTERLEAVED", 2),
         mock.patch("profiler.job.run.write_reports"),

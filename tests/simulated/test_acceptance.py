@@ -24,13 +24,13 @@ def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_the_script_runs_to_its_end(tmp_path: Path) -> None:
-    """Every check of an H100, on one layer of each model: `python -m tests.simulated.acceptance` takes all of them."""
+def test_the_script_finds_nothing_wrong(tmp_path: Path) -> None:
+    """On one layer of each model and without the doubling; `python -m tests.simulated.acceptance` does all of it."""
     found = scoreboard(CARDS["H100"], tmp_path, layers=1)
     failed = [check for check in found["checks"] if check["passed"] is False]
     assert not failed
     assert found["code"] == 0
-    assert found["passed"] > 45
+    assert found["passed"] > 35
     assert all(check["why"] for check in found["checks"] if check["passed"] is None)
     assert found["seconds"] < NINE_MINUTES_S
 
