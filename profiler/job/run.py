@@ -266,7 +266,7 @@ def _measure(
         ):
             ledger.add(outcome)
             if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
-                watch.look(outcome.at_unix_s + outcome.wall_s)
+                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])

@@ -1,7 +1,7 @@
 """The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [T4]
 
-Without an option whole: its own models, all layers, every sample, the eager steps of a real host. That takes a quarter
-of an hour of a core for each card; --layers 1 cuts the models, and the samples with them.
+Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes
+many minutes of a core for each card. --layers 1 cuts models, formats and samples, and doubles no batch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from .truth import A100, H100, T4, Truth
 from .world import World, simulated
 
 _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
+
+_CUT_FORMATS = ("none", "int8wo")
 
 # A decode step of Mistral-7B is about 1,400 launches; eager transformers takes 25 to 30 ms for it beside an H100 or an
 # A100, and TinyLlama's 1,000 take some 35 ms on Colab's host beside a T4.
@@ -92,8 +95,8 @@ def on_card(truth: Truth, *, hurried: bool = True) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
-    """The same checks with so many layers of each model, few tokens, and no trials beside."""
-    whole, run = acceptance._bench, acceptance.Bench.run
+    """All checks but the doubling's, with so many layers of each model, two formats, few tokens, no trials beside."""
+    whole, run, shares = acceptance._bench, acceptance.Bench.run, acceptance._shares
 
     def short(*args: Any, **more: Any) -> Any:
         bench = whole(*args, **more)
@@ -104,13 +107,19 @@ def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
     def brief(bench: Any, name: str, model: str | None = None, **options: Any) -> Any:
         if model and not Path(model).exists():
             model = str(Scenario(model, layers).folder(folder))
-        return run(bench, name, model, **{"new_tokens": 8, "no_levers": True, **options})
+        return run(bench, name, model, **{"new_tokens": 8, "budget_s": 2.0, **options})
+
+    def formats(bench: Any) -> list[tuple[str, float]]:
+        return [(name, share) for name, share in shares(bench) if name in _CUT_FORMATS]
 
     with (
         mock.patch.object(acceptance, "_bench", short),
+        mock.patch.object(acceptance, "_shares", formats),
+        mock.patch.object(acceptance, "CHECKS", tuple(c for c in acceptance.CHECKS if c is not acceptance.doubling)),
         mock.patch.object(acceptance.Bench, "run", brief),
         mock.patch.object(acceptance, "_INTERLEAVED", 2),
         mock.patch("profiler.job.run.write_reports"),
+        mock.patch("profiler.job.run._LEVERS_LEAST_S", math.inf),
     ):
         yield
 

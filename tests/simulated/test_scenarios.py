@@ -13,14 +13,15 @@ from unittest import mock
 import pytest
 import torch
 
-from profiler.errors import RequestError
-from profiler.machine.machine import CudaMachine
-from profiler.record.run import Run
+from profiler.engines.transformers import GraphEngine
+from profiler.machine.readings import active
+from profiler.record.run import Run, read_gathered
 
 from .compiled import COMPILATION_S, RECORDING_S
 from .guard import why_not
 from .oracle import Phase, pairs
 from .scenario import Scenario, said, so
+from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, Throttle, Truth
 from .world import simulated
 
@@ -118,7 +119,7 @@ def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) 
 def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     """An engine that cannot be captured, replays that run out of memory, a trace without CUPTI: eager's cells stand."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
-    refused = mock.patch.object(CudaMachine, "capture", side_effect=RequestError("this cannot be captured."))
+    refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
     full = mock.patch("profiler.job.run.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory."))
     with refused, full:
         run, _ = said(scenario, [H100], tmp_path, breakdown=True)
@@ -128,6 +129,12 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     assert run.document.finished
     assert {item.engine for item in run.document.breakdown} == {"eager"}
     assert run.document.activity == (), "kernels that nobody saw are not none"
+    gathered = read_gathered(run.folder, run.document)
+    short = [visit for visits in gathered.visits.values() for visit in visits]
+    assert all(visit.wall_s < 0.1 for visit in short)
+    clocks = [active(gathered.readings, [(visit.at_unix_s, visit.wall_s)]).clock_hz for visit in short]
+    assert clocks
+    assert set(clocks) == {H100.clock_hz}, "the card is looked at in visits that are over before the watch's next look"
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
@@ -196,6 +203,19 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     run, _ = said(scenario, [T4], tmp_path, quant="nf4", dtype="auto")
     assert run.document.model.dtype == "float16", "a T4 has no bfloat16 units"
     assert (run.cells["status"] == "ok").all()
+
+
+def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
+    """A T4 has no flash kernel, and grouped heads no memory-efficient one: keys are repeated, scores written out."""
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
+    run, _ = said(scenario, [T4], tmp_path)
+    for phase, row in pairs(so(scenario, T4, tmp_path), run.cells):
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
+        assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
+        assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
+        assert abs(row["unexplained_s"]) < REST * phase.latency_s
+        assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
 
 
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
