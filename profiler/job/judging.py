@@ -28,6 +28,7 @@ def judge_folder(folder: Path) -> Run:
     for cell, visits in facts.visits.items():
         spent_s = sum(visit.preparation_s for visit in visits)
         preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
+    early = [document.ended_by] if document.ended_by else []
     document = replace(
         document,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences),
@@ -38,7 +39,7 @@ def judge_folder(folder: Path) -> Run:
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
         answer=judgement.answer,
-        warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
+        warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
     )
     write_operators(folder, facts)
     write_cells(folder, judgement.cells)

@@ -12,7 +12,7 @@ from profiler.diagnosis.facts import CellPeak, DispatchSamples, Facts, Predicted
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import ENGINES
-from profiler.errors import RequestError, first_line
+from profiler.errors import DeviceError, RequestError, first_line
 from profiler.grid import Cell
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
@@ -155,18 +155,19 @@ def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep
         ledger.add(fact)
     store.write_operators(ledger.facts)
     ledger.judge(prepared.grid.cells)
-    interrupted: KeyboardInterrupt | None = None
+    ended: KeyboardInterrupt | DeviceError | None = None
     try:
         _measure(prepared, subject, ledger, stages, visits)
         _look_inside(prepared, subject, ledger, stages, store)
-    except KeyboardInterrupt as interrupt:
-        interrupted = interrupt
-    store.write_document(_closing(document, subject, stages, finished=interrupted is None))
+    except (KeyboardInterrupt, DeviceError) as early:
+        ended = early
+        document = replace(document, ended_by=str(early))
+    store.write_document(_closing(document, subject, stages, finished=ended is None))
     run = judge_folder(store.folder)
     stages.listener.stage("writing the report")
     write_reports([run])
-    if interrupted:
-        raise interrupted
+    if ended:
+        raise ended
     return run
 
 
@@ -268,11 +269,15 @@ def _cut_short(stages: _Stages, what: str) -> Iterator[None]:
     """What is measured beside the sweep ends early where it runs out of memory or fails; the sweep's figures stand."""
     try:
         yield
+    except DeviceError:
+        raise
     except (RuntimeError, RequestError) as error:
         stages.listener.stage(f"{what} ended early: {first_line(error)}")
     else:
         return
     gc.collect()
+    if trouble := stages.machine.trouble():
+        raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
     stages.machine.release()
 
 

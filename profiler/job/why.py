@@ -12,6 +12,7 @@ from pathlib import Path
 
 from profiler.diagnosis.why import Seen, Why, judge
 from profiler.errors import RequestError
+from profiler.record.store import replace_file
 from profiler.report.why import why_json
 from profiler.report.why_page import html_why
 from profiler.watching.patches import watched
@@ -37,7 +38,7 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
 
     Raises RequestError for a script that cannot be read.
     """
-    recorder, name = Recorder(), module or str(script)
+    recorder, name = Recorder(), module or Path(str(script)).name
     with watched(recorder):
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
     found = explained(recorder, name, interrupted=code == 130)
@@ -80,10 +81,10 @@ def write(found: Why, folder: Path) -> None:
     """Write why.json and why.html. Raises RequestError where the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "why.json").write_text(json.dumps(why_json(found), indent=2) + "\n", encoding="utf-8")
-        (folder / "why.html").write_text(html_why(found), encoding="utf-8")
     except OSError as error:
         raise RequestError(f"{folder} cannot be written: {error.strerror}.") from None
+    replace_file(folder / "why.json", json.dumps(why_json(found), indent=2) + "\n")
+    replace_file(folder / "why.html", html_why(found))
 
 
 def _folder_name(script: str) -> str:

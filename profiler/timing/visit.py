@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from profiler.engines.base import Engine
-from profiler.errors import RequestError
+from profiler.errors import DeviceError, RequestError
 from profiler.grid import Cell
 from profiler.machine.clock import no_gc
 from profiler.machine.machine import Machine
@@ -59,7 +59,7 @@ class Bench:
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
-    """A visit; a gap where the cell runs out of memory or fails."""
+    """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
     try:
         with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
@@ -67,6 +67,8 @@ def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) ->
         gap = _gap(cell, error)
     # Only here: as long as the error is handled, its traceback holds the tensors of the step that failed.
     gc.collect()
+    if gap.status == "failed" and (trouble := bench.machine.trouble()):
+        raise DeviceError(f"the device is lost since {cell.name}: {trouble}; what was measured is kept.")
     bench.machine.release()
     return gap
 

@@ -32,6 +32,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
         ["report", one, two],
         ["plot", one, "intensity", "--out", str(runs / "intensity.svg")],
         ["export", one, "--format", "parquet", "--out", str(runs / "cells.parquet")],
+        ["place", str(runs / "table.csv"), "--model", model, "--gpu", "T4"],
         ["judge", one, "--format", "json"],
         ["doctor", "--format", "json"],
     ]
@@ -45,6 +46,7 @@ def main(model: str, script: str, runs: str) -> None:
         if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto") and not local:
             asked.append(f"{event} {arguments[1:]}")
 
+    (Path(runs) / "table.csv").write_text("batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,100\n")
     sys.addaudithook(guard)
     from profiler.cli.app import main as roofscope
 
@@ -52,10 +54,14 @@ def main(model: str, script: str, runs: str) -> None:
     for number, arguments in enumerate(commands(model, script, Path(runs))):
         sys.argv = ["roofscope", *arguments]
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            roofscope()
+        code: int | str | None = 0
+        with contextlib.redirect_stdout(printed):
+            try:
+                roofscope()
+            except SystemExit as ended:
+                code = ended.code
         (Path(runs) / f"printed-{number}-{arguments[0]}.txt").write_text(printed.getvalue())
-        codes[f"{number} {arguments[0]}"] = getattr(sys.exc_info()[1], "code", 0)
+        codes[f"{number} {arguments[0]}"] = code or 0
     print(json.dumps({"asked": asked, "codes": codes}))
 
 
