@@ -87,13 +87,18 @@ def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                row = visible_in(raw)
+                # Hardly any name is anything but plain, and there may be a million rows.
+                row = raw if all(map(_is_plain, raw.values())) else visible_in(raw)
                 found.setdefault(_key(row), []).append(_operator(row))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
     return dict(found)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def _key(row: Mapping[str, str]) -> CellKey:
