@@ -67,9 +67,8 @@ class Setting:
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
     """Changes ranked by the seconds that they save on this cell, those that cost last; none too small to tell.
 
-    What was tried stands in the place of what would be computed for it. `others` are the cells of its series, which
-    differ by their batch alone, among which a larger one is looked for. Empty for a step that is faster than its own
-    terms allow: one of them is wrong then.
+    What was tried stands in the place of what would be computed for it. `others` are the run's cells, among which a
+    larger batch is looked for. Empty for a step that is faster than its own terms allow: one of them is wrong then.
     """
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
@@ -115,7 +114,11 @@ def _beside_the_host(cell: JudgedCell, lever: Lever) -> Lever:
 
 def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
     """The measured larger batch of the same series that gives the most tokens/s."""
-    larger = [other for other in others if other.key.cell.batch_size > cell.key.cell.batch_size]
+    larger = [
+        other
+        for other in others
+        if other.key.cell.batch_size > cell.key.cell.batch_size and other.key.series == cell.key.series
+    ]
     if not larger:
         return []
     best = max(larger, key=lambda other: other.tokens_per_s)

@@ -287,23 +287,20 @@ def _labels(m: Measurement, s: _Terms) -> NDArray[np.str_]:
     return np.select([np.asarray(holds) for holds, _ in rules], [name for _, name in rules], default="inconclusive")
 
 
-def _kernels_bind(s: _Terms, shares: _Shares) -> Any:
+def _kernels_bind(s: _Terms, shares: _Shares) -> NDArray[np.bool_]:
     """Whether kernels that run far below every roof are what the step waits for.
 
     It predicts that other kernels for these very operators recover at least half of what these lose.
     """
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
-    return (
-        (shares.kernel >= KERNEL_SHARE)
-        & (shares.kernel_low >= KERNEL_SHARE_SURE)
-        & (shares.kernel >= DOMINANCE * reduce(np.maximum, others))
-        & _replays_explain(s)
-    )
+    bind = (shares.kernel >= KERNEL_SHARE) & (shares.kernel_low >= KERNEL_SHARE_SURE)
+    return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
-def _replays_explain(s: _Terms) -> Any:
+def _replays_explain(s: _Terms) -> NDArray[np.bool_]:
     """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
-    return (s.replayed_share >= KERNEL_COVERAGE) & (np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s)
+    little = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & little)
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
@@ -372,7 +369,8 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
-    if (saved := _graph_share(m, m.split)) is not None:
+    if (graph := _graph_share(m, m.split)) is not None:
+        saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
         items.append(
             Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
@@ -414,9 +412,9 @@ def _tolerance(m: Measurement) -> float:
     return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
 
 
-def _graph_share(m: Measurement, s: _Terms) -> Any:
+def _graph_share(m: Measurement, s: _Terms) -> NDArray[np.float64] | None:
     """Share of the step that a graph saves; None where none was replayed."""
-    return None if m.graph_step_s is None else 1 - m.graph_step_s / s.latency_s
+    return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
 
 def _graph_saves(m: Measurement) -> bool | None:

@@ -76,15 +76,15 @@ def judge_run(facts: Facts) -> Judgement:
     found = {key: _judged(facts, key, rows[key], times[key], spreads[key.phase], sides[key]) for key in times}
     judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
     setting, differences = setting_of(facts), _differences(facts, spreads)
-    series: dict[CellKey, list[JudgedCell]] = {}
+    series: dict[tuple[object, ...], list[JudgedCell]] = {}
     for key, cell in judged.items():
-        series.setdefault(_series(key), []).append(cell)
+        series.setdefault(key.series, []).append(cell)
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
-                levers=tuple(levers(judged[key], setting, series[_series(key)])),
+                levers=tuple(levers(judged[key], setting, series[key.series])),
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=_unexplained_in(facts, item.cell),
             )
@@ -95,11 +95,6 @@ def judge_run(facts: Facts) -> Judgement:
         differences=tuple(differences),
         answer=tuple(advice.answer(list(judged.values()), setting, differences)),
     )
-
-
-def _series(key: CellKey) -> CellKey:
-    """What cells that differ by nothing but their batch have in common."""
-    return replace(key, cell=replace(key.cell, batch_size=0))
 
 
 def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
