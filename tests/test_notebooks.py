@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
@@ -19,10 +21,11 @@ FIGURES = {
     "04_rooflines_by_dtype": ["306.0", "60.82", "1214.68", "3.17", "1.64"],
     "05_attention_vs_ffn": ["1080.00", "206.12", "0.44", "0.61", "128256"],
     "06_what_should_i_rent": ["100.663296", "7.0 ms", "14.5 GB", "cannot tell"],
+    "07_why_is_my_script_slow": ["generate 4 x 512 + 8", "91 % padding", "cache-off", "1 call of generate"],
 }
 
 
-def test_there_are_six() -> None:
+def test_there_are_seven() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(FIGURES)
 
 
@@ -49,11 +52,22 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     assert path.stat().st_size < 1_500_000
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
+    """One kernel for all, emptied between them: each would import torch and transformers again."""
+    manager, client = start_new_kernel(cwd=str(tmp_path_factory.mktemp("kernel")))
+    client.stop_channels()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, tmp_path: Path) -> None:
+def test_it_runs(path: Path, tmp_path: Path, kernel: KernelManager) -> None:
     notebook = nbformat.read(path, 4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    emptied = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}")
+    notebook.cells.insert(0, emptied)
+    NotebookClient(notebook, timeout=300, km=kernel).execute(reset_kc=True)
     shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
     assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
     assert list(tmp_path.iterdir()) == [], "a notebook leaves nothing behind"

@@ -125,6 +125,7 @@ def _beside(s: Split) -> str:
     """The largest term beside the bytes, where it is worth a word."""
     terms = {
         "dispatch": s.dispatch_s,
+        "generate itself": s.generate_s,
         "dequantisation": s.dequantise_s,
         "kernels below the roof": s.kernel_s,
         "avoidable work": s.avoidable_s,
@@ -143,6 +144,7 @@ def _largest_terms(s: Split) -> str:
         "avoidable work takes": s.avoidable_s,
         "the link takes": s.link_s,
         "dispatch takes": s.dispatch_s,
+        "generate adds": s.generate_s,
         "unexplained is": s.unexplained_s,
     }
     ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]

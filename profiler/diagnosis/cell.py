@@ -84,6 +84,8 @@ class CellResult:
     """What ended the sampling: `interval` or `budget`."""
     dequantise_s: float = _UNKNOWN
     link_s: float = _UNKNOWN
+    generate_s: float = _UNKNOWN
+    """What transformers' `generate` adds to the same step of our own loop."""
     visits: int | None = None
     """How often it was visited: the interval of a single visit is within that visit."""
 

@@ -191,6 +191,21 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class GenerateSteps:
+    """Decode steps within `generate` and within our own loop, in turn: seconds in each part, step by step."""
+
+    cell: Cell
+    transformers: str
+    """Its version: the parts are its own functions."""
+    parts_s: Mapping[str, tuple[float, ...]]
+    own_s: Mapping[str, tuple[float, ...]]
+    streamed_s: tuple[float, ...]
+    """The part that ends a step, with a streamer that takes every token."""
+    reads_a_token: float
+    """Values that the host reads from the device in a step."""
+
+
+@dataclass(frozen=True)
 class Quality:
     """The next-token distributions of two models over the same text, held against each other."""
 
@@ -297,6 +312,9 @@ class Facts:
     """By engine, phase and batch size; empty where it was not measured."""
     graph_engines: frozenset[str] = frozenset()
     """Engines whose decode step is one launch of recorded work."""
+    generate_engines: frozenset[str] = frozenset()
+    """Engines that are transformers' own `generate`."""
+    generate_steps: Mapping[Cell, GenerateSteps] = field(default_factory=dict)
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
     looks: Sequence[Look] = ()

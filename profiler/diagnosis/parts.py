@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import REST, Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, split
+from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, split, taxed
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
+from profiler.timing.sampling import Estimate
 from profiler.work.causes import OUTSIDE, Cause
 
 
@@ -19,7 +20,12 @@ def model_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
 
 
 def split_of(
-    facts: Facts, key: CellKey, latency_s: float, half_width_s: float = 0.0, faults: float = 0.0
+    facts: Facts,
+    key: CellKey,
+    latency_s: float,
+    half_width_s: float = 0.0,
+    faults: float = 0.0,
+    tax: Estimate | None = None,
 ) -> tuple[Split, dict[Cause, float]]:
     """The split of a cell's time with so many page faults in it, and the seconds of its avoidable work by cause.
 
@@ -46,6 +52,8 @@ def split_of(
         demands.append(_small_kernels(replays[REST], demands, outside_s, roofs))
     outside_s[Cause.PAGE_FAULTS] = faults * facts.ceilings.page_fault_s
     parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s)
+    if tax is not None:
+        parts = taxed(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     return parts, by_cause

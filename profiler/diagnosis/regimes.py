@@ -27,10 +27,12 @@ MEMORY_SHARE = 0.60
 COMPUTE_SHARE = 0.50
 """Of the device's time, explained by FLOPs at the measured rate: unfused prefills reach 0.35 to 0.6."""
 OVERHEAD_SHARE = 0.50
-"""Exposed dispatch over step, from which the host sets the pace: what hides behind the device costs nothing."""
+"""Exposed dispatch over step, from which a step is the host's: without it, as a graph, it is twice as fast. What hides
+behind the device costs nothing."""
 IDLE_SHARE = 0.20
 """Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
-gains nothing any more, so that its own label would be wrong."""
+gains nothing any more, so that its own label would be wrong. Up to OVERHEAD_SHARE it is mixed: a faster host alone
+gains this share and no more, then the device sets the pace."""
 OVERHEAD_AGAINST = 0.25
 LINK_SHARE = 0.50
 """Link over step: half of it."""
@@ -200,6 +202,7 @@ class _Redrawn:
     avoidable_s: Any
     link_s: Any
     dispatch_s: Any
+    generate_s: float
     unexplained_s: Any
     replayed_share: float
     half_widths_s: Mapping[str, float]
@@ -226,7 +229,9 @@ class _Shares:
 
 
 def _shares(s: _Terms) -> _Shares:
-    own_s = np.maximum(s.latency_s - s.dispatch_s, 1e-12)
+    # What `generate` adds is the host's time as dispatch is.
+    host_s = s.dispatch_s + max(0.0, s.generate_s)
+    own_s = np.maximum(s.latency_s - host_s, 1e-12)
     lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
         memory=(s.weights_s + s.kv_s) / own_s,
@@ -234,7 +239,7 @@ def _shares(s: _Terms) -> _Shares:
         kernel=lost_s / own_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
         avoidable=s.avoidable_s / own_s,
-        overhead=s.dispatch_s / s.latency_s,
+        overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
     )
 
@@ -455,6 +460,7 @@ def _stability(m: Measurement, regime: Regime) -> float:
         avoidable_s=s.avoidable_s * memory,
         link_s=s.link_s,
         dispatch_s=s.dispatch_s * dispatch,
+        generate_s=s.generate_s,
         unexplained_s=s.unexplained_s + latency_s - s.latency_s,
         replayed_share=s.replayed_share,
         half_widths_s=s.half_widths_s,

@@ -13,6 +13,7 @@ from profiler.diagnosis import advice
 from profiler.diagnosis.cell import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, counted
 from profiler.diagnosis.extremes import extreme_shares
 from profiler.diagnosis.facts import Facts
+from profiler.diagnosis.generate import GenerateTax, generate_taxes, tax_of
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
 from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
@@ -57,6 +58,7 @@ class Judgement:
     scaling: tuple[DoublingTest, ...]
     differences: tuple[EngineDifference, ...]
     answer: tuple[str, ...]
+    generate: tuple[GenerateTax, ...] = ()
 
     @property
     def unexplained(self) -> list[CellKey]:
@@ -94,6 +96,7 @@ def judge_run(facts: Facts) -> Judgement:
         scaling=tuple(tests),
         differences=tuple(differences),
         answer=tuple(advice.answer(list(judged.values()), setting, differences)),
+        generate=tuple(generate_taxes(facts, spreads)),
     )
 
 
@@ -136,7 +139,9 @@ def _is_unexplained(cell: JudgedCell) -> bool:
 
 
 def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
-    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key) if _is_unexplained(cell) else {}
+    if not _is_unexplained(cell):
+        return {}
+    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, cell.split.latency_s)
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
@@ -191,13 +196,14 @@ def _judged(
     facts = _at_clock(facts, clock_share)
     flops, nbytes = model_work(facts.operators[key])
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
+    faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
+    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, spread)
 
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
-        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
+        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
         return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, clock_share))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}

@@ -114,6 +114,7 @@ TERM_NAMES = {
     "avoidable_s": "avoidable work",
     "link_s": "link",
     "dispatch_s": "dispatch",
+    "generate_s": "generate tax",
     "unexplained_s": "unexplained",
 }
 TERMS = tuple(TERM_NAMES)
@@ -139,6 +140,8 @@ class Split:
     """Sum over operators of max(F/P, B/W): what the work itself demands."""
     floor_s: float
     """The least time of this step here: the device's and the dispatch roof combined."""
+    generate_s: float = 0.0
+    """What transformers' `generate` adds to the same step of our own loop; nothing where it was not called."""
     link_s: float = 0.0
     """Weights that wait elsewhere crossing to the device."""
     replayed_share: float = 0.0
@@ -160,6 +163,13 @@ class Split:
 def at(parts: Split, latency_s: float) -> Split:
     """The same split if the step had taken so long: what is known stays, the residual takes the difference."""
     return replace(parts, latency_s=latency_s, unexplained_s=parts.unexplained_s + latency_s - parts.latency_s)
+
+
+def taxed(parts: Split, tax_s: float, half_width_s: float) -> Split:
+    """The same split with what `generate` adds told apart from what nothing explains."""
+    off_s = {**parts.half_widths_s, "generate_s": half_width_s}
+    off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
+    return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
 
 
 def split(
@@ -245,6 +255,7 @@ def _half_widths(
         "avoidable_s": avoidable_s,
         "link_s": 0.0,
         "dispatch_s": dispatch_s,
+        "generate_s": 0.0,
         "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -28,6 +29,8 @@ class Engine(Protocol):
     replays_as_graph: ClassVar[bool]
     """Whether a decode step is one launch of recorded work: it needs a device that captures, and no window that the
     host moves."""
+    whole_calls: ClassVar[bool]
+    """Whether a cell is timed by `call`, which runs the prompt and all steps by itself."""
     keeps_last_logits: bool
     """Whether the LM head runs on the last position alone in a prefill."""
     kept_bytes: int
@@ -47,15 +50,11 @@ class Engine(Protocol):
     def decode(self, state: DecodeState) -> DecodeState:
         """Run one step: one new token for each sequence."""
 
+    def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
+        """The greedy tokens [batch, new_tokens] of prompts in one call, with a mark before it and behind each token."""
+
 
 def greedy_tokens(engine: Engine, ids_BS: torch.Tensor, new_tokens: int) -> torch.Tensor:  # noqa: N803
     """`new_tokens` greedy tokens for each prompt, [batch, new_tokens], through the same calls that are timed."""
-    batch, prompt = ids_BS.shape
     with torch.inference_mode():
-        engine.prepare(batch, prompt + new_tokens)
-        state = engine.prefill(ids_BS, prompt + new_tokens)
-        tokens = [state.token_B1.clone()]
-        for _ in range(new_tokens - 1):
-            state = engine.decode(state)
-            tokens.append(state.token_B1.clone())
-    return torch.cat(tokens, dim=1)
+        return engine.call(ids_BS, new_tokens, lambda: None)

@@ -31,6 +31,7 @@ class EagerEngine:
     hookable: ClassVar[bool] = True
     has_twin: ClassVar[bool] = True
     replays_as_graph: ClassVar[bool] = False
+    whole_calls: ClassVar[bool] = False
     kept_bytes: int = 0
     graph_breaks: int | None = None
 
@@ -57,6 +58,19 @@ class EagerEngine:
     def decode(self, state: DecodeState) -> DecodeState:
         output = self._model(input_ids=state.token_B1, past_key_values=state.cache, use_cache=True)
         return DecodeState(cache_of(output), greedy_token(output))
+
+    def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
+        slots = ids_BS.shape[1] + new_tokens
+        self.prepare(ids_BS.shape[0], slots)
+        mark()
+        state = self.prefill(ids_BS, slots)
+        mark()
+        tokens = [state.token_B1.clone()]
+        for _ in range(new_tokens - 1):
+            state = self.decode(state)
+            mark()
+            tokens.append(state.token_B1.clone())
+        return torch.cat(tokens, dim=1)
 
     def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
         given = {} if cache is None else {"past_key_values": cache}

@@ -38,6 +38,7 @@ def judge_folder(folder: Path) -> Run:
         breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
+        generate=judgement.generate,
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from profiler.engines.registry import check_engine
+from profiler.engines.registry import check_engine, with_own_loop
 from profiler.errors import ModelError, RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
 from profiler.job.options import DEFAULT_MODEL, Options
@@ -51,7 +51,7 @@ def prepare(options: Options) -> Prepared:
     """Check a request; raises RequestError with one line before anything is loaded or written."""
     quant = options.quant
     prompts = _DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
-    engines = [name.strip() for name in options.engine.split(",") if name.strip()] or [DEFAULT_ENGINE]
+    engines = with_own_loop([name.strip() for name in options.engine.split(",") if name.strip()]) or [DEFAULT_ENGINE]
     grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
     if not model.strip():
@@ -77,7 +77,13 @@ def prepare(options: Options) -> Prepared:
         )
     check_context(config, grid.longest_context)
     for name in grid.engines:
-        check_engine(name, on_cuda=where.type == "cuda", config=config, longest_context=grid.longest_context)
+        check_engine(
+            name,
+            on_cuda=where.type == "cuda",
+            config=config,
+            longest_context=grid.longest_context,
+            deepened=bool(grid.context_lens),
+        )
     request = ModelRequest(
         source=source,
         device=where,

@@ -27,6 +27,7 @@ from profiler.machine.device import software
 from profiler.machine.machine import Machine, machine_for
 from profiler.machine.telemetry import Watch, idle_power_w
 from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
 from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
@@ -55,6 +56,8 @@ from profiler.work.walk import ModelWork, walk
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# Timing the parts of `generate` gets this share of it, and one cell at least.
+_GENERATE_SHARE = 0.1
 # Stepping the hollow twin, for each phase, batch size and engine.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
@@ -234,6 +237,8 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             earlier=earlier,
         ):
             ledger.add(outcome)
+            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+                watch.look(outcome.at_unix_s + outcome.wall_s)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])
@@ -250,6 +255,9 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     with _cut_short(stages, "the replays"):
         for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
             ledger.add(replays)
+    with _cut_short(stages, "looking inside generate"):
+        for steps in time_generate(subject, measured, _GENERATE_SHARE * budget_s):
+            ledger.add(steps)
     with _cut_short(stages, "trying levers"):
         _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s

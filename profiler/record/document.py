@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.diagnosis.cell import CellEvidence, EngineDifference, Keyed, columns_of
 from profiler.diagnosis.facts import Activity, DeviceFacts, ModelFacts, Quality
+from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.grid import Grid, Phase
@@ -69,6 +70,8 @@ class EngineRecord:
     """What one mark of the clock costs."""
     replay_as_graph: tuple[str, ...] = ()
     """Engines whose decode step is one launch of recorded work."""
+    generate: tuple[str, ...] = ()
+    """Engines that are transformers' own `generate`."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
     preparation_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each engine spent on compiling or capturing, over all its shapes."""
@@ -152,6 +155,7 @@ class RunDocument:
     breakdown: tuple[GroupTime, ...] = ()
     activity: tuple[ActivityRecord, ...] = ()
     quality: Quality | None = None
+    generate: tuple[GenerateTax, ...] = ()
     answer: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -10,6 +10,7 @@ from profiler.diagnosis.facts import (
     Activity,
     DispatchSamples,
     Facts,
+    GenerateSteps,
     Hooked,
     OperatorWork,
     PredictedPeaks,
@@ -42,6 +43,7 @@ class Gathered:
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -74,6 +76,8 @@ class Gathered:
                 self.trials.setdefault(fact.key, []).append(fact)
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
+            case GenerateSteps():
+                self.generate_steps[fact.cell] = fact
             case Quality():
                 self.quality = fact
 
@@ -88,6 +92,8 @@ class Gathered:
             predicted_peak_bytes=self.peaks,
             dispatch=self.dispatch,
             graph_engines=frozenset(document.engine.replay_as_graph),
+            generate_engines=frozenset(document.engine.generate),
+            generate_steps=self.generate_steps,
             visits=self.visits,
             gaps=self.gaps,
             looks=self.looks,

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from profiler.diagnosis.facts import (
     Activity,
     DispatchSamples,
+    GenerateSteps,
     Hooked,
     PredictedPeaks,
     Quality,
@@ -43,6 +44,7 @@ Fact = (
     | PredictedPeaks
     | Trial
     | Quality
+    | GenerateSteps
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -59,6 +61,7 @@ _KINDS: dict[str, type[Fact]] = {
     "predicted_peaks": PredictedPeaks,
     "trial": Trial,
     "quality": Quality,
+    "generate": GenerateSteps,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}

@@ -168,6 +168,10 @@ TERMS: dict[str, Term] = {
         "what Python, transformers and torch spend to start a step's operators; measured on the hollow twin.",
         _share("dispatch_s"),
     ),
+    "generate tax": Term(
+        "what a step takes in transformers' own generate beyond the same step of our loop, visited in turn.",
+        _share("generate_s"),
+    ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
         _share("dispatch_s"),

@@ -23,6 +23,7 @@ from profiler.report.cell_table import COLUMNS, entries
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.doubling_table import slope_texts
 from profiler.report.forecasting import FORECAST_COLUMNS, answer_sentences, forecast_rows
+from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
@@ -122,6 +123,7 @@ def html_report(run: Run) -> str:
             active=[*activity_lines(run), *unexplained_lines(run)],
             quality=quality_line(run),
             engines=engine_rows(run),
+            generate=generate_lines(run),
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),

@@ -8,13 +8,15 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from profiler.engines.base import Engine
 from profiler.errors import DeviceError, RequestError
 from profiler.grid import Cell
-from profiler.machine.clock import no_gc
+from profiler.machine.clock import Clock, no_gc
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
 from profiler.timing.foreign_load import ForeignLoad
@@ -146,6 +148,8 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
     machine, clock = bench.machine, bench.machine.clock
+    if engine.whole_calls:
+        return _run_whole(engine, cell, bench, steps=cell.decode_steps if steps is None else steps)
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
     clock.synchronize()
     faults_before = page_faults()
@@ -182,6 +186,36 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     )
 
 
+def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop:
+    """The same of an engine that runs prompt and steps in one call of its own."""
+    machine, clock = bench.machine, bench.machine.clock
+    prompts = seeded_prompts(cell, bench.vocab_size)
+    marks: list[Any] = []
+    told: list[tuple[float, int]] = []
+
+    def mark() -> None:
+        marks.append(clock.mark())
+        told.append((machine.now_s(), page_faults()))
+
+    clock.synchronize()
+    start_s, faults_before = machine.now_s(), page_faults()
+    engine.call(prompts.to(machine.device), 1 + steps, mark)
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s, (first_s, faults_between) = machine.now_s(), told[1]
+    prefill_s, *decode_s = clock.seconds(marks)
+    return _Loop(
+        prefill_s=prefill_s,
+        ttft_s=first_s - start_s,
+        decode_s=tuple(decode_s),
+        loop_s=end_s - first_s,
+        issue_s=issued_s - first_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+    )
+
+
 def _refuse_impossible(times_s: Iterable[float]) -> None:
     """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
     for value in times_s:
@@ -197,11 +231,20 @@ def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
     ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
     while True:
         clock.synchronize()
-        marks = [clock.mark()]
-        engine.prefill(ids, cell.slots)
-        marks.append(clock.mark())
+        marks: list[Any] = []
+        mark = partial(_mark, clock, marks)
+        if engine.whole_calls:
+            engine.call(ids, 1, mark)
+        else:
+            mark()
+            engine.prefill(ids, cell.slots)
+            mark()
         clock.synchronize()
         yield clock.seconds(marks)[0]
+
+
+def _mark(clock: Clock, marks: list[Any]) -> None:
+    marks.append(clock.mark())
 
 
 def _warm_prefill(prefills: Iterator[float]) -> list[float]:
