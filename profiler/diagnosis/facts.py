@@ -206,6 +206,45 @@ class GenerateSteps:
 
 
 @dataclass(frozen=True)
+class FirstCalls:
+    """The first requests of a process to one engine."""
+
+    preparation_s: float
+    """Compiling, capturing."""
+    first_s: float
+    """Until all tokens of the first request were on the host."""
+    second_s: float
+    """The same request once more."""
+
+    @property
+    def once_s(self) -> float:
+        """What is paid once."""
+        return self.preparation_s + self.first_s - self.second_s
+
+
+@dataclass(frozen=True)
+class FreshStart:
+    """A process that was started for one model, until it had answered."""
+
+    link: str
+    """Where its weights came from: disk, page cache, cached (a hub's folder), drawn (random)."""
+    launch_s: float
+    """The interpreter's start and all imports."""
+    load_s: float
+    load_bytes: int
+    engines: Mapping[str, FirstCalls]
+
+
+@dataclass(frozen=True)
+class AfterSilence:
+    """The first decode steps after some seconds without work, time and again."""
+
+    cell: Cell
+    silence_s: float
+    steps_s: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Quality:
     """The next-token distributions of two models over the same text, held against each other."""
 

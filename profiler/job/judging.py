@@ -39,6 +39,8 @@ def judge_folder(folder: Path) -> Run:
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
         generate=judgement.generate,
+        fresh_starts=tuple(gathered.fresh_starts.values()),
+        after_silence=tuple(gathered.after_silence.values()),
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
     )

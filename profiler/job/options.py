@@ -49,6 +49,7 @@ class Options:
     no_levers: bool = _option(False, "Try no other dtype, format, cache or attention for what they would save.")
     breakdown: bool = _option(False, "Add a pass that tells where inside a step the time goes.")
     trace: bool = _option(False, "The same, and keep a Chrome trace of one decode step.")
+    cold: bool = _option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of silence.")
     check_quality: bool = _option(False, "Hold a quantised checkpoint's answers against the original's.")
     trust_remote_code: bool = _option(False, "Run the model's own code.")
     allow_pickle: bool = _option(False, "Load .bin checkpoints, which can run code.")

@@ -14,6 +14,7 @@ from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError, RequestError, first_line
 from profiler.grid import Cell
+from profiler.job.cold import fresh_starts
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
 from profiler.job.opening import config_of, opening
@@ -31,6 +32,7 @@ from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
 from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
+from profiler.probes.silence import steps_after_silence
 from profiler.probes.subject import Subject, execution_paths
 from profiler.probes.trace import trace_cell
 from profiler.probes.trials import try_forms
@@ -317,6 +319,15 @@ def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _
                     folder = store.folder if wants.trace and number == 0 else None
                     for activity in trace_cell(subject, cell, folder):
                         ledger.add(activity)
+    if wants.cold:
+        stages.begin("cold", "starting the model in a fresh process, and stepping it after silence")
+        with _cut_short(stages, "the cold starts"):
+            for start in fresh_starts(prepared):
+                ledger.add(start)
+        first = next(iter(subject.engines))
+        with _cut_short(stages, "steps after silence"):
+            for steps in steps_after_silence(subject.engines[first], prepared.grid.cells[0], subject.machine):
+                ledger.add(steps)
     if prepared.quality_ids:
         stages.begin("quality", "holding the quantised model against the unquantised one")
         ledger.add(check_quality(subject.loaded, prepared.quality_ids))

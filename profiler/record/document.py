@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.diagnosis.cell import CellEvidence, EngineDifference, Keyed, columns_of
-from profiler.diagnosis.facts import Activity, DeviceFacts, ModelFacts, Quality
+from profiler.diagnosis.facts import Activity, AfterSilence, DeviceFacts, FreshStart, ModelFacts, Quality
 from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
@@ -156,6 +156,8 @@ class RunDocument:
     activity: tuple[ActivityRecord, ...] = ()
     quality: Quality | None = None
     generate: tuple[GenerateTax, ...] = ()
+    fresh_starts: tuple[FreshStart, ...] = ()
+    after_silence: tuple[AfterSilence, ...] = ()
     answer: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

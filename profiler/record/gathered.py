@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
     Facts,
+    FreshStart,
     GenerateSteps,
     Hooked,
     OperatorWork,
@@ -44,6 +46,8 @@ class Gathered:
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
+    fresh_starts: dict[str, FreshStart] = field(default_factory=dict)
+    after_silence: dict[float, AfterSilence] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -78,6 +82,10 @@ class Gathered:
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
             case GenerateSteps():
                 self.generate_steps[fact.cell] = fact
+            case FreshStart():
+                self.fresh_starts[fact.link] = fact
+            case AfterSilence():
+                self.after_silence[fact.silence_s] = fact
             case Quality():
                 self.quality = fact
 

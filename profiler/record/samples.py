@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
+    FreshStart,
     GenerateSteps,
     Hooked,
     PredictedPeaks,
@@ -45,6 +47,8 @@ Fact = (
     | Trial
     | Quality
     | GenerateSteps
+    | FreshStart
+    | AfterSilence
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -62,6 +66,8 @@ _KINDS: dict[str, type[Fact]] = {
     "trial": Trial,
     "quality": Quality,
     "generate": GenerateSteps,
+    "fresh_start": FreshStart,
+    "after_silence": AfterSilence,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}

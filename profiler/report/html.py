@@ -20,6 +20,7 @@ from profiler.grid import Phase
 from profiler.record.forecasts import read_forecast
 from profiler.record.run import Run
 from profiler.report.cell_table import COLUMNS, entries
+from profiler.report.cold import cold_lines
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.doubling_table import slope_texts
 from profiler.report.forecasting import FORECAST_COLUMNS, answer_sentences, forecast_rows
@@ -124,6 +125,7 @@ def html_report(run: Run) -> str:
             quality=quality_line(run),
             engines=engine_rows(run),
             generate=generate_lines(run),
+            cold=cold_lines(run),
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from profiler.record.run import Run
+from profiler.report.cold import cold_lines
 from profiler.report.export import markdown_table, markdown_text, tokens_table
 from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
@@ -39,6 +40,7 @@ def markdown_report(run: Run) -> str:
     lines += _ran(run)
     lines += _section("Engines", engine_lines(run))
     lines += _section("The generate tax", generate_lines(run))
+    lines += _section("Cold and idle", cold_lines(run))
     lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []
     lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
     lines += _section("Noise", noise_lines(run))

@@ -14,6 +14,7 @@ from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import CellKey
 from profiler.record.run import Run
+from profiler.report.cold import cold_lines
 from profiler.report.generate import generate_lines
 from profiler.report.lines import (
     activity_lines,
@@ -76,7 +77,13 @@ def print_run(run: Run, console: Console) -> None:
     console.print(_ran_table(run))
     if run.document.breakdown:
         console.print(breakdown_table(run))
-    for line in (*activity_lines(run), *unexplained_lines(run), *engine_lines(run), *generate_lines(run)):
+    for line in (
+        *activity_lines(run),
+        *unexplained_lines(run),
+        *engine_lines(run),
+        *generate_lines(run),
+        *cold_lines(run),
+    ):
         console.print(Text(line))
     if quality := quality_line(run):
         console.print(Text(quality))

@@ -49,6 +49,7 @@ class PlainEngine:
     name = "eager"
     cache = "dynamic"
     keeps_last_logits = True
+    whole_calls = False
     kept_bytes = 0
 
     def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
