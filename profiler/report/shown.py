@@ -13,8 +13,8 @@ from profiler.record.run import Run
 _Item = TypeVar("_Item")
 
 
-MOST_ROWS_A_PHASE = 500
-"""Of a table in a report: a browser sorts a thousand rows at once, and nobody reads more."""
+MOST_ROWS_A_PHASE = 100
+"""Of a table in a report: a browser lays out two hundred rows again at once when they are sorted; nobody reads more."""
 
 
 def evidence_of(run: Run) -> dict[CellKey, CellEvidence]:
