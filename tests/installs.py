@@ -39,9 +39,9 @@ COMMANDS = [
 
 
 def lowest() -> list[str]:
-    """`name==version` of every dependency, at the lowest version that is allowed."""
+    """`name==version.*` of every dependency: the lowest release that is allowed, or the last mend of it."""
     with (ROOT / "pyproject.toml").open("rb") as file:
-        return [text.replace(">=", "==") for text in tomllib.load(file)["project"]["dependencies"]]
+        return [f"{text.replace('>=', '==')}.*" for text in tomllib.load(file)["project"]["dependencies"]]
 
 
 def main() -> int:
