@@ -19,14 +19,12 @@ _SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--
 
 def commands(model: str, script: str, runs: Path) -> list[list[str]]:
     """What is called, in this order."""
-    one, two, card = str(runs / "one"), str(runs / "two"), str(runs / "card.json")
+    one, two = str(runs / "one"), str(runs / "two")
     return [
         ["run", model, *_SHORT, "--trace", "--out", one],
         ["batch-test", model, "--prompt", "8", "--new-tokens", "4", "--budget", "1", "--quiet", "--out", two],
         ["why", "--out", str(runs / "why"), script, model],
-        ["ceilings", "--out", card],
         ["forecast", one, "--batch-sizes", "4", "--keep", "--out", str(runs / "forecast.png")],
-        ["forecast", model, "--on", card, "--format", "json"],
         ["compare", one, one, "--format", "json"],
         ["gate", one, one, "--format", "junit"],
         ["report", one, two],
@@ -40,12 +38,11 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
 
 def hurried() -> None:
     """What is measured is not the question here."""
-    from profiler.job import profiling, why
+    from profiler.job import why
     from profiler.roofs import measure
 
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
     measure.look_again = lambda *_: None
-    profiling.PROFILE_BUDGET_S = 1.0
     why._LEAST_TRIALS_S = 1.0
 
 
