@@ -30,6 +30,10 @@ class DeviceError(RequestError):
     """A device that is not there, or cannot do what was asked."""
 
 
+class NoRoomError(RequestError):
+    """Work that needs more memory than there is for it."""
+
+
 class RunError(RequestError):
     """A run folder that cannot be written, read, or belongs to something else."""
 

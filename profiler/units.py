@@ -34,6 +34,11 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds / 1e-9, 3)} ns" if seconds else "0 s"
 
 
+def signed_duration(seconds: float) -> str:
+    """`0.0021` -> `+2.10 ms`."""
+    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+
+
 def clock_time(seconds: float) -> str:
     """`95` -> `1:35`."""
     whole = max(0, round(seconds))

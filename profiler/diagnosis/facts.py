@@ -354,6 +354,8 @@ class Facts:
     generate_engines: frozenset[str] = frozenset()
     """Engines that are transformers' own `generate`."""
     generate_steps: Mapping[Cell, GenerateSteps] = field(default_factory=dict)
+    owning_engines: Mapping[str, str] = field(default_factory=dict)
+    """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
     looks: Sequence[Look] = ()

@@ -13,8 +13,9 @@ from profiler.grid import CellKey
 BETWEEN = "between modules"
 """Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""
 
-_DISTURBED = 1.1
-"""Hooked over plain step, from which the hooks' hundreds of marks set the pace, as they may on a card."""
+_DISTURBED = 1.5
+"""Hooked over plain step, from which the hooks' hundreds of marks set the pace, as they may on a card; below it a
+machine may merely have drifted."""
 
 _UNHOOKED = ("other", "embedding")
 """Groups of operators that no known module stands for."""

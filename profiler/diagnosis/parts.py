@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import REST, Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, split, taxed
+from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, of_engine, split, taxed
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
 from profiler.timing.sampling import Estimate
@@ -54,6 +54,8 @@ def split_of(
     parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s)
     if tax is not None:
         parts = taxed(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
+    if key.cell.engine in facts.owning_engines:
+        parts = of_engine(parts)
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     return parts, by_cause

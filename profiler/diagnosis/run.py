@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -46,6 +47,7 @@ _UNEXPLAINED_SHARE = 0.20
 _ENERGY_TICK_S = 0.1
 """How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
 _ENERGY_TOLERANCE = 0.1
+_Name = TypeVar("_Name", bound=str)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def judge_run(facts: Facts) -> Judgement:
     sides = _sides(rows, tests)
     found = {key: _judged(facts, key, rows[key], times[key], spreads[key.phase], sides[key]) for key in times}
     judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
-    setting, differences = setting_of(facts), _differences(facts, spreads)
+    setting, differences = setting_of(facts), _differences(facts, spreads, judged)
     series: dict[tuple[object, ...], list[JudgedCell]] = {}
     for key, cell in judged.items():
         series.setdefault(key.series, []).append(cell)
@@ -395,7 +397,9 @@ def _knee(row: CellResult, tests: Sequence[DoublingTest]) -> float | None:
     return next((test.knee_predicted for test in tests if test.axis == "batch" and test.holds(row)), None)
 
 
-def _differences(facts: Facts, spreads: Mapping[Phase, Spread]) -> list[EngineDifference]:
+def _differences(
+    facts: Facts, spreads: Mapping[Phase, Spread], judged: Mapping[CellKey, JudgedCell]
+) -> list[EngineDifference]:
     """What each further engine saves against the first, cell by cell, with its interval."""
     first, *others = facts.grid.engines
     found = []
@@ -412,7 +416,20 @@ def _differences(facts: Facts, spreads: Mapping[Phase, Spread]) -> list[EngineDi
                 saves_s=saved.median_s,
                 low_s=saved.low_s,
                 high_s=saved.high_s,
+                terms=_gained_terms(judged[replace(key, cell=base)], judged[key]),
+                causes=_gained(judged[replace(key, cell=base)].avoidable_s, judged[key].avoidable_s),
+                how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(before), len(after)),
             )
         )
     return found
+
+
+def _gained_terms(before: JudgedCell, after: JudgedCell) -> dict[str, float]:
+    return _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in (before, after)))
+
+
+def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
+    """What each of two maps' names gained, without those that both lack."""
+    gained = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
+    return {name: seconds for name, seconds in gained.items() if seconds}

@@ -115,6 +115,7 @@ TERM_NAMES = {
     "link_s": "link",
     "dispatch_s": "dispatch",
     "generate_s": "generate tax",
+    "engine_s": "engine",
     "unexplained_s": "unexplained",
 }
 TERMS = tuple(TERM_NAMES)
@@ -142,6 +143,8 @@ class Split:
     """The least time of this step here: the device's and the dispatch roof combined."""
     generate_s: float = 0.0
     """What transformers' `generate` adds to the same step of our own loop; nothing where it was not called."""
+    engine_s: float = 0.0
+    """All that an engine which owns its model adds to what the work demands; nothing for the others."""
     link_s: float = 0.0
     """Weights that wait elsewhere crossing to the device."""
     replayed_share: float = 0.0
@@ -170,6 +173,19 @@ def taxed(parts: Split, tax_s: float, half_width_s: float) -> Split:
     off_s = {**parts.half_widths_s, "generate_s": half_width_s}
     off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
     return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
+
+
+def of_engine(parts: Split) -> Split:
+    """The same split for an engine that owns its model: what is known of its work from outside stays, the rest is its
+    scheduler, its sampler, its launches, and what its kernels lose against the roofs. A step above its roof has no
+    such rest, and says so as any other."""
+    off_s = parts.half_widths_s.get("unexplained_s", 0.0)
+    return replace(
+        parts,
+        engine_s=max(0.0, parts.unexplained_s),
+        unexplained_s=min(0.0, parts.unexplained_s),
+        half_widths_s={**parts.half_widths_s, "engine_s": off_s},
+    )
 
 
 def split(
@@ -256,6 +272,7 @@ def _half_widths(
         "link_s": 0.0,
         "dispatch_s": dispatch_s,
         "generate_s": 0.0,
+        "engine_s": 0.0,
         "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
     }
 

@@ -30,6 +30,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_above_roof(judged),
         *_without_number(facts.gaps),
         *_two_clocks(facts.visits),
+        *_in_chunks(facts.visits),
     ]
 
 
@@ -88,6 +89,21 @@ def _without_number(gaps: Mapping[Cell, Gap]) -> list[str]:
         return []
     gap = next(iter(gaps.values()))
     return [f"{len(gaps)} cells have no number (first: batch {gap.cell.name}, {gap.status}: {gap.reason})."]
+
+
+def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+    """Prefills that an engine's own scheduler did not run in one piece."""
+    iterations = {cell: known[-1].prefill_iterations for cell, known in visits.items() if known}
+    chunked = {cell: number for cell, number in iterations.items() if number > 1}
+    if not chunked:
+        return []
+    cell, number = max(chunked.items(), key=lambda item: item[1])
+    mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
+    return [
+        f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
+        f"{', in which sequences that were through decoded beside the others' if mixed else ''}):"
+        " their time is that of all the chunks."
+    ]
 
 
 def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:

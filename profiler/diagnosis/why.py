@@ -15,7 +15,7 @@ LEAST_ROUNDS = 5
 """Pairs that must all agree in sign: of five of equals all do in 3 % of cases (a sign test)."""
 DECISIVE = 0.3
 """A saving of so much of a call that three agreeing pairs are enough."""
-_FEW_ROUNDS = 3
+FEW_ROUNDS = 3
 _FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is told where it took twice as long as the median of so many others at least."""
@@ -145,7 +145,7 @@ class Trial:
     @property
     def is_claim(self) -> bool:
         """Whether all pairs agree that it saves, and there are enough of them."""
-        enough = len(self.rounds) >= (_FEW_ROUNDS if self.saving > DECISIVE else LEAST_ROUNDS)
+        enough = len(self.rounds) >= (FEW_ROUNDS if self.saving > DECISIVE else LEAST_ROUNDS)
         return enough and all(changed < as_is for as_is, changed in self.rounds)
 
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from profiler.engines.scheduled import OwnedModel, Scheduled
+
 
 @dataclass
 class DecodeState:
@@ -21,7 +23,7 @@ class Engine(Protocol):
     """One way to run a causal LM. `slots` is the number of tokens that a cache will have to hold."""
 
     name: ClassVar[str]
-    cache: ClassVar[Literal["dynamic", "static"]]
+    cache: ClassVar[Literal["dynamic", "static", "paged"]]
     hookable: ClassVar[bool]
     """Whether a step runs the modules' own Python, so that hooks on them see it and change nothing else."""
     has_twin: ClassVar[bool]
@@ -29,6 +31,8 @@ class Engine(Protocol):
     replays_as_graph: ClassVar[bool]
     """Whether a decode step is one launch of recorded work: it needs a device that captures, and no window that the
     host moves."""
+    owns_model: ClassVar[bool]
+    """Whether it loads the model anew and keeps its cache itself, so that what its kernels do is not seen."""
     whole_calls: ClassVar[bool]
     """Whether a cell is timed by `call`, which runs the prompt and all steps by itself."""
     keeps_last_logits: bool
@@ -37,6 +41,16 @@ class Engine(Protocol):
     """Bytes that it holds for other shapes than the one that it was prepared for last."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
+    owned: OwnedModel | None
+    """What it holds where it owns its model."""
+
+    @property
+    def scheduled(self) -> tuple[Scheduled, ...]:
+        """The iterations of the last call as its own scheduler told them; empty where it has none."""
+
+    @property
+    def cache_used_bytes(self) -> int | None:
+        """Most of a cache of its own that the last call held at once."""
 
     def prepare(self, batch: int, slots: int) -> None:
         """Do once what this shape needs before it can be timed: compile, capture."""

@@ -7,12 +7,16 @@ from typing import Any
 
 from profiler.engines.generate import GenerateEngine
 from profiler.engines.transformers import CompileEngine, EagerEngine, GraphEngine, StaticEngine
+from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
 from profiler.grid import DEFAULT_ENGINE
 
 ENGINES: dict[str, type[EagerEngine]] = {
     engine.name: engine for engine in (EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine)
 }
+
+OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
+"""Engines that load the model themselves, and own it and its cache."""
 
 
 def with_own_loop(names: Sequence[str]) -> list[str]:
@@ -26,8 +30,12 @@ def check_engine(name: str, *, on_cuda: bool, config: Any, longest_context: int,
 
     Raises RequestError.
     """
+    if name in OWNING:
+        return
     if name not in ENGINES:
-        raise RequestError(f"--engine {name!r} is unknown; use {', '.join(ENGINES)}, or several: eager,static.")
+        raise RequestError(
+            f"--engine {name!r} is unknown; use {', '.join((*ENGINES, *OWNING))}, or several: eager,static."
+        )
     if ENGINES[name].whole_calls and deepened:
         raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
     if not ENGINES[name].replays_as_graph:

@@ -10,6 +10,7 @@ import torch
 
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
+from profiler.engines.scheduled import OwnedModel, Scheduled
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -27,13 +28,17 @@ class EagerEngine:
     """transformers as it comes: eager dispatch and the cache that the model makes for itself (DynamicCache)."""
 
     name: ClassVar[str] = "eager"
-    cache: ClassVar[Literal["dynamic", "static"]] = "dynamic"
+    cache: ClassVar[Literal["dynamic", "static", "paged"]] = "dynamic"
     hookable: ClassVar[bool] = True
     has_twin: ClassVar[bool] = True
     replays_as_graph: ClassVar[bool] = False
+    owns_model: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = False
     kept_bytes: int = 0
     graph_breaks: int | None = None
+    owned: OwnedModel | None = None
+    scheduled: tuple[Scheduled, ...] = ()
+    cache_used_bytes: int | None = None
 
     def __init__(self, model: Any, machine: Machine) -> None:
         self._model = model

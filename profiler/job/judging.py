@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from profiler.diagnosis.inside import group_times
 from profiler.diagnosis.run import judge_run
 from profiler.diagnosis.warnings import run_warnings
+from profiler.grid import Cell
 from profiler.machine.readings import health
 from profiler.record.document import ActivityRecord
 from profiler.record.run import Run, read_document, read_facts, read_gathered
 from profiler.record.store import write_cells, write_document, write_operators
+from profiler.timing.outcomes import Visit
 
 
 def judge_folder(folder: Path) -> Run:
@@ -29,9 +32,13 @@ def judge_folder(folder: Path) -> Run:
         spent_s = sum(visit.preparation_s for visit in visits)
         preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
     early = [document.ended_by] if document.ended_by else []
+    owned = {
+        name: replace(item, cache_used_bytes=_most_used(name, facts.visits))
+        for name, item in document.engine.owned.items()
+    }
     document = replace(
         document,
-        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences),
+        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,
         scaling=judgement.scaling,
@@ -48,3 +55,9 @@ def judge_folder(folder: Path) -> Run:
     write_cells(folder, judgement.cells)
     write_document(folder, document)
     return Run(folder, document, judgement.cells)
+
+
+def _most_used(engine: str, visits: Mapping[Cell, Sequence[Visit]]) -> int:
+    """Most of an engine's own cache that was in use at once."""
+    known = (visit for cell, of_cell in visits.items() if cell.engine == engine for visit in of_cell)
+    return max((visit.cache_used_bytes or 0 for visit in known), default=0)

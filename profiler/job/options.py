@@ -39,7 +39,8 @@ class Options:
     compute_dtype: str = _option("auto", "nf4, fp4: the dtype of their products.")
     weights: str = _option("auto", "auto, checkpoint or random (nothing is downloaded).")
     engine: str = _option(
-        DEFAULT_ENGINE, "How the model is stepped: eager, static, compile, graph, generate, or several: eager,static."
+        DEFAULT_ENGINE,
+        "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
     )
     attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.")

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from profiler.engines.registry import check_engine, with_own_loop
+from profiler.engines.registry import OWNING, check_engine, with_own_loop
+from profiler.engines.vllm import check_vllm
 from profiler.errors import ModelError, RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
 from profiler.job.options import DEFAULT_MODEL, Options
 from profiler.loading.catalog import resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
-from profiler.loading.config import load_config
+from profiler.loading.config import architecture_of, load_config
 from profiler.loading.quantise import QUANTS, QuantOptions, check_quant
 from profiler.loading.request import DTYPES, ModelRequest, check_context, dtype_name, resolve_dtype
 from profiler.loading.skeleton import plan
@@ -70,6 +71,15 @@ def prepare(options: Options) -> Prepared:
     dtype = resolve_dtype(options.dtype, quant, where, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, where)
+    if OWNING.keys() & set(engines):
+        check_vllm(
+            device=where,
+            quant=quant,
+            kind=source.kind,
+            deepened=bool(grid.context_lens),
+            architecture=architecture_of(config),
+            cold=options.cold,
+        )
     if source.kind == "gguf" and quant != "none":
         raise RequestError(
             f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from profiler.diagnosis.facts import CellPeak, DispatchSamples, Facts, PredictedPeaks, Readings
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
-from profiler.engines.registry import ENGINES
+from profiler.engines.registry import OWNING
 from profiler.errors import DeviceError, RequestError, first_line
 from profiler.grid import Cell
 from profiler.job.cold import fresh_starts
+from profiler.job.engines import beside, make_engines
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
 from profiler.job.opening import config_of, opening
@@ -194,7 +195,9 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
     loaded = load(request, prepared.config)
     work = walk(loaded.module)
-    engines = {name: ENGINES[name](loaded.module, machine) for name in grid.engines}
+    for name in OWNING.keys() & set(grid.engines):
+        stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
+    engines = make_engines(prepared, loaded, work, machine)
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
     ceilings = replace(
@@ -215,7 +218,7 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     stages.begin("timing")
     before_bytes = machine.allocated_bytes()
     sentinel = Sentinel(machine)
-    own_bytes = machine.allocated_bytes() - before_bytes
+    own_bytes = beside(subject.engines, machine.allocated_bytes() - before_bytes, subject.model_bytes)
 
     def look() -> float:
         ledger.add(sentinel.look())
@@ -253,7 +256,9 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     if subject.loaded.offloaded:
         return
     stages.begin("replays", "replaying each cell's kernels alone")
-    measured = [cell for cell in grid.cells if cell in ledger.gathered.visits]
+    measured = [
+        cell for cell in grid.cells if cell in ledger.gathered.visits and not subject.engines[cell.engine].owns_model
+    ]
     with _cut_short(stages, "the replays"):
         for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
             ledger.add(replays)
@@ -309,7 +314,7 @@ def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _
     wants = prepared.options
     if (wants.breakdown or wants.trace) and not subject.loaded.offloaded:
         stages.begin("looking inside", "looking inside a step")
-        for name in subject.engines:
+        for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
             cells = [cell for cell in ledger.gathered.visits if cell.engine == name]
             with _cut_short(stages, f"looking inside {name}"):
                 for hooked in (hooked for cell in cells for hooked in hook_cell(subject, cell)):

@@ -104,6 +104,9 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
                 except Exception as error:
                     missed.append(f"{candidate.id} at {candidate.where}: {first_line(error)}")
                     continue
+                if not rounds:
+                    missed.append(f"{candidate.id} at {candidate.where}: there was time for a single run alone")
+                    continue
                 numbers = tuple(call.number for call in group.calls)
                 trials.append(
                     Trial(

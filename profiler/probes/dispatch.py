@@ -60,7 +60,7 @@ def measure_dispatch(
         return []
     found: list[DispatchSamples] = []
     for name in engines:
-        if ENGINES[name].has_twin:
+        if name in ENGINES and ENGINES[name].has_twin:
             bench = _Bench(loaded, twin, ENGINES[name](twin.module, machine), machine, budget_s)
             with contextlib.suppress(Exception):  # what one engine cannot, such as a capture, the others can
                 found += _of_engine(bench, batch_sizes)

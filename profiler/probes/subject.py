@@ -50,6 +50,11 @@ class Subject:
         """A name of its own for each operator."""
         return operator_names(self.work)
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the weights as they were loaded."""
+        return model_storage_bytes(self.loaded.module)
+
     def path_of(self, key: CellKey) -> ExecutionPath:
         """How a cell's step is executed; a static cache is as long as the cell needs it."""
         path = self.paths[key.cell.engine, key.phase]
@@ -58,17 +63,18 @@ class Subject:
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         """The work of every operator in a cell's step."""
         step, path = Step.of(key), self.path_of(key)
-        return tuple(operator_work(operator, name, step, path) for operator, name in self.names.items())
+        found = tuple(operator_work(operator, name, step, path) for operator, name in self.names.items())
+        return tuple(map(_from_outside, found)) if self.engines[key.cell.engine].owns_model else found
 
     def predicted_peak(self, cell: Cell) -> int:
         """Bytes of memory that a cell will need at most, weights included."""
-        weights = model_storage_bytes(self.loaded.module)
+        weights = self.model_bytes
         path = self.paths[cell.engine, "prefill"]
         return int(predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path))
 
     def no_room(self, cell: Cell) -> str | None:
         """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
-        needs = self.predicted_peak(cell) - model_storage_bytes(self.loaded.module)
+        needs = self.predicted_peak(cell) - self.model_bytes
         room = self.machine.available_bytes()
         if needs > room * _MEMORY_MARGIN:
             return f"needs {needs / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
@@ -97,7 +103,7 @@ class Subject:
             double_quant=request.quant_options.double,
             compute_dtype=dtype_name(request.quant_options.compute_dtype or request.dtype),
             weights=request.weights,
-            storage_bytes=model_storage_bytes(loaded.module),
+            storage_bytes=self.model_bytes,
             load_s=loaded.load_s,
             first_call_s=loaded.first_call_s,
             unpacked_from=loaded.unpacked_from,
@@ -160,6 +166,11 @@ def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath
         avoidable_flops=_amounts(work.avoidable_flops),
         avoidable_bytes=_amounts(work.avoidable_bytes),
     )
+
+
+def _from_outside(work: OperatorWork) -> OperatorWork:
+    """What is known of an operator in an engine that owns its model: what the algorithm needs, and no more."""
+    return replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={})
 
 
 def _amount(value: Count) -> Amount:

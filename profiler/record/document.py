@@ -61,6 +61,26 @@ class CeilingsRecord:
 
 
 @dataclass(frozen=True)
+class OwnedRecord:
+    """What an engine holds that owns its model and its cache."""
+
+    version: str
+    load_s: float
+    """Loading, compiling, capturing and warming up, all before the first cell."""
+    how: str
+    """How a step is issued."""
+    weight_bytes: int
+    cache_bytes: int
+    """Reserved, filled or not."""
+    cache_tokens: int
+    block_tokens: int
+    tokens_an_iteration: int
+    """Most tokens in one iteration of its scheduler."""
+    cache_used_bytes: int = 0
+    """Most of its cache that was in use at once, over all visits."""
+
+
+@dataclass(frozen=True)
 class EngineRecord:
     """How the model was stepped."""
 
@@ -72,6 +92,8 @@ class EngineRecord:
     """Engines whose decode step is one launch of recorded work."""
     generate: tuple[str, ...] = ()
     """Engines that are transformers' own `generate`."""
+    owned: Mapping[str, OwnedRecord] = field(default_factory=dict)
+    """Of the engines that own their model."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
     preparation_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each engine spent on compiling or capturing, over all its shapes."""

@@ -102,6 +102,7 @@ class Gathered:
             graph_engines=frozenset(document.engine.replay_as_graph),
             generate_engines=frozenset(document.engine.generate),
             generate_steps=self.generate_steps,
+            owning_engines={name: owned.how for name, owned in document.engine.owned.items()},
             visits=self.visits,
             gaps=self.gaps,
             looks=self.looks,

@@ -39,6 +39,8 @@ def footnotes(run: Run) -> list[str]:
     """The terms that this run's report uses, one line each, with its figures where it has some."""
     used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
     used += sorted({result.regime for result in run.results if result.regime})
+    if run.document.engine.owned:
+        used.insert(3, "engine")
     if any(not math.isnan(result.mbu) for result in run.results):
         used += ["MFU", "MBU"]
     lines = []
@@ -171,6 +173,10 @@ TERMS: dict[str, Term] = {
     "generate tax": Term(
         "what a step takes in transformers' own generate beyond the same step of our loop, visited in turn.",
         _share("generate_s"),
+    ),
+    "engine": Term(
+        "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
+        _share("engine_s"),
     ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",

@@ -56,6 +56,7 @@ from profiler.units import duration, scaled
 _MOST_BARS_A_PHASE = 100
 _MOST_SERIES = 12
 _ROOFLINE = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
+_ENGINES = "From the first engine's time to another's, term by term"
 _FORECAST = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
 _PRECISIONS = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
 
@@ -89,6 +90,7 @@ def _policy(environment: Environment) -> str:
 def html_report(run: Run) -> str:
     """The report of a run as one HTML document; needs nothing but the run."""
     measured = run.measured
+    differences = [item for item in run.document.engine.differences if item.terms]
     forecast = read_forecast(run.folder)
     forecast_cells, carried = forecast_rows(forecast.cells) if forecast else ((), [])
     return (
@@ -126,6 +128,7 @@ def html_report(run: Run) -> str:
             engines=engine_rows(run),
             generate=generate_lines(run),
             cold=cold_lines(run),
+            engine_waterfall=inline_svg([run], "engines", _ENGINES) if differences else None,
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),

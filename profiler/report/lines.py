@@ -58,6 +58,8 @@ def roofs_lines(run: Run) -> list[str]:
         lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
     by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
     smallest = min(by_batch, default=None)
+    if first_engine(run) in run.document.engine.owned:
+        return [*lines, f"dispatch is a part of what {first_engine(run)} takes"]
     lines.append(
         "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} a decode step"
     )

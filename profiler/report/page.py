@@ -18,7 +18,8 @@ def write_reports(runs: Sequence[Run]) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
         if run.measured:
-            for name in _PICTURES:
+            of_engines = ("engines",) if any(item.terms for item in run.document.engine.differences) else ()
+            for name in (*_PICTURES, *of_engines):
                 save([run], name, run.folder / f"{name}.png")
         replace_file(run.folder / "report.html", html_report(run))
         replace_file(run.folder / "report.md", markdown_report(run))

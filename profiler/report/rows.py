@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from profiler.diagnosis.advice import where_it_lies
 from profiler.diagnosis.cell import CellEvidence, CellResult
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.step_time import TERM_NAMES
@@ -105,9 +106,10 @@ def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> st
 
 
 def engine_rows(run: Run) -> list[Row]:
-    """Cell, engine, what it does to a step against the first engine, and the interval of that, where it is a claim."""
+    """Cell, engine, what it does to a step against the first, that interval and the terms, where it is a claim."""
     return [
-        [_on(item.key, item.against).name, item.engine, saving(item), interval(item)] for item in engine_claims(run)
+        [_on(item.key, item.against).name, item.engine, saving(item), interval(item), ", ".join(where_it_lies(item))]
+        for item in engine_claims(run)
     ]
 
 

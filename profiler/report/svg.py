@@ -34,6 +34,7 @@ _VARIABLES = {
     "#e69f00": "amber",
     "#56b4e9": "sky",
     "#882255": "wine",
+    "#44aa99": "teal",
 }
 _LEFT_OUT = {"metadata", "style"}
 

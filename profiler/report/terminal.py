@@ -50,6 +50,7 @@ _BAR_STYLE = {
     "link_s": ("l", "default"),
     "dispatch_s": ("d", "magenta"),
     "generate_s": ("g", "bright_magenta"),
+    "engine_s": ("e", "bright_cyan"),
     "unexplained_s": ("?", "bright_black"),
 }
 BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import LEAST_SHARE, Call, Finding, Floor, Why
+from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Call, Finding, Floor, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
@@ -35,8 +35,8 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saves so much by itself; together they save less than their sum.")
     for trial in why.undecided:
         lines.append(
-            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less by"
-            f" the median of {len(trial.rounds)} pairs, which do not agree. Again when nothing else runs."
+            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less"
+            f" {_how_unsure(len(trial.rounds))}."
         )
     if why.too_close:
         names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
@@ -61,6 +61,14 @@ def why_sentences(why: Why) -> list[str]:
             f" {duration(first.usual_s)}: leave it out where you time them."
         )
     return lines
+
+
+def _how_unsure(pairs: int) -> str:
+    if pairs < FEW_ROUNDS:
+        return (
+            f"in {pairs} pair{'s' if pairs > 1 else ''}, which {'are' if pairs > 1 else 'is'} too few: no time was left"
+        )
+    return f"by the median of {pairs} pairs, which do not agree. Again when nothing else runs"
 
 
 def _reached(why: Why) -> str:

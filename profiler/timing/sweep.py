@@ -61,7 +61,7 @@ def sweep(
     *,
     machine: Machine,
     vocab_size: int,
-    own_bytes: int = 0,
+    own_bytes: Mapping[str, int] | None = None,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_round: Callable[[], float] = lambda: 0.0,
@@ -74,7 +74,7 @@ def sweep(
     the budget. No cell is visited a third time before all have had their second, which is what tells how far visits
     lie apart; engines are visited in turn, a cell's one right after the other. `on_round` is called before each round
     and tells by how much the machine's own time has swung so far. `fits` gives the reason why a cell cannot fit, or
-    None. `own_bytes` of the device are the profiler's own and no cell's. `earlier` are the outcomes of an interrupted
+    None. `own_bytes` are held beside what each engine needs. `earlier` are the outcomes of an interrupted
     sweep: its cells are known, and the first round visits only the others.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
@@ -83,7 +83,7 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
-    bench = Bench(machine, vocab_size, own_bytes)
+    bench = Bench(machine, vocab_size, own_bytes or {})
     shuffle = random.Random(_SEED)
     start = machine.now_s()
     costs = _Costs(plan.expected_s)

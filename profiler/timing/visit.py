@@ -6,15 +6,16 @@ import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from profiler.engines.base import Engine
-from profiler.errors import DeviceError, RequestError
+from profiler.engines.scheduled import Scheduled
+from profiler.errors import DeviceError, NoRoomError, RequestError, RoofscopeError
 from profiler.grid import Cell
 from profiler.machine.clock import Clock, no_gc
 from profiler.machine.machine import Machine
@@ -56,8 +57,8 @@ class Bench:
 
     machine: Machine
     vocab_size: int
-    own_bytes: int = 0
-    """Bytes of the device that this profiler holds beside the model, and which no cell needs."""
+    own_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
@@ -79,6 +80,8 @@ def _gap(cell: Cell, error: Exception) -> Gap:
     text = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text:
         return Gap(cell, "oom", "out of memory")
+    if isinstance(error, RoofscopeError):
+        return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
     return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
@@ -119,13 +122,15 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         foreign_cores=foreign_cores,
         prefill_faults=loop.prefill_faults,
         decode_faults=loop.decode_faults,
+        scheduled=loop.scheduled,
+        cache_used_bytes=loop.cache_used_bytes,
     )
 
 
 def _peak_of_cell(engine: Engine, bench: Bench) -> int | None:
     """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
     peak = bench.machine.peak_bytes()
-    return None if peak is None else peak - bench.own_bytes - engine.kept_bytes
+    return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ class _Loop:
     wall_s: float
     prefill_faults: int
     decode_faults: int
+    scheduled: tuple[Scheduled, ...] = ()
+    cache_used_bytes: int | None = None
 
 
 def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) -> _Loop:
@@ -213,6 +220,8 @@ def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop
         wall_s=end_s - start_s,
         prefill_faults=faults_between - faults_before,
         decode_faults=page_faults() - faults_between,
+        scheduled=engine.scheduled,
+        cache_used_bytes=engine.cache_used_bytes,
     )
 
 

@@ -59,7 +59,7 @@ class ExecutionPath:
     """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
     masked_kernel: str = "fused"
     """What it calls when a mask is passed; nothing is skipped then."""
-    cache: Literal["dynamic", "static"] = "dynamic"
+    cache: Literal["dynamic", "static", "paged"] = "dynamic"
     static_cache_len: int = 0
     """Slots of a static cache: its attention reads all of them, filled or not."""
     all_logits: bool = False

@@ -27,6 +27,7 @@ class FakeEngine:
     name = "eager"
     cache = "dynamic"
     keeps_last_logits = True
+    whole_calls = False
     kept_bytes = 0
 
     def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:

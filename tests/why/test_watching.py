@@ -226,6 +226,8 @@ def test_a_large_saving_that_pairs_do_not_agree_on_is_told_as_not_known() -> Non
     assert "Cannot tell" in sentences
     assert "50 % less by the median of 5 pairs" in sentences
     assert "Nothing to change" not in sentences
+    alone = " ".join(why_sentences(judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.5))])))
+    assert "50 % less in 1 pair, which is too few: no time was left." in alone
 
 
 def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:

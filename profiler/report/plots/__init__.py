@@ -18,7 +18,7 @@ from profiler.report.plots.lines import against_depth, doubling, precisions, thr
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.steps import steps
 from profiler.report.plots.style import STYLE_FILE
-from profiler.report.plots.waterfall import waterfall
+from profiler.report.plots.waterfall import engines, waterfall
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
@@ -29,6 +29,7 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "depth": against_depth,
     "doubling": doubling,
     "steps": steps,
+    "engines": engines,
     "forecast": of_run,
 }
 """Pictures of one run."""

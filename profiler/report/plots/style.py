@@ -55,6 +55,7 @@ TERM_STYLE = {
     "link_s": ("#000000", "--"),
     "dispatch_s": ("#CC79A7", ".."),
     "generate_s": ("#882255", "oo"),
+    "engine_s": ("#44AA99", "//"),
     "unexplained_s": ("#999999", "xx"),
 }
 """Colour and hatch of each term of a split."""
