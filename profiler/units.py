@@ -78,5 +78,19 @@ def visible_in(content: Any) -> Any:
     return content
 
 
+# https://owasp.org/www-community/attacks/CSV_Injection: what a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def no_formula(text: str) -> str:
+    """A text of a CSV file with a quote before it where a spreadsheet would take it for a formula."""
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def formula_again(text: str) -> str:
+    """What `no_formula` was given."""
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
+
+
 def _escape(sign: str) -> str:
     return sign.encode("unicode_escape").decode()

@@ -118,8 +118,7 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
     larger = [
         other
         for other in others
-        if other.key == replace(cell.key, cell=replace(cell.key.cell, batch_size=other.key.cell.batch_size))
-        and other.key.cell.batch_size > cell.key.cell.batch_size
+        if other.key.cell.batch_size > cell.key.cell.batch_size and other.key.series == cell.key.series
     ]
     if not larger:
         return []

@@ -80,12 +80,15 @@ def judge_run(facts: Facts) -> Judgement:
     found = {key: _judged(facts, key, rows[key], times[key], spreads[key.phase], sides[key]) for key in times}
     judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
     setting, differences = setting_of(facts), _differences(facts, spreads, judged)
+    series: dict[tuple[object, ...], list[JudgedCell]] = {}
+    for key, cell in judged.items():
+        series.setdefault(key.series, []).append(cell)
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
-                levers=tuple(levers(judged[key], setting, list(judged.values()))),
+                levers=tuple(levers(judged[key], setting, series[key.series])),
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=_unexplained_in(facts, item.cell),
             )

@@ -32,6 +32,7 @@ def judge_folder(folder: Path) -> Run:
     for cell, visits in facts.visits.items():
         spent_s = sum(visit.preparation_s for visit in visits)
         preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
+    early = [document.ended_by] if document.ended_by else []
     owned = {
         name: replace(item, cache_used_bytes=_most_used(name, facts.visits))
         for name, item in document.engine.owned.items()
@@ -50,7 +51,7 @@ def judge_folder(folder: Path) -> Run:
         fresh_starts=tuple(gathered.fresh_starts.values()),
         after_silence=tuple(gathered.after_silence.values()),
         answer=judgement.answer,
-        warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
+        warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
     )
     write_operators(folder, facts)
     write_cells(folder, judgement.cells)

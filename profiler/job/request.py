@@ -158,7 +158,7 @@ def prepare_resume(folder: Path, options: Options) -> Prepared:
     """
     document = read_document(folder)
     if document.finished:
-        raise RunError(f"{folder} is finished; there is nothing to resume.")
+        raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
     return replace(prepare(replace(_asked_again(folder, document, options), out=folder)), resumed=True)
 
 

@@ -12,7 +12,7 @@ from profiler.diagnosis.facts import CellPeak, DispatchSamples, Facts, Predicted
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import OWNING
-from profiler.errors import RankError, RequestError, first_line
+from profiler.errors import DeviceError, RankError, RequestError, first_line
 from profiler.grid import Cell
 from profiler.job.cold import fresh_starts
 from profiler.job.engines import beside, make_engines
@@ -176,25 +176,26 @@ def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep
         ledger.add(fact)
     store.write_operators(ledger.facts)
     ledger.judge(prepared.grid.cells)
-    interrupted: KeyboardInterrupt | RankError | None = None
+    ended: KeyboardInterrupt | DeviceError | RankError | None = None
     try:
         _measure(prepared, subject, ledger, stages, visits, ranks)
         if ranks is not None:
             ranks.end()
         _look_inside(prepared, subject, ledger, stages, store)
-    except RankError as error:
-        interrupted = error
+    except (DeviceError, RankError) as error:
+        ended = error
     except KeyboardInterrupt as interrupt:
         # torchrun ends the other ranks as soon as one is gone: then that is the reason.
-        interrupted = group.failure() if group is not None and group.lost() else interrupt
-    store.write_document(_closing(document, subject, stages, finished=interrupted is None))
+        ended = group.failure() if group is not None and group.lost() else interrupt
+    document = replace(document, ended_by=str(ended or ""))
+    store.write_document(_closing(document, subject, stages, finished=ended is None))
     run = judge_folder(store.folder)
-    if isinstance(interrupted, RankError):
-        raise interrupted  # torchrun waits for this process to end: `roofscope report` draws what was kept
+    if isinstance(ended, RankError):
+        raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
     write_reports([run])
-    if interrupted:
-        raise interrupted
+    if ended:
+        raise ended
     return run
 
 
@@ -313,11 +314,15 @@ def _cut_short(stages: _Stages, what: str) -> Iterator[None]:
     """What is measured beside the sweep ends early where it runs out of memory or fails; the sweep's figures stand."""
     try:
         yield
+    except DeviceError:
+        raise
     except (RuntimeError, RequestError) as error:
         stages.listener.stage(f"{what} ended early: {first_line(error)}")
     else:
         return
     gc.collect()
+    if trouble := stages.machine.trouble():
+        raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
     stages.machine.release()
 
 

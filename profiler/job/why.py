@@ -13,6 +13,7 @@ from pathlib import Path
 
 from profiler.diagnosis.why import Floor, Seen, Why, judge
 from profiler.errors import RequestError
+from profiler.record.store import replace_file
 from profiler.report.why import why_json
 from profiler.report.why_page import html_why
 from profiler.watching.patches import watched
@@ -38,7 +39,7 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
 
     Raises RequestError for a script that cannot be read.
     """
-    recorder, name, process = Recorder(), module or str(script), os.getpid()
+    recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     with watched(recorder):
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
     if os.getpid() != process:
@@ -83,10 +84,10 @@ def write(found: Why, folder: Path) -> None:
     """Write why.json and why.html. Raises RequestError where the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "why.json").write_text(json.dumps(why_json(found), indent=2) + "\n", encoding="utf-8")
-        (folder / "why.html").write_text(html_why(found), encoding="utf-8")
     except OSError as error:
         raise RequestError(f"{folder} cannot be written: {error.strerror}.") from None
+    replace_file(folder / "why.json", json.dumps(why_json(found), indent=2) + "\n")
+    replace_file(folder / "why.html", html_why(found))
 
 
 def _folder_name(script: str) -> str:

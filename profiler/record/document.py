@@ -176,6 +176,8 @@ class RunDocument:
     missing_facts: tuple[str, ...] = ()
     """What an older version did not keep, so that it cannot be judged again."""
     finished: bool = False
+    ended_by: str = ""
+    """What ended it early, where that was neither a user nor a kill."""
     health: HealthRecord = HealthRecord()
     evidence: tuple[CellEvidence, ...] = ()
     scaling: tuple[DoublingTest, ...] = ()

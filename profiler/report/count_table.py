@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from profiler.units import count, duration, scaled, significant
+from profiler.units import count, duration, no_formula, scaled, significant
 
 _OPERATOR_COLUMNS = (
     "name",
@@ -160,7 +160,7 @@ def operators_csv(document: Mapping[str, Any]) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(document["operators"])
+    writer.writerows({**row, "name": no_formula(row["name"])} for row in document["operators"])
     return buffer.getvalue()
 
 

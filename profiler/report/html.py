@@ -49,6 +49,7 @@ from profiler.report.rows import (
     roof_rows,
     split_rows,
 )
+from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
 from profiler.report.splits import split_bars
 from profiler.report.svg import Mark, inline_svg
 from profiler.units import duration, scaled
@@ -118,7 +119,8 @@ def html_report(run: Run) -> str:
             forecast_columns=FORECAST_COLUMNS,
             forecast_cells=forecast_cells,
             carried=carried,
-            rows=[entries(result) for result in run.results],
+            rows=[entries(result) for result in spanning(run.results, MOST_ROWS_A_PHASE)],
+            all_rows=len(run.results),
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
             slope_texts=slope_texts,
             inside=breakdown_rows(run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from profiler.record.run import Run
@@ -24,6 +25,7 @@ from profiler.report.lines import (
 )
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import lever_rows
+from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
 from profiler.units import count, scaled
 
 _PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
@@ -53,7 +55,10 @@ def markdown_report(run: Run) -> str:
     lines += _section(
         "What would change it", levers, " (tried here, or computed from the cell's split; less than nothing costs)"
     )
-    lines += [markdown_table(tokens_table(run)), *_section("Words", footnotes(run))]
+    shown = spanning(run.results, MOST_ROWS_A_PHASE)
+    if len(shown) < len(run.results):
+        lines += [f"{len(shown)} of {len(run.results)} rows; all are in cells.csv.", ""]
+    lines += [markdown_table(tokens_table(replace(run, results=tuple(shown)))), *_section("Words", footnotes(run))]
     return "\n".join(lines)
 
 

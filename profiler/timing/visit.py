@@ -15,7 +15,7 @@ import torch
 
 from profiler.engines.base import Engine
 from profiler.engines.scheduled import Scheduled
-from profiler.errors import NoRoomError, RequestError, RoofscopeError
+from profiler.errors import DeviceError, NoRoomError, RequestError, RoofscopeError
 from profiler.grid import Cell
 from profiler.machine.clock import Clock, no_gc
 from profiler.machine.machine import Machine
@@ -62,7 +62,7 @@ class Bench:
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
-    """A visit; a gap where the cell runs out of memory or fails."""
+    """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
     try:
         with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
@@ -70,6 +70,8 @@ def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) ->
         gap = _gap(cell, error)
     # Only here: as long as the error is handled, its traceback holds the tensors of the step that failed.
     gc.collect()
+    if gap.status == "failed" and (trouble := bench.machine.trouble()):
+        raise DeviceError(f"the device is lost since {cell.name}: {trouble}; what was measured is kept.")
     bench.machine.release()
     return gap
 

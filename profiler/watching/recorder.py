@@ -99,6 +99,7 @@ class Recorder:
     noting_s: float = 0.0
     kept_bytes: int = 0
     _here: _Thread = field(default_factory=_Thread)
+    _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
     _texts: set[int] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
@@ -154,7 +155,17 @@ class Recorder:
             return run(*args, **named)
         finally:
             self._here.load_depth = 0
-            self.loads.append(Load(source, now_s() - start_s, _where()))
+            self.loads.append(Load(self._name_of(source), now_s() - start_s, _where()))
+
+    def _name_of(self, source: str) -> str:
+        """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
+
+        Another path of the same name gets a number.
+        """
+        is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
+        name = Path(source).resolve().name if is_path else source
+        taken = [known for known, short in self._sources.items() if short.partition(" (")[0] == name]
+        return self._sources.setdefault(source, f"{name} ({len(taken) + 1})" if taken else name)
 
     def text(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a tokenizer and add its seconds."""
