@@ -80,11 +80,16 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
                 ("decode", 2, 1024, 64, 0.01743051),
             ],
         ),
-        # 8 x 1024 tokens at 32,768 tokens/s are 0.25 s; of 1.75 s the other 1.5 s are those of 15 steps.
+        # The tool's own last_ttft; its page tells "~60 ms" and "~169 ms" between tokens.
         (
             "sglang-server.jsonl",
             "SGLang bench_one_batch_server",
-            [("prefill", 8, 1024, 16, 0.25), ("decode", 8, 1024, 16, 0.1)],
+            [
+                ("prefill", 33, 8192, 65536, 80.1232),
+                ("decode", 33, 8192, 65536, (3998.5722 - 80.1232) / 65535),
+                ("prefill", 38, 8192, 65536, 535.1799),
+                ("decode", 38, 8192, 65536, (11581.5906 - 535.1799) / 65535),
+            ],
         ),
         ("optimum.json", "optimum-benchmark", [("prefill", 2, 64, 16, None), ("decode", 2, 64, 16, None)]),
         (
