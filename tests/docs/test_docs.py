@@ -1,0 +1,119 @@
+"""The manual: its reference is what the code says now, its commands run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .reference import FOLDER, Key, columns_page, command_names, documents, pages
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+NO_DEVICE = [page for page in DOCS if "```console" in page.read_text()]
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+_COMMAND = re.compile(r"^\s*(?:\$ )?roofscope ([a-z-]+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    assert (FOLDER / name).read_text() == pages()[name], "run `python -m tests.docs.reference`"
+
+
+def test_every_column_says_what_it_is() -> None:
+    rows = [line.split("|")[2].strip() for line in columns_page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 60
+    assert all(rows)
+
+
+def _unknown(value: Any, keys: dict[str, Key], at: str = "") -> Iterator[str]:
+    """Paths of a real document that its page does not name."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _unknown(item, keys, f"{at}[]")
+    elif isinstance(value, dict):
+        by_name = at in keys and keys[at].kind.startswith("object by name")
+        for name, item in value.items():
+            path = at + "{}" if by_name else f"{at}.{name}".lstrip(".")
+            if not by_name and path not in keys:
+                yield path
+            else:
+                yield from _unknown(item, keys, path)
+
+
+REAL = {
+    "compare A B": ("compare", "zen5-float32", "zen5-bfloat16"),
+    "compare A B C ...": ("compare", "2-cores", "2-cores", "2-cores"),
+    "gate": ("gate", "zen4", "zen4"),
+    "run, batch-test, judge": ("judge", "zen4"),
+}
+
+
+@pytest.mark.parametrize("title", REAL)
+def test_a_real_document_has_no_key_that_its_page_does_not_name(
+    title: str, roofscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    command, *runs = REAL[title]
+    shutil.copytree(ROOT / "runs/reference", tmp_path / "runs", ignore=shutil.ignore_patterns("*.html", "*.png"))
+    folders = [str(tmp_path / "runs" / f"smollm2-135m-{name}") for name in runs]
+    document = json.loads(roofscope(command, *folders, "--format", "json").out)
+    known = documents()
+    keys = {key.path: key for key in [*known[title], *(known["run.json"] if command == "judge" else ())]}
+    assert document.keys() <= {path.split(".")[0] for path in keys}
+    assert not set(_unknown(document, keys))
+
+
+def _blocks(page: Path) -> list[str]:
+    """The commands of a page's console blocks, a line each."""
+    found = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line[2:] for block in found for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("page", NO_DEVICE, ids=lambda page: page.stem)
+def test_its_commands_run(
+    page: Path, roofscope: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("runs/reference", "tests/data/foreign"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    commands = _blocks(page)
+    assert commands
+    for line in commands:
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "roofscope"
+        said = re.search(r"# exit (\d)", line)
+        outcome = roofscope(*arguments)
+        assert outcome.code == (int(said[1]) if said else 0), f"{line}: {outcome.err}"
+        assert outcome.out.strip(), line
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
+def test_its_links_lead_somewhere_and_its_commands_exist(page: Path) -> None:
+    text = page.read_text()
+    links = [first or second for first, second in _LINK.findall(re.sub(r"`[^`\n]*`", "", text))]
+    for link in links:
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        file = (page.parent / target) if target else page
+        assert file.exists(), f"{page.name}: {link}"
+        if anchor:
+            heads = {_anchor(head) for head in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)}
+            assert anchor in heads, f"{page.name}: {link}"
+    assert set(_COMMAND.findall(text)) <= {*command_names(), "command"}
+
+
+def _anchor(head: str) -> str:
+    """A heading's anchor as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached = {(ROOT / "docs" / first).resolve() for first, _ in _LINK.findall((ROOT / "docs/index.md").read_text())}
+    assert {page.resolve() for page in DOCS if page.name not in ("index.md", "hostile.md")} <= reached
