@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import itertools
@@ -30,6 +31,7 @@ _MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not
 _DEEPEST = 4
 
 
+@functools.cache
 def pages() -> dict[str, str]:
     """Every page by its file name."""
     rendered = {
@@ -189,6 +191,7 @@ def json_page() -> str:
     return "".join(parts)
 
 
+@functools.cache
 def documents() -> dict[str, list[Key]]:
     """The keys of every document by its title."""
     from profiler.job.count import StepCount

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 NO_DEVICE = [page for page in DOCS if "```console" in page.read_text()]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
-_COMMAND = re.compile(r"^\s*(?:\$ )?roofscope ([a-z-]+)", re.MULTILINE)
+_CODE = re.compile(r"^```\w*\n.*?^```|^    .*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"(?:^|`|\$ | {4})roofscope ([a-z-]+)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", pages())
@@ -39,6 +40,8 @@ def _unknown(value: Any, keys: dict[str, Key], at: str = "") -> Iterator[str]:
             yield from _unknown(item, keys, f"{at}[]")
     elif isinstance(value, dict):
         by_name = at in keys and keys[at].kind.startswith("object by name")
+        if by_name and not any(path.startswith(at + "{}") for path in keys):
+            return  # plain values by name
         for name, item in value.items():
             path = at + "{}" if by_name else f"{at}.{name}".lstrip(".")
             if not by_name and path not in keys:
@@ -69,28 +72,34 @@ def test_a_real_document_has_no_key_that_its_page_does_not_name(
     assert not set(_unknown(document, keys))
 
 
-def _blocks(page: Path) -> list[str]:
-    """The commands of a page's console blocks, a line each."""
-    found = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
-    return [line[2:] for block in found for line in block.splitlines() if line.startswith("$ ")]
+def _commands(page: Path) -> list[tuple[str, list[str]]]:
+    """The commands of a page's console blocks, each with the pieces of its output that the page shows."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, shown = part.partition("\n")
+            found.append((line, [" ".join(piece.split()) for piece in shown.split("...\n") if piece.strip()]))
+    return found
 
 
 @pytest.mark.parametrize("page", NO_DEVICE, ids=lambda page: page.stem)
-def test_its_commands_run(
+def test_its_commands_run_and_say_what_it_shows(
     page: Path, roofscope: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in ("runs/reference", "tests/data/foreign"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.html", "*.png"))
     monkeypatch.chdir(tmp_path)
-    commands = _blocks(page)
+    commands = _commands(page)
     assert commands
-    for line in commands:
+    for line, shown in commands:
         program, *arguments = shlex.split(line, comments=True)
         assert program == "roofscope"
         said = re.search(r"# exit (\d)", line)
         outcome = roofscope(*arguments)
         assert outcome.code == (int(said[1]) if said else 0), f"{line}: {outcome.err}"
-        assert outcome.out.strip(), line
+        out = " ".join(outcome.out.split())
+        assert out, line
+        assert not [piece for piece in shown if piece not in out], out
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
@@ -106,7 +115,8 @@ def test_its_links_lead_somewhere_and_its_commands_exist(page: Path) -> None:
         if anchor:
             heads = {_anchor(head) for head in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)}
             assert anchor in heads, f"{page.name}: {link}"
-    assert set(_COMMAND.findall(text)) <= {*command_names(), "command"}
+    named = {name for code in _CODE.findall(text) for name in _COMMAND.findall(code)}
+    assert named <= set(command_names()), named
 
 
 def _anchor(head: str) -> str:
