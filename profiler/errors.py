@@ -30,8 +30,18 @@ class DeviceError(RequestError):
     """A device that is not there, or cannot do what was asked."""
 
 
+class NoRoomError(RequestError):
+    """Work that needs more memory than there is for it."""
+
+
 class RunError(RequestError):
     """A run folder that cannot be written, read, or belongs to something else."""
+
+
+class RankError(RoofscopeError):
+    """One of the ranks that share a model ended or failed, and with it the run: what was measured is kept."""
+
+    exit_code = 3
 
 
 def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:

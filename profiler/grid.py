@@ -88,6 +88,12 @@ class CellKey:
         """`decode 1 x 64 (static)`."""
         return f"{self.phase} {self.cell.name}"
 
+    @property
+    def series(self) -> tuple[Phase, int, int, int, str]:
+        """What keys have in common that differ by nothing but their batch."""
+        cell = self.cell
+        return self.phase, cell.prompt_len, cell.context_len, cell.new_tokens, cell.engine
+
     @classmethod
     def at(
         cls, phase: Phase, batch_size: int, prompt_len: int, context_len: int, new_tokens: int, engine: str

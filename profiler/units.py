@@ -34,6 +34,11 @@ def duration(seconds: float) -> str:
     return f"{significant(seconds / 1e-9, 3)} ns" if seconds else "0 s"
 
 
+def signed_duration(seconds: float) -> str:
+    """`0.0021` -> `+2.10 ms`."""
+    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+
+
 def clock_time(seconds: float) -> str:
     """`95` -> `1:35`."""
     whole = max(0, round(seconds))
@@ -71,6 +76,20 @@ def visible_in(content: Any) -> Any:
     if isinstance(content, list):
         return [visible_in(value) for value in content]
     return content
+
+
+# https://owasp.org/www-community/attacks/CSV_Injection: what a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def no_formula(text: str) -> str:
+    """A text of a CSV file with a quote before it where a spreadsheet would take it for a formula."""
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def formula_again(text: str) -> str:
+    """What `no_formula` was given."""
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
 
 
 def _escape(sign: str) -> str:

@@ -65,7 +65,7 @@ for command in (
     look.models,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
-app.command("why", context_settings=asked_why.SETTINGS)(asked_why.why)
+app.command("why", cls=asked_why.WhyCommand, context_settings=asked_why.SETTINGS)(asked_why.why)
 
 
 def main() -> None:

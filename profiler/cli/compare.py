@@ -135,7 +135,7 @@ def place(
         }
         print(json.dumps(document, indent=2))
         return
-    title = f"{found.file.tool}: {model} in {found.dtype} under the roofs of {found.under.name}"
+    title = f"{found.file.tool}: {found.model} in {found.dtype} under the roofs of {found.under.name}"
     print_placed(title, found.rows, found.doubts, screen(plain=plain))
 
 

@@ -29,10 +29,9 @@ def export(
             raise RequestError("--format parquet is binary; give a file with --out.")
         sys.stdout.buffer.write(content)
         return
-    try:
-        out.write_bytes(content)
-    except OSError as error:
-        raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
+    from profiler.record.store import replace_file
+
+    replace_file(out, content)
 
 
 def judge(

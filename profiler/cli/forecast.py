@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
 from profiler.job.options import QUANT_HELP
+
+if TYPE_CHECKING:
+    from profiler.job.cards import AskedRanks
+    from profiler.job.forecast import Wanted
 
 
 def forecast(
@@ -24,6 +28,11 @@ def forecast(
     quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}: of a run one that it tried.")] = "none",
     engine: Annotated[str, typer.Option(help="Of a run: one of its engines, or static where it tried that.")] = "",
     threads: Annotated[int, typer.Option(help="Of a run on a CPU: half its threads, where it tried that.")] = 0,
+    tp: Annotated[str, typer.Option("--tp", help="On several cards that share the model: 2,4,8.")] = "",
+    link: Annotated[
+        str, typer.Option(help="--tp: nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s.")
+    ] = "",
+    price: Annotated[float | None, typer.Option(help="--tp: USD an hour of one card.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Then run it, and say how far off the forecast was.")] = False,
     model: Annotated[str, typer.Option(help="--check: where the run's model lies, if it was a local path.")] = "",
     budget_s: Annotated[float, typer.Option("--budget", help="--check: seconds for the sweep.")] = 30.0,
@@ -34,6 +43,7 @@ def forecast(
 ) -> None:
     """Say what cells would take that nobody measured, and how far off such forecasts are."""
     one_of(output_format, "--format", ("table", "json"))
+    from profiler.job.cards import AskedRanks
     from profiler.job.checking import check_forecast
     from profiler.job.forecast import Wanted, forecast_on, forecast_run
     from profiler.report.console import screen
@@ -44,6 +54,13 @@ def forecast(
         raise RequestError(f"{source!r} is no run folder; give one, or a model with --on CARD.")
     if check and on:
         raise RequestError("--check runs on this device; leave --on out, or forecast a run of this device.")
+    if tp or link or price is not None:
+        if not tp or check or keep or out is not None:
+            raise RequestError(
+                "--link and --price belong to --tp, which is printed alone: no --check, --keep or --out."
+            )
+        _print_ranks(source, on, wanted, AskedRanks(tp, link, price), output_format, plain)
+        return
     answer = forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
     if keep and on:
         raise RequestError("--keep: only the forecast of a run has a folder to be kept in.")
@@ -65,6 +82,21 @@ def forecast(
     print_forecast(answer, screen(plain=plain))
     if checked:
         print_check(checked, screen(plain=plain))
+
+
+def _print_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, output_format: str, plain: bool) -> None:
+    """What several cards give."""
+    from datetime import UTC, datetime
+
+    from profiler.job.cards import forecast_ranks
+    from profiler.report.console import screen
+    from profiler.report.ranks import print_ranks, ranks_json
+
+    answer, card = forecast_ranks(source, on, wanted, asked, datetime.now(UTC).date())
+    if output_format == "json":
+        print(json.dumps(ranks_json(answer, card), indent=2))
+    else:
+        print_ranks(answer, card, screen(plain=plain))
 
 
 def rent(

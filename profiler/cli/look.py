@@ -22,6 +22,7 @@ def count(
     quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}.")] = "none",
     attn: Annotated[str, typer.Option(help="What is executed: sdpa (a fused kernel) or eager.")] = "sdpa",
     gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
+    tp: Annotated[int, typer.Option("--tp", help="One rank's share under tensor parallelism over so many.")] = 1,
     gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,
     crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
@@ -44,6 +45,7 @@ def count(
         census=gemm_census,
         gpu_names=gpu,
         second_opinion=crosscheck,
+        tp=tp,
         trust_remote_code=trust_remote_code,
     )
     document = counted.as_json()

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, Format, Plain, Quiet, asks, one_of
-from profiler.errors import RequestError
+from profiler.errors import RankError, RequestError
 from profiler.job.options import Options
 
 if TYPE_CHECKING:
     from profiler.job.run import Listener
+    from profiler.machine.ranks import Group
     from profiler.record.run import Run
 
 
@@ -32,6 +33,11 @@ def run(
     options = Options(**asked)
     from profiler.report.progress import make_listener
 
+    group = None
+    if options.tp != 1 or under_torchrun():
+        group = _group_of(options, resume)
+        if group is None:
+            return
     listener = make_listener(quiet=quiet, plain=plain)
     with listener:
         from profiler.job.request import prepare, prepare_resume
@@ -43,9 +49,18 @@ def run(
                 raise RequestError("--resume finishes one run; give the folder of one precision and no --quant.")
             _run_precisions(options, precisions, listener, output_format, plain)
             return
+        devices = [name.strip() for name in options.device.split(",") if name.strip()]
+        if len(devices) > 1:
+            if resume is not None or group is not None:
+                raise RequestError("--device with several devices runs each by itself: without --resume and --tp.")
+            _run_devices(options, devices, listener, output_format, plain)
+            return
         prepared = prepare(options) if resume is None else prepare_resume(resume, options)
         try:
-            result = execute(prepared, listener)
+            result = execute(prepared, listener, group=group)
+        except RankError as error:
+            listener.close()
+            raise RankError(f"{error}; what was measured is in {prepared.out}.") from error
         except KeyboardInterrupt:
             listener.close()
             print(f"interrupted; what was measured is in {prepared.out}", file=sys.stderr)
@@ -59,6 +74,66 @@ def run(
         print_run(result, screen(plain=plain))
     if len(result.measured) < len(result.results):
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process; asked without torch, which takes a second to import."""
+    if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
+        return False
+    from profiler.machine.ranks import under_torchrun as asked
+
+    return asked()
+
+
+def _group_of(options: Options, resume: Path | None) -> Group | None:
+    """The group that this process leads; None where the work is done: by the ranks that it started, or as one of them.
+
+    Raises RequestError for what cannot be run so.
+    """
+    import subprocess
+
+    from profiler.job.request import prepare, prepare_resume
+    from profiler.machine.machine import machine_for
+    from profiler.machine.ranks import Group, torchrun_command
+
+    prepared = prepare(options) if resume is None else prepare_resume(resume, options)
+    if not under_torchrun():
+        done = subprocess.run(torchrun_command(sys.executable, options.tp, sys.argv[1:]), check=False)
+        if done.returncode:
+            raise typer.Exit(EXIT_INCOMPLETE)
+        return None
+    group = Group(prepared.request.device.type)
+    if group.size != options.tp:
+        raise RequestError(f"torchrun started {group.size} processes; give --tp {group.size}.")
+    if group.rank == 0:
+        return group
+    from profiler.job.ranks import follow_rank
+
+    follow_rank(prepared, group, machine_for(group.device))
+    return None
+
+
+def _run_devices(options: Options, devices: list[str], listener: Listener, output_format: str, plain: bool) -> None:
+    from dataclasses import asdict
+
+    from profiler.job.several import device_healths, run_devices
+
+    runs = run_devices(options, devices, listener)
+    found = device_healths(runs, devices)
+    if output_format == "json":
+        told = [{**asdict(item), "ill": item.ill} for item in found]
+        print(json.dumps({"devices": told, "runs": [as_json(run) for run in runs]}, indent=2))
+        return
+    from profiler.report.console import screen
+    from profiler.report.healths import health_lines
+    from profiler.report.terminal import print_run
+
+    console = screen(plain=plain)
+    for run in runs:
+        print_run(run, console)
+    console.print()
+    for line in health_lines(found):
+        console.print(line, highlight=False, style="bold")
 
 
 def _run_precisions(

@@ -8,12 +8,29 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
+
+_WITH_VALUE = ("--out", "--format")
+
+
+class WhyCommand(TyperCommand):
+    """What stands behind `-m MODULE` belongs to the module, as with the interpreter's own `-m`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].startswith("-"):
+            if args[at].startswith("-m"):
+                behind = at + 1 + (args[at] == "-m")
+                return list(super().parse_args(ctx, [*args[:behind], "--", *args[behind:]]))
+            at += 1 + (args[at] in _WITH_VALUE)
+        return list(super().parse_args(ctx, args))
+
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 """What stands behind the script belongs to the script."""

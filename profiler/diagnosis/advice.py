@@ -8,9 +8,11 @@ from dataclasses import replace
 from profiler.diagnosis.cell import EngineDifference, JudgedCell, Lever
 from profiler.diagnosis.levers import Setting, levers
 from profiler.diagnosis.regimes import Flag
-from profiler.diagnosis.step_time import Split
-from profiler.units import duration, percent, scaled, significant
+from profiler.diagnosis.step_time import TERM_NAMES, Split
+from profiler.units import duration, percent, scaled, signed_duration, significant
 
+# A term that gains less than this share of what engines differ by is left to the picture.
+_WORTH_A_TERM = 0.05
 # A saving of less than this share of a prefill is left to the table.
 _WORTH_A_SENTENCE = 0.1
 
@@ -64,10 +66,35 @@ def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]
     engine, step_s = first.key.cell.engine, first.split.latency_s
     return [
         f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))} of the"
-        f" {duration(step_s)} step against {engine}."
+        f" {duration(step_s)} step against {engine}{_where_it_lies(item)}."
         for item in differences
         if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
     ]
+
+
+def where_it_lies(item: EngineDifference) -> list[str]:
+    """Which terms make the difference between two engines, the largest first, in words; what is small beside it is
+    left out."""
+    least_s = _WORTH_A_TERM * max(map(abs, (item.saves_s, *item.terms.values())))
+    ranked = sorted(item.terms.items(), key=lambda pair: -abs(pair[1]))
+    return [f"{_term_words(name, item)} {signed_duration(gain)}" for name, gain in ranked if abs(gain) >= least_s]
+
+
+def _where_it_lies(item: EngineDifference) -> str:
+    words = where_it_lies(item)
+    return f": {', '.join(words)}" if words else ""
+
+
+def _term_words(term: str, item: EngineDifference) -> str:
+    """A term with what it stands for in this difference."""
+    if term == "dispatch_s" and item.how:
+        return f"dispatch ({item.how})"
+    if term == "engine_s":
+        return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
+    cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")
+    if term == "avoidable_s" and cause and abs(item.causes[cause]) > abs(item.terms[term]) / 2:
+        return cause
+    return TERM_NAMES[term]
 
 
 def _because(cell: JudgedCell, setting: Setting) -> str:
@@ -125,6 +152,7 @@ def _beside(s: Split) -> str:
     """The largest term beside the bytes, where it is worth a word."""
     terms = {
         "dispatch": s.dispatch_s,
+        "generate itself": s.generate_s,
         "dequantisation": s.dequantise_s,
         "kernels below the roof": s.kernel_s,
         "avoidable work": s.avoidable_s,
@@ -143,6 +171,8 @@ def _largest_terms(s: Split) -> str:
         "avoidable work takes": s.avoidable_s,
         "the link takes": s.link_s,
         "dispatch takes": s.dispatch_s,
+        "generate adds": s.generate_s,
+        "the engine takes": s.engine_s,
         "unexplained is": s.unexplained_s,
     }
     ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]

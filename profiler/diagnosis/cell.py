@@ -113,6 +113,10 @@ class CellResult:
     """Of the split: converting between formats."""
     link_s: float = _UNKNOWN
     """Of the split: what weights that wait on the host or the disk take to cross."""
+    generate_s: float = _UNKNOWN
+    """Of the split: what transformers' `generate` adds to the same step of our own loop."""
+    engine_s: float = _UNKNOWN
+    """Of the split: what an engine that owns its model adds to what the work demands."""
     visits: int | None = None
     """How often it was visited: the interval of a single visit is within that visit."""
 
@@ -195,6 +199,12 @@ class EngineDifference(Keyed):
     saves_s: float
     low_s: float
     high_s: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What each term of the split gains in seconds from the run's first engine to this one."""
+    causes: Mapping[str, float] = field(default_factory=dict)
+    """The same of the avoidable work, by cause."""
+    how: str = ""
+    """How an engine that owns its model issues a step."""
     visits: int = 2
     """Visits of the one that has fewer: a single one does not tell what visits of the same cell differ by."""
 

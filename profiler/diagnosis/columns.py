@@ -140,9 +140,15 @@ class Demanded:
     steps: Steps
     columns: tuple[OperatorColumn, ...]
     peak_bytes: Array
+    collective_s: Array | None = None
+    """Seconds that the ranks of a group exchange results in; None: one device works alone."""
+
+    @property
+    def exchanged_s(self) -> Array:
+        return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
 
     def at(self, chosen: Array) -> Demanded:
         """Those that `chosen` picks."""
-        return Demanded(
-            self.steps.at(chosen), tuple(column.at(chosen) for column in self.columns), self.peak_bytes[chosen]
-        )
+        columns = tuple(column.at(chosen) for column in self.columns)
+        collective_s = None if self.collective_s is None else self.collective_s[chosen]
+        return Demanded(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s)

@@ -34,6 +34,8 @@ class OperatorWork:
     """Cache read and written."""
     activation_bytes: Amount
     """Operands and intermediates written and read between kernels, at most."""
+    bus_bytes: Amount = 0
+    """What crosses each rank's link, of a collective: its message by the factor of nccl-tests."""
     avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
 
@@ -51,6 +53,9 @@ class OperatorWork:
         """Bytes that the library's path moves when no intermediate stays in a cache."""
         return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
 
+
+COLLECTIVE = "collective"
+"""The group of operators that exchange results between ranks."""
 
 REST = "all other kernels"
 """What stands among the operators that were run alone for all the small kernels between them."""
@@ -191,6 +196,60 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class GenerateSteps:
+    """Decode steps within `generate` and within our own loop, in turn: seconds in each part, step by step."""
+
+    cell: Cell
+    transformers: str
+    """Its version: the parts are its own functions."""
+    parts_s: Mapping[str, tuple[float, ...]]
+    own_s: Mapping[str, tuple[float, ...]]
+    streamed_s: tuple[float, ...]
+    """The part that ends a step, with a streamer that takes every token."""
+    reads_a_token: float
+    """Values that the host reads from the device in a step."""
+
+
+@dataclass(frozen=True)
+class FirstCalls:
+    """The first requests of a process to one engine."""
+
+    preparation_s: float
+    """Compiling, capturing."""
+    first_s: float
+    """Until all tokens of the first request were on the host."""
+    second_s: float
+    """The same request once more."""
+
+    @property
+    def once_s(self) -> float:
+        """What is paid once."""
+        return self.preparation_s + self.first_s - self.second_s
+
+
+@dataclass(frozen=True)
+class FreshStart:
+    """A process that was started for one model, until it had answered."""
+
+    link: str
+    """Where its weights came from: disk, page cache, cached (a hub's folder), drawn (random)."""
+    launch_s: float
+    """The interpreter's start and all imports."""
+    load_s: float
+    load_bytes: int
+    engines: Mapping[str, FirstCalls]
+
+
+@dataclass(frozen=True)
+class AfterSilence:
+    """The first decode steps after some seconds without work, time and again."""
+
+    cell: Cell
+    silence_s: float
+    steps_s: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Quality:
     """The next-token distributions of two models over the same text, held against each other."""
 
@@ -284,6 +343,19 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
+class RankSteps:
+    """What each rank's own share of a cell takes, by rank, while nothing is exchanged and all work at once."""
+
+    cell: Cell
+    prefill_s: tuple[float, ...]
+    """Empty where the cell has no prefill."""
+    decode_s: tuple[float, ...]
+
+    def seconds(self, phase: Phase) -> tuple[float, ...]:
+        return self.prefill_s if phase == "prefill" else self.decode_s
+
+
+@dataclass(frozen=True)
 class Facts:
     """One run, as far as it has come."""
 
@@ -297,6 +369,11 @@ class Facts:
     """By engine, phase and batch size; empty where it was not measured."""
     graph_engines: frozenset[str] = frozenset()
     """Engines whose decode step is one launch of recorded work."""
+    generate_engines: frozenset[str] = frozenset()
+    """Engines that are transformers' own `generate`."""
+    generate_steps: Mapping[Cell, GenerateSteps] = field(default_factory=dict)
+    owning_engines: Mapping[str, str] = field(default_factory=dict)
+    """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
     looks: Sequence[Look] = ()
@@ -307,6 +384,7 @@ class Facts:
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
     trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
+    rank_steps: Mapping[Cell, RankSteps] = field(default_factory=dict)
 
     @property
     def overlaps_dispatch(self) -> bool:

@@ -231,7 +231,7 @@ class Fitted:
         host_s, in_kernels_s = device.dispatched(steps)
         if any_replayed:
             kernel_s -= in_kernels_s
-        link_s = np.full(count, device.fetch_s)
+        link_s = device.fetch_s + demanded.exchanged_s
         busy_s = weights_s + kv_s + compute_s + dequantise_s + kernel_s + avoidable_s + link_s
         dispatch_s = np.maximum(0.0, host_s - busy_s) if device.overlaps else host_s
         return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, dispatch_s)
@@ -256,7 +256,9 @@ class Fitted:
             if phase in self.residuals:
                 found = self.residuals[phase].value(_octaves(demanded.steps.at(chosen)))
                 log_ratio[chosen], sigma[chosen] = found
-        return Forecast(demanded, terms, terms.total_s * np.exp(log_ratio), sigma)
+        # What the split left unexplained on one device says nothing of a link between several.
+        own_s = terms.total_s - demanded.exchanged_s
+        return Forecast(demanded, terms, own_s * np.exp(log_ratio) + demanded.exchanged_s, sigma)
 
 
 @dataclass(frozen=True)

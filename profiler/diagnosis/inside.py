@@ -13,6 +13,10 @@ from profiler.grid import CellKey
 BETWEEN = "between modules"
 """Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""
 
+_DISTURBED = 1.5
+"""Hooked over plain step, from which the hooks' hundreds of marks set the pace, as they may on a card; below it a
+machine may merely have drifted."""
+
 _UNHOOKED = ("other", "embedding")
 """Groups of operators that no known module stands for."""
 
@@ -58,13 +62,17 @@ def group_times(facts: Facts, hooked: Hooked) -> list[GroupTime]:
     return found
 
 
-def unexplained_by_group(facts: Facts, key: CellKey) -> dict[str, float]:
+def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str, float]:
     """Seconds of a cell's step that nothing explains, by group, the largest first; empty where it was not hooked.
 
-    A group's time under hooks, less its operators' own (replayed, or at their roof with their traffic), and less its
-    share of dispatch by the number of its operators.
+    Empty as well where hooks made the step of `plain_s` seconds longer: no group's time is its own then. Else a group's
+    time under hooks, less its operators' own (replayed, or at their roof with their traffic), and less its share of
+    dispatch by the number of its operators.
     """
     if key not in facts.hooked:
+        return {}
+    times = group_times(facts, facts.hooked[key])
+    if times[0].step_s > _DISTURBED * plain_s:
         return {}
     replays = facts.replays.get(key, {})
     explained: dict[str, float] = {}
@@ -85,7 +93,7 @@ def unexplained_by_group(facts: Facts, key: CellKey) -> dict[str, float]:
         item.group: item.time_s
         - explained.get(item.group, 0.0)
         - host_s * calls.get(item.group, 0) / sum(calls.values())
-        for item in group_times(facts, facts.hooked[key])
+        for item in times
     }
     return dict(sorted(excess.items(), key=lambda item: -item[1]))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from profiler.diagnosis.cards import floor_on
 from profiler.diagnosis.cell import JudgedCell, Lever
+from profiler.diagnosis.facts import COLLECTIVE
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.trials import Tried
 from profiler.machine.datasheet import Datasheet
@@ -117,8 +118,7 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
     larger = [
         other
         for other in others
-        if other.key == replace(cell.key, cell=replace(cell.key.cell, batch_size=other.key.cell.batch_size))
-        and other.key.cell.batch_size > cell.key.cell.batch_size
+        if other.key.cell.batch_size > cell.key.cell.batch_size and other.key.series == cell.key.series
     ]
     if not larger:
         return []
@@ -194,8 +194,16 @@ def _path(cell: JudgedCell) -> list[Lever]:
             seconds(Cause.LATENT_EXPANDED),
             "keys and values would not be expanded again",
         ),
-        Lever("memory for all weights on the device", cell.split.link_s, "none would cross the link at every step"),
+        _link(cell),
     ]
+
+
+def _link(cell: JudgedCell) -> Lever:
+    """What crosses a link: results between cards, or weights that wait elsewhere."""
+    link_s = cell.split.link_s
+    if any(item.group == COLLECTIVE for item in cell.operators):
+        return Lever("a faster link, or fewer cards", link_s, "ranks would not wait for each other's results")
+    return Lever("memory for all weights on the device", link_s, "none would cross the link at every step")
 
 
 def _kernels(cell: JudgedCell) -> list[Lever]:

@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from profiler.diagnosis.facts import REST, Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, split
+from profiler.diagnosis.facts import COLLECTIVE, REST, Facts, OperatorWork, Replay
+from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, of_engine, split, taxed
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
+from profiler.timing.sampling import Estimate
 from profiler.work.causes import OUTSIDE, Cause
 
 
@@ -19,7 +20,12 @@ def model_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
 
 
 def split_of(
-    facts: Facts, key: CellKey, latency_s: float, half_width_s: float = 0.0, faults: float = 0.0
+    facts: Facts,
+    key: CellKey,
+    latency_s: float,
+    half_width_s: float = 0.0,
+    faults: float = 0.0,
+    tax: Estimate | None = None,
 ) -> tuple[Split, dict[Cause, float]]:
     """The split of a cell's time with so many page faults in it, and the seconds of its avoidable work by cause.
 
@@ -46,6 +52,10 @@ def split_of(
         demands.append(_small_kernels(replays[REST], demands, outside_s, roofs))
     outside_s[Cause.PAGE_FAULTS] = faults * facts.ceilings.page_fault_s
     parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s)
+    if tax is not None:
+        parts = taxed(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
+    if key.cell.engine in facts.owning_engines:
+        parts = of_engine(parts)
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     return parts, by_cause
@@ -95,8 +105,18 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
         overlaps=facts.overlaps_dispatch,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
-        fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items()),
+        fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())
+        + exchanged_s(facts, key),
     )
+
+
+def exchanged_s(facts: Facts, key: CellKey) -> float:
+    """Seconds that the collectives of a step take over the measured link: nothing hides them."""
+    link = facts.ceilings.collective
+    if link is None:
+        return 0.0
+    sent = [item for item in facts.operators[key] if item.group == COLLECTIVE]
+    return sum(item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in sent)
 
 
 def faults_of(phase: Phase, visits: Sequence[Visit]) -> float:

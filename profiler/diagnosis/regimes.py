@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, get_args
+from functools import reduce
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiler.diagnosis.step_time import Roofs, Split, at
 
@@ -25,10 +27,12 @@ MEMORY_SHARE = 0.60
 COMPUTE_SHARE = 0.50
 """Of the device's time, explained by FLOPs at the measured rate: unfused prefills reach 0.35 to 0.6."""
 OVERHEAD_SHARE = 0.50
-"""Exposed dispatch over step, from which the host sets the pace: what hides behind the device costs nothing."""
+"""Exposed dispatch over step, from which a step is the host's: without it, as a graph, it is twice as fast. What hides
+behind the device costs nothing."""
 IDLE_SHARE = 0.20
 """Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
-gains nothing any more, so that its own label would be wrong."""
+gains nothing any more, so that its own label would be wrong. Up to OVERHEAD_SHARE it is mixed: a faster host alone
+gains this share and no more, then the device sets the pace."""
 OVERHEAD_AGAINST = 0.25
 LINK_SHARE = 0.50
 """Link over step: half of it."""
@@ -186,22 +190,48 @@ def beside(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True)
+class _Redrawn:
+    """A split whose terms are arrays of redraws, or numbers where all redraws share them."""
+
+    latency_s: Any
+    weights_s: Any
+    kv_s: Any
+    compute_s: Any
+    dequantise_s: Any
+    kernel_s: Any
+    avoidable_s: Any
+    link_s: Any
+    dispatch_s: Any
+    generate_s: float
+    unexplained_s: Any
+    replayed_share: float
+    half_widths_s: Mapping[str, float]
+
+
+_Terms = Split | _Redrawn
+
+
+@dataclass(frozen=True)
 class _Shares:
-    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch and the link of the whole step."""
+    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch and the link of the whole step.
 
-    memory: float
-    compute: float
-    kernel: float
-    kernel_low: float
+    Numbers, or arrays of redraws.
+    """
+
+    memory: Any
+    compute: Any
+    kernel: Any
+    kernel_low: Any
     """The same at the lower end of its interval."""
-    avoidable: float
-    overhead: float
-    link: float
+    avoidable: Any
+    overhead: Any
+    link: Any
 
 
-def _shares(m: Measurement) -> _Shares:
-    s = m.split
-    own_s = max(s.latency_s - s.dispatch_s, 1e-12)
+def _shares(s: _Terms) -> _Shares:
+    # What `generate` adds is the host's time as dispatch is.
+    host_s = s.dispatch_s + max(0.0, s.generate_s)
+    own_s = np.maximum(s.latency_s - host_s, 1e-12)
     lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
         memory=(s.weights_s + s.kv_s) / own_s,
@@ -209,7 +239,7 @@ def _shares(m: Measurement) -> _Shares:
         kernel=lost_s / own_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
         avoidable=s.avoidable_s / own_s,
-        overhead=s.dispatch_s / s.latency_s,
+        overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
     )
 
@@ -220,63 +250,66 @@ def _label_over_interval(m: Measurement) -> Regime:
     Where none does, the median's own stands, with low confidence, if its split explains the step.
     """
     if m.noise != "unusable":
-        return _label(m)
-    ends = {_label(replace(m, split=at(m.split, latency_s))) for latency_s in (m.latency_low_s, m.latency_high_s)}
+        return _label(m, m.split)
+    ends = {_label(m, at(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
     if len(ends) == 1:
         return ends.pop()
     explained = abs(m.split.unexplained_s) <= KERNEL_UNEXPLAINED * m.split.latency_s
-    return _label(m) if explained else "inconclusive"
+    return _label(m, m.split) if explained else "inconclusive"
 
 
-def _label(m: Measurement) -> Regime:
-    shares = _shares(m)
-    saved = _graph_share(m)
-    if shares.link >= LINK_SHARE:
-        return "link-bound"
-    if shares.overhead >= OVERHEAD_SHARE or (saved is not None and saved >= GRAPH_PROVES):
-        return "overhead-bound"
-    if m.roofs.overlaps and shares.overhead >= IDLE_SHARE:
-        return "mixed"
-    if _kernels_bind(m, shares):
-        return "kernel-bound"
-    larger, smaller = max(shares.memory, shares.compute), min(shares.memory, shares.compute)
-    reaches = shares.memory >= MEMORY_SHARE if shares.memory > shares.compute else shares.compute >= COMPUTE_SHARE
-    if reaches:
-        if larger < DOMINANCE * smaller:
-            return "mixed"
-        return "memory-bound" if shares.memory > shares.compute else "compute-bound"
-    s = m.split
-    moved = (s.weights_s + s.kv_s + s.avoidable_s) / s.latency_s
-    if moved >= MEMORY_SHARE and s.compute_s < s.weights_s + s.kv_s + s.avoidable_s:
-        return "memory-bound"
-    parts = sorted((shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link), reverse=True)
-    if parts[0] + parts[1] >= MEMORY_SHARE and parts[1] * DOMINANCE >= MEMORY_SHARE / 2:
-        return "mixed"
-    return "mixed" if _replays_explain(m) else "inconclusive"
+def _label(m: Measurement, s: Split) -> Regime:
+    return cast(Regime, _labels(m, s).item())
 
 
-def _kernels_bind(m: Measurement, shares: _Shares) -> bool:
+def _labels(m: Measurement, s: _Terms) -> NDArray[np.str_]:
+    """What bounds a measurement if its step were split like this; a label each where the terms are arrays."""
+    shares = _shares(s)
+    saved = _graph_share(m, s)
+    pays = shares.overhead >= OVERHEAD_SHARE
+    if saved is not None:
+        pays = pays | (saved >= GRAPH_PROVES)
+    idles = m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)
+    by_memory = shares.memory > shares.compute
+    larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
+    reaches = np.where(by_memory, shares.memory >= MEMORY_SHARE, shares.compute >= COMPUTE_SHARE)
+    moved_s = s.weights_s + s.kv_s + s.avoidable_s
+    moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
+    every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link)
+    parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
+    two = (parts[0] + parts[1] >= MEMORY_SHARE) & (parts[1] * DOMINANCE >= MEMORY_SHARE / 2)
+    rules: tuple[tuple[Any, Regime], ...] = (
+        (shares.link >= LINK_SHARE, "link-bound"),
+        (pays, "overhead-bound"),
+        (idles, "mixed"),
+        (_kernels_bind(s, shares), "kernel-bound"),
+        (reaches & (larger < DOMINANCE * smaller), "mixed"),
+        (reaches & by_memory, "memory-bound"),
+        (reaches, "compute-bound"),
+        (moves, "memory-bound"),
+        (two | _replays_explain(s), "mixed"),
+    )
+    return np.select([np.asarray(holds) for holds, _ in rules], [name for _, name in rules], default="inconclusive")
+
+
+def _kernels_bind(s: _Terms, shares: _Shares) -> NDArray[np.bool_]:
     """Whether kernels that run far below every roof are what the step waits for.
 
     It predicts that other kernels for these very operators recover at least half of what these lose.
     """
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
-    return (
-        shares.kernel >= KERNEL_SHARE
-        and shares.kernel_low >= KERNEL_SHARE_SURE
-        and shares.kernel >= DOMINANCE * max(others)
-        and _replays_explain(m)
-    )
+    bind = (shares.kernel >= KERNEL_SHARE) & (shares.kernel_low >= KERNEL_SHARE_SURE)
+    return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
-def _replays_explain(m: Measurement) -> bool:
+def _replays_explain(s: _Terms) -> NDArray[np.bool_]:
     """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
-    s = m.split
-    return s.replayed_share >= KERNEL_COVERAGE and abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    little = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & little)
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
-    shares = _shares(m)
+    shares = _shares(m.split)
     ridge = m.compute_flops_per_s / m.roofs.memory_bytes_per_s
     intensity = m.model_flops / m.model_bytes
     items = [
@@ -322,7 +355,7 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
                 "share of the device's time that kernels run alone take beyond their roofs",
                 shares.kernel,
                 f">= {KERNEL_SHARE} kernels",
-                "kernel-bound" if _kernels_bind(m, shares) else "",
+                "kernel-bound" if _kernels_bind(m.split, shares) else "",
                 2.0,
             )
         )
@@ -341,7 +374,8 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
-    if (saved := _graph_share(m)) is not None:
+    if (graph := _graph_share(m, m.split)) is not None:
+        saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
         items.append(
             Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
@@ -383,9 +417,9 @@ def _tolerance(m: Measurement) -> float:
     return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
 
 
-def _graph_share(m: Measurement) -> float | None:
+def _graph_share(m: Measurement, s: _Terms) -> NDArray[np.float64] | None:
     """Share of the step that a graph saves; None where none was replayed."""
-    return None if m.graph_step_s is None else 1 - m.graph_step_s / m.split.latency_s
+    return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
 
 def _graph_saves(m: Measurement) -> bool | None:
@@ -412,19 +446,23 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
 
 def _stability(m: Measurement, regime: Regime) -> float:
     """Share of redraws, within the interval of the time and 3 % of each roof, that give the same label."""
-    rng = np.random.default_rng(0)
-    sigma = max(m.latency_high_s - m.latency_low_s, 0.0) / 4
-    same = 0
-    for _ in range(_REDRAWS):
-        memory, compute, dispatch = rng.normal(1.0, 0.03, size=3)
-        s = at(m.split, max(rng.normal(m.split.latency_s, sigma), 1e-12))
-        redrawn = replace(
-            s,
-            weights_s=s.weights_s * memory,
-            kv_s=s.kv_s * memory,
-            avoidable_s=s.avoidable_s * memory,
-            compute_s=s.compute_s * compute,
-            dispatch_s=s.dispatch_s * dispatch,
-        )
-        same += _label(replace(m, split=redrawn)) == regime
-    return same / _REDRAWS
+    s, sigma = m.split, max(m.latency_high_s - m.latency_low_s, 0.0) / 4
+    memory, compute, dispatch, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
+    latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
+    memory, compute, dispatch = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * dispatch
+    redrawn = _Redrawn(
+        latency_s=latency_s,
+        weights_s=s.weights_s * memory,
+        kv_s=s.kv_s * memory,
+        compute_s=s.compute_s * compute,
+        dequantise_s=s.dequantise_s,
+        kernel_s=s.kernel_s,
+        avoidable_s=s.avoidable_s * memory,
+        link_s=s.link_s,
+        dispatch_s=s.dispatch_s * dispatch,
+        generate_s=s.generate_s,
+        unexplained_s=s.unexplained_s + latency_s - s.latency_s,
+        replayed_share=s.replayed_share,
+        half_widths_s=s.half_widths_s,
+    )
+    return float(np.mean(_labels(m, redrawn) == regime))

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from profiler.diagnosis import advice
 from profiler.diagnosis.cell import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, counted
 from profiler.diagnosis.extremes import extreme_shares
 from profiler.diagnosis.facts import Facts
+from profiler.diagnosis.generate import GenerateTax, generate_taxes, tax_of
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
 from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
@@ -45,6 +47,7 @@ _UNEXPLAINED_SHARE = 0.20
 _ENERGY_TICK_S = 0.1
 """How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
 _ENERGY_TOLERANCE = 0.1
+_Name = TypeVar("_Name", bound=str)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Judgement:
     scaling: tuple[DoublingTest, ...]
     differences: tuple[EngineDifference, ...]
     answer: tuple[str, ...]
+    generate: tuple[GenerateTax, ...] = ()
 
     @property
     def unexplained(self) -> list[CellKey]:
@@ -75,13 +79,16 @@ def judge_run(facts: Facts) -> Judgement:
     sides = _sides(rows, tests)
     found = {key: _judged(facts, key, rows[key], times[key], spreads[key.phase], sides[key]) for key in times}
     judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
-    setting, differences = setting_of(facts), _differences(facts, spreads)
+    setting, differences = setting_of(facts), _differences(facts, spreads, judged)
+    series: dict[tuple[object, ...], list[JudgedCell]] = {}
+    for key, cell in judged.items():
+        series.setdefault(key.series, []).append(cell)
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
-                levers=tuple(levers(judged[key], setting, list(judged.values()))),
+                levers=tuple(levers(judged[key], setting, series[key.series])),
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=_unexplained_in(facts, item.cell),
             )
@@ -91,6 +98,7 @@ def judge_run(facts: Facts) -> Judgement:
         scaling=tuple(tests),
         differences=tuple(differences),
         answer=tuple(advice.answer(list(judged.values()), setting, differences)),
+        generate=tuple(generate_taxes(facts, spreads)),
     )
 
 
@@ -133,7 +141,9 @@ def _is_unexplained(cell: JudgedCell) -> bool:
 
 
 def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
-    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key) if _is_unexplained(cell) else {}
+    if not _is_unexplained(cell):
+        return {}
+    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, cell.split.latency_s)
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
@@ -188,13 +198,14 @@ def _judged(
     facts = _at_clock(facts, clock_share)
     flops, nbytes = model_work(facts.operators[key])
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
+    faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
+    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, spread)
 
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
-        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults_of(key.phase, visits))
+        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
         return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, clock_share))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
@@ -386,7 +397,9 @@ def _knee(row: CellResult, tests: Sequence[DoublingTest]) -> float | None:
     return next((test.knee_predicted for test in tests if test.axis == "batch" and test.holds(row)), None)
 
 
-def _differences(facts: Facts, spreads: Mapping[Phase, Spread]) -> list[EngineDifference]:
+def _differences(
+    facts: Facts, spreads: Mapping[Phase, Spread], judged: Mapping[CellKey, JudgedCell]
+) -> list[EngineDifference]:
     """What each further engine saves against the first, cell by cell, with its interval."""
     first, *others = facts.grid.engines
     found = []
@@ -403,7 +416,20 @@ def _differences(facts: Facts, spreads: Mapping[Phase, Spread]) -> list[EngineDi
                 saves_s=saved.median_s,
                 low_s=saved.low_s,
                 high_s=saved.high_s,
+                terms=_gained_terms(judged[replace(key, cell=base)], judged[key]),
+                causes=_gained(judged[replace(key, cell=base)].avoidable_s, judged[key].avoidable_s),
+                how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(before), len(after)),
             )
         )
     return found
+
+
+def _gained_terms(before: JudgedCell, after: JudgedCell) -> dict[str, float]:
+    return _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in (before, after)))
+
+
+def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
+    """What each of two maps' names gained, without those that both lack."""
+    gained = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
+    return {name: seconds for name, seconds in gained.items() if seconds}

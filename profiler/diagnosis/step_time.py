@@ -94,7 +94,7 @@ class Roofs:
     overlaps: bool
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
     fetch_s: float = 0.0
-    """Seconds that offloaded weights need to cross their links in a step."""
+    """Seconds that offloaded weights need to cross their links in a step, and what ranks exchange."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """How far the two roofs may be off, as shares of them."""
@@ -114,6 +114,8 @@ TERM_NAMES = {
     "avoidable_s": "avoidable work",
     "link_s": "link",
     "dispatch_s": "dispatch",
+    "generate_s": "generate tax",
+    "engine_s": "engine",
     "unexplained_s": "unexplained",
 }
 TERMS = tuple(TERM_NAMES)
@@ -139,8 +141,12 @@ class Split:
     """Sum over operators of max(F/P, B/W): what the work itself demands."""
     floor_s: float
     """The least time of this step here: the device's and the dispatch roof combined."""
+    generate_s: float = 0.0
+    """What transformers' `generate` adds to the same step of our own loop; nothing where it was not called."""
+    engine_s: float = 0.0
+    """All that an engine which owns its model adds to what the work demands; nothing for the others."""
     link_s: float = 0.0
-    """Weights that wait elsewhere crossing to the device."""
+    """Weights that wait elsewhere crossing to the device, and results that ranks exchange."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were run alone: of the rest, losses of kernels are not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
@@ -160,6 +166,26 @@ class Split:
 def at(parts: Split, latency_s: float) -> Split:
     """The same split if the step had taken so long: what is known stays, the residual takes the difference."""
     return replace(parts, latency_s=latency_s, unexplained_s=parts.unexplained_s + latency_s - parts.latency_s)
+
+
+def taxed(parts: Split, tax_s: float, half_width_s: float) -> Split:
+    """The same split with what `generate` adds told apart from what nothing explains."""
+    off_s = {**parts.half_widths_s, "generate_s": half_width_s}
+    off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
+    return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
+
+
+def of_engine(parts: Split) -> Split:
+    """The same split for an engine that owns its model: what is known of its work from outside stays, the rest is its
+    scheduler, its sampler, its launches, and what its kernels lose against the roofs. A step above its roof has no
+    such rest, and says so as any other."""
+    off_s = parts.half_widths_s.get("unexplained_s", 0.0)
+    return replace(
+        parts,
+        engine_s=max(0.0, parts.unexplained_s),
+        unexplained_s=min(0.0, parts.unexplained_s),
+        half_widths_s={**parts.half_widths_s, "engine_s": off_s},
+    )
 
 
 def split(
@@ -245,6 +271,8 @@ def _half_widths(
         "avoidable_s": avoidable_s,
         "link_s": 0.0,
         "dispatch_s": dispatch_s,
+        "generate_s": 0.0,
+        "engine_s": 0.0,
         "unexplained_s": math.hypot(latency_half_width_s, replay_s, unseen_s + avoidable_s, dispatch_s),
     }
 

@@ -9,6 +9,7 @@ from profiler.diagnosis.cell import JudgedCell
 from profiler.diagnosis.extremes import moved, witness_share
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.regimes import Flag
+from profiler.diagnosis.shares import rank_steps, straggler
 from profiler.grid import Cell
 from profiler.machine.readings import complaints
 from profiler.roofs.values import Ceilings, RoofsAgain
@@ -30,6 +31,21 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_above_roof(judged),
         *_without_number(facts.gaps),
         *_two_clocks(facts.visits),
+        *_in_chunks(facts.visits),
+        *_straggling(facts, judged),
+    ]
+
+
+def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+    """The rank that all others wait for."""
+    steps = rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged})
+    found = straggler(steps)
+    if found is None:
+        return []
+    rank, share = found
+    return [
+        f"rank {rank} is the slowest: its own share of a step takes {percent(share)} longer than the fastest rank's,"
+        " and all others wait for it; look what else runs on its device."
     ]
 
 
@@ -88,6 +104,21 @@ def _without_number(gaps: Mapping[Cell, Gap]) -> list[str]:
         return []
     gap = next(iter(gaps.values()))
     return [f"{len(gaps)} cells have no number (first: batch {gap.cell.name}, {gap.status}: {gap.reason})."]
+
+
+def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+    """Prefills that an engine's own scheduler did not run in one piece."""
+    iterations = {cell: known[-1].prefill_iterations for cell, known in visits.items() if known}
+    chunked = {cell: number for cell, number in iterations.items() if number > 1}
+    if not chunked:
+        return []
+    cell, number = max(chunked.items(), key=lambda item: item[1])
+    mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
+    return [
+        f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
+        f"{', in which sequences that were through decoded beside the others' if mixed else ''}):"
+        " their time is that of all the chunks."
+    ]
 
 
 def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:

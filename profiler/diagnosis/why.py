@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["generate", "forward"]
@@ -15,7 +15,10 @@ LEAST_ROUNDS = 5
 """Pairs that must all agree in sign: of five of equals all do in 3 % of cases (a sign test)."""
 DECISIVE = 0.3
 """A saving of so much of a call that three agreeing pairs are enough."""
-_FEW_ROUNDS = 3
+FEW_ROUNDS = 3
+_FIRST_CALL = 2.0
+_FEWEST_OTHERS = 2
+"""A first call is told where it took twice as long as the median of so many others at least."""
 _WORTH_ANOTHER_LOOK = 0.1
 """Of the watched time: what the median pair saves of it, though the pairs do not agree, is told as not known."""
 
@@ -44,6 +47,8 @@ class Call:
     """What it ran with: dtype, attention, cache, beams, grad, mode, outputs, threads."""
     padding: float = 0.0
     """Share of the tokens handed over that the mask hides."""
+    callbacks_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in the script's own stopping criteria, logits processors and streamer, by their class."""
 
     @property
     def words(self) -> str:
@@ -70,6 +75,24 @@ class Recompilation:
 
 
 @dataclass(frozen=True)
+class Between:
+    """What the script itself did between forwards that one line made in a row."""
+
+    where: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TextAgain:
+    """Texts that a line handed to a tokenizer once more."""
+
+    where: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Seen:
     """All that was seen of a script."""
 
@@ -84,6 +107,8 @@ class Seen:
     """What the watching itself took: how often it was called times what a call of it takes."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
+    between: tuple[Between, ...] = ()
+    texts_again: tuple[TextAgain, ...] = ()
 
     @property
     def calls_s(self) -> float:
@@ -120,7 +145,7 @@ class Trial:
     @property
     def is_claim(self) -> bool:
         """Whether all pairs agree that it saves, and there are enough of them."""
-        enough = len(self.rounds) >= (_FEW_ROUNDS if self.saving > DECISIVE else LEAST_ROUNDS)
+        enough = len(self.rounds) >= (FEW_ROUNDS if self.saving > DECISIVE else LEAST_ROUNDS)
         return enough and all(changed < as_is for as_is, changed in self.rounds)
 
 
@@ -140,37 +165,76 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class FirstCall:
+    """The first of some calls of one shape, beside the median of the others."""
+
+    where: str
+    calls: int
+    first_s: float
+    usual_s: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What the same calls need at least on this machine: each prompt once, then a step a token behind a cache."""
+
+    seconds: float
+    dispatch_s: float | None
+    """The host's part of it, which adds on a CPU and hides behind a card; None where it is not known, nor counted."""
+
+
+@dataclass(frozen=True)
 class Why:
     """The answer to: why is my script slow?"""
 
     seen: Seen
     findings: tuple[Finding, ...]
-    floor_s: float | None
-    """What the same calls need at least on this machine, by their work and its roofs; None where it is not known."""
+    floor: Floor | None
+    """None where it is not known."""
     tried: tuple[Trial, ...]
     not_tried: tuple[str, ...] = ()
     """What could not be tried, and why."""
 
     @property
+    def first_calls(self) -> tuple[FirstCall, ...]:
+        """First calls of a shape that took much longer than the ones behind them: no steady state."""
+        found = []
+        for key in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
+            first, *others = [call.seconds for call in self.seen.calls if (call.where, call.words) == key]
+            if len(others) < _FEWEST_OTHERS:
+                continue
+            usual_s = statistics.median(others)
+            if first > _FIRST_CALL * usual_s and first - usual_s >= LEAST_SHARE * self.seen.watched_s:
+                found.append(FirstCall(key[0], 1 + len(others), first, usual_s))
+        return tuple(found)
+
+    @property
     def undecided(self) -> tuple[Trial, ...]:
         """Trials that would save a tenth of the watched time by their median pair, but whose pairs do not agree."""
+        return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
+
+    @property
+    def too_close(self) -> tuple[Trial, ...]:
+        """The same of those that would save less than that, and more than is passed over."""
+        return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
+
+    @property
+    def _no_claims(self) -> list[Trial]:
+        return [trial for trial in self.tried if not trial.is_claim]
+
+    def share_of(self, trial: Trial) -> float:
+        """What a trial would save of the watched time, by its median pair."""
         seconds = {call.number: call.seconds for call in self.seen.calls}
-        return tuple(
-            trial
-            for trial in self.tried
-            if not trial.is_claim
-            and trial.saving * sum(seconds[number] for number in trial.calls)
-            >= _WORTH_ANOTHER_LOOK * self.seen.watched_s
-        )
+        return trial.saving * sum(seconds[number] for number in trial.calls) / self.seen.watched_s
 
 
-def judge(seen: Seen, trials: Sequence[Trial], floor_s: float | None = None, not_tried: Sequence[str] = ()) -> Why:
+def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_tried: Sequence[str] = ()) -> Why:
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
     by_number = {call.number: call for call in seen.calls}
     found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
-    found += [*_reloads(seen), *_recompilations(seen)]
+    found += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
-    return Why(seen, tuple(_merged(kept)), floor_s, tuple(trials), tuple(not_tried))
+    return Why(seen, tuple(_merged(kept)), floor, tuple(trials), tuple(not_tried))
 
 
 def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:
@@ -195,6 +259,44 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
         else:
             merged[key] = item
     return sorted(merged.values(), key=lambda item: -item.saves_s)
+
+
+def _callbacks(seen: Seen) -> list[Finding]:
+    """What the script's own objects took within `generate` on a CPU; a card's host waits in them for other work too."""
+    found = []
+    calls = [call for call in seen.calls if call.callbacks_s and call.settings.get("device", "cpu") == "cpu"]
+    for where in dict.fromkeys(call.where for call in calls):
+        here = [call for call in calls if call.where == where]
+        names = dict.fromkeys(name for call in here for name in call.callbacks_s)
+        saves_s = sum(sum(call.callbacks_s.values()) for call in here)
+        found.append(
+            Finding(
+                id="callbacks",
+                saves_s=saves_s,
+                share=saves_s / seen.watched_s,
+                where=where,
+                evidence=f"generate calls your {' and '.join(names)} at every token",
+                change="do less in it: look at the newest tokens alone, and at them every few tokens",
+                basis="measured: the time within it",
+            )
+        )
+    return found
+
+
+def _texts_again(seen: Seen) -> list[Finding]:
+    """Tokenizing what was tokenized before."""
+    return [
+        Finding(
+            id="text-again",
+            saves_s=item.seconds,
+            share=item.seconds / seen.watched_s,
+            where=item.where,
+            evidence=f"a text that was tokenized before is tokenized again {item.count} times",
+            change="tokenize it once, before the loop",
+            basis="measured: the calls behind the first",
+        )
+        for item in seen.texts_again
+    ]
 
 
 def _reloads(seen: Seen) -> list[Finding]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
+
+from profiler.engines.scheduled import OwnedModel, Scheduled
+from profiler.grid import Cell
 
 
 @dataclass
@@ -20,7 +24,7 @@ class Engine(Protocol):
     """One way to run a causal LM. `slots` is the number of tokens that a cache will have to hold."""
 
     name: ClassVar[str]
-    cache: ClassVar[Literal["dynamic", "static"]]
+    cache: ClassVar[Literal["dynamic", "static", "paged"]]
     hookable: ClassVar[bool]
     """Whether a step runs the modules' own Python, so that hooks on them see it and change nothing else."""
     has_twin: ClassVar[bool]
@@ -28,15 +32,34 @@ class Engine(Protocol):
     replays_as_graph: ClassVar[bool]
     """Whether a decode step is one launch of recorded work: it needs a device that captures, and no window that the
     host moves."""
+    owns_model: ClassVar[bool]
+    """Whether it loads the model anew and keeps its cache itself, so that what its kernels do is not seen."""
+    whole_calls: ClassVar[bool]
+    """Whether a cell is timed by `call`, which runs the prompt and all steps by itself."""
     keeps_last_logits: bool
     """Whether the LM head runs on the last position alone in a prefill."""
     kept_bytes: int
     """Bytes that it holds for other shapes than the one that it was prepared for last."""
+    beside: int
+    """Processes on this host's own cores that work in step with this one, and are no foreign load."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
+    owned: OwnedModel | None
+    """What it holds where it owns its model."""
+
+    @property
+    def scheduled(self) -> tuple[Scheduled, ...]:
+        """The iterations of the last call as its own scheduler told them; empty where it has none."""
+
+    @property
+    def cache_used_bytes(self) -> int | None:
+        """Most of a cache of its own that the last call held at once."""
 
     def prepare(self, batch: int, slots: int) -> None:
         """Do once what this shape needs before it can be timed: compile, capture."""
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        """A cell comes next: its prefill and so many decode steps, or with None a prefill alone. Never timed."""
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         """Run the prompts [batch, tokens] and give the state with the first new token."""
@@ -47,15 +70,11 @@ class Engine(Protocol):
     def decode(self, state: DecodeState) -> DecodeState:
         """Run one step: one new token for each sequence."""
 
+    def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
+        """The greedy tokens [batch, new_tokens] of prompts in one call, with a mark before it and behind each token."""
+
 
 def greedy_tokens(engine: Engine, ids_BS: torch.Tensor, new_tokens: int) -> torch.Tensor:  # noqa: N803
     """`new_tokens` greedy tokens for each prompt, [batch, new_tokens], through the same calls that are timed."""
-    batch, prompt = ids_BS.shape
     with torch.inference_mode():
-        engine.prepare(batch, prompt + new_tokens)
-        state = engine.prefill(ids_BS, prompt + new_tokens)
-        tokens = [state.token_B1.clone()]
-        for _ in range(new_tokens - 1):
-            state = engine.decode(state)
-            tokens.append(state.token_B1.clone())
-    return torch.cat(tokens, dim=1)
+        return engine.call(ids_BS, new_tokens, lambda: None)

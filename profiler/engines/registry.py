@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from profiler.engines.generate import GenerateEngine
 from profiler.engines.transformers import CompileEngine, EagerEngine, GraphEngine, StaticEngine
+from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
+from profiler.grid import DEFAULT_ENGINE
 
 ENGINES: dict[str, type[EagerEngine]] = {
-    engine.name: engine for engine in (EagerEngine, StaticEngine, CompileEngine, GraphEngine)
+    engine.name: engine for engine in (EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine)
 }
 
+OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
+"""Engines that load the model themselves, and own it and its cache."""
 
-def check_engine(name: str, *, on_cuda: bool, config: Any, longest_context: int) -> None:
-    """Refuse an engine that cannot work here, before anything is loaded. Raises RequestError."""
+
+def with_own_loop(names: Sequence[str]) -> list[str]:
+    """The engines to run: one that times whole calls is held against our own loop, the plain engine, in turn."""
+    whole = any(name in ENGINES and ENGINES[name].whole_calls for name in names)
+    return [DEFAULT_ENGINE, *names] if whole and DEFAULT_ENGINE not in names else list(names)
+
+
+def check_engine(name: str, *, on_cuda: bool, config: Any, longest_context: int, deepened: bool = False) -> None:
+    """Refuse an engine that cannot work here, before anything is loaded; `deepened`: some caches are filled directly.
+
+    Raises RequestError.
+    """
+    if name in OWNING:
+        return
     if name not in ENGINES:
-        raise RequestError(f"--engine {name!r} is unknown; use {', '.join(ENGINES)}, or several: eager,static.")
+        raise RequestError(
+            f"--engine {name!r} is unknown; use {', '.join((*ENGINES, *OWNING))}, or several: eager,static."
+        )
+    if ENGINES[name].whole_calls and deepened:
+        raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
     if not ENGINES[name].replays_as_graph:
         return
     others = [other for other, kind in ENGINES.items() if not kind.replays_as_graph]

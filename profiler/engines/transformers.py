@@ -10,6 +10,8 @@ import torch
 
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
+from profiler.engines.scheduled import OwnedModel, Scheduled
+from profiler.grid import Cell
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -27,12 +29,18 @@ class EagerEngine:
     """transformers as it comes: eager dispatch and the cache that the model makes for itself (DynamicCache)."""
 
     name: ClassVar[str] = "eager"
-    cache: ClassVar[Literal["dynamic", "static"]] = "dynamic"
+    cache: ClassVar[Literal["dynamic", "static", "paged"]] = "dynamic"
     hookable: ClassVar[bool] = True
     has_twin: ClassVar[bool] = True
     replays_as_graph: ClassVar[bool] = False
+    owns_model: ClassVar[bool] = False
+    whole_calls: ClassVar[bool] = False
     kept_bytes: int = 0
+    beside: int = 0
     graph_breaks: int | None = None
+    owned: OwnedModel | None = None
+    scheduled: tuple[Scheduled, ...] = ()
+    cache_used_bytes: int | None = None
 
     def __init__(self, model: Any, machine: Machine) -> None:
         self._model = model
@@ -42,6 +50,9 @@ class EagerEngine:
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
     def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
         return None
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -57,6 +68,19 @@ class EagerEngine:
     def decode(self, state: DecodeState) -> DecodeState:
         output = self._model(input_ids=state.token_B1, past_key_values=state.cache, use_cache=True)
         return DecodeState(cache_of(output), greedy_token(output))
+
+    def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
+        slots = ids_BS.shape[1] + new_tokens
+        self.prepare(ids_BS.shape[0], slots)
+        mark()
+        state = self.prefill(ids_BS, slots)
+        mark()
+        tokens = [state.token_B1.clone()]
+        for _ in range(new_tokens - 1):
+            state = self.decode(state)
+            mark()
+            tokens.append(state.token_B1.clone())
+        return torch.cat(tokens, dim=1)
 
     def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
         given = {} if cache is None else {"past_key_values": cache}

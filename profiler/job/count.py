@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from profiler.diagnosis.cards import CardFloor, floor_on
 from profiler.errors import ModelError, RequestError, first_line, near_misses
 from profiler.grid import Phase
-from profiler.loading.catalog import resolve
+from profiler.loading.catalog import Source, resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import Gguf, as_asked, gguf_form, in_dense_form, published_form
@@ -20,14 +21,45 @@ from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta
 from profiler.machine.datasheet import Datasheet, called, gpus
 from profiler.machine.device import resolve_device
+from profiler.machine.links import bus_share
 from profiler.probes.subject import operator_work
 from profiler.work.attention import AttentionCore
 from profiler.work.crosscheck import Crosscheck, crosscheck
 from profiler.work.footprint import cache_bytes
 from profiler.work.kernels import attention_path
 from profiler.work.operators import GemmShape, Operator
+from profiler.work.parallel import Collective, replicated_kv_heads, walk_rank
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, walk
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The collectives behind one operator of a step."""
+
+    name: str
+    kind: str
+    count: int
+    bytes: int
+    """Of one: S of nccl-tests, the whole result."""
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one rank of a tensor parallel group holds and sends."""
+
+    ranks: int
+    weight_bytes: int
+    """All parameters and buffers of the rank that has most."""
+    cache_bytes: int
+    """Of its KV cache, at the end of the step."""
+    replicated_kv_heads: int
+    """KV heads that several ranks hold a copy of, since there are fewer than ranks; 0: none."""
+    link_bytes: int
+    """Of all messages of a step."""
+    bus_bytes: int
+    """What a rank's link carries for them, by nccl-tests' factors."""
+    collectives: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True)
@@ -54,6 +86,8 @@ class StepCount:
     gemms: tuple[GemmShape, ...] = ()
     gpus: tuple[CardFloor, ...] = ()
     crosscheck: Crosscheck | None = None
+    share: RankShare | None = None
+    """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
 
     def as_json(self) -> dict[str, Any]:
         """The document of `roofscope count --format json`; whole numbers stay whole."""
@@ -86,6 +120,8 @@ class StepCount:
             "path": asdict(self.path),
             "operators": [_operator_json(operator, part) for operator, part in self.by_operator],
         }
+        if self.share is not None:
+            document["tp"] = asdict(self.share)
         if self.gemms:
             document["gemms"] = [asdict(shape) for shape in self.gemms]
         if self.gpus:
@@ -125,13 +161,14 @@ def count(
     census: bool = False,
     gpu_names: str = "",
     second_opinion: bool = False,
+    tp: int = 1,
     trust_remote_code: bool = False,
 ) -> StepCount:
     """Count one step of `model` on the meta device: no weights, no bytes, no device.
 
     A prefill runs `prompt` new tokens after `context` cached ones (0); a decode step runs one after `context`
     (`prompt`). Executed work is that of transformers' `generate` with `attn`; for `sdpa` torch is asked which kernel it
-    picks on the device of this machine.
+    picks on the device of this machine. With `tp` above 1 the figures are those of one rank, the one that holds most.
     Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context)
@@ -140,10 +177,15 @@ def count(
         raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
     wanted_gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
+    if tp != 1:
+        check_cut(tp, source, stored_as)
+        if second_opinion:
+            raise RequestError(f"--crosscheck counts the whole model; leave --tp {tp} out.")
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
     module = build_on_meta(config, kind, stored_as)
-    work = walk(module)
+    copied = replicated_kv_heads(module, tp)
+    work = walk(module) if tp == 1 else walk_rank(module, tp)
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     here = resolve_device("auto")
     keys = int(np.max(step.query)) + int(np.max(step.context))
@@ -170,6 +212,31 @@ def count(
         gemms=work.gemm_census(step) if census else (),
         gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in wanted_gpus),
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
+        share=None if tp == 1 else _share(work, module, tp, copied, step, path),
+    )
+
+
+def check_cut(ranks: int, source: Source, quant: Quant) -> None:
+    """Refuse what tensor parallelism cannot do with a model, before its config is read. Raises RequestError."""
+    if source.kind == "gguf":
+        raise RequestError(
+            f"--tp {ranks}: transformers cuts no GGUF file; give the model as a hub id or a folder of safetensors."
+        )
+    if quant != "none":
+        raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be cut; use --quant none.")
+
+
+def _share(work: ModelWork, module: nn.Module, ranks: int, copied: int, step: Step, path: ExecutionPath) -> RankShare:
+    sent = [operator for operator in work.operators if isinstance(operator, Collective)]
+    one = {operator: int(operator.each(step, path).link_bytes) for operator in sent}
+    return RankShare(
+        ranks=ranks,
+        weight_bytes=planned_weight_bytes(module),
+        cache_bytes=int(cache_bytes(work, step.batch, step.context + step.query)),
+        replicated_kv_heads=copied,
+        link_bytes=sum(operator.count * one[operator] for operator in sent),
+        bus_bytes=round(sum(op.count * one[op] * bus_share(op.kind, ranks) for op in sent)),
+        collectives=tuple(Exchange(op.name, op.kind, op.count, one[op]) for op in sent),
     )
 
 
@@ -254,6 +321,7 @@ def _operator_json(operator: Operator, work: Work) -> dict[str, object]:
         "kv_write_bytes": _number(work.kv_write_bytes),
         "model_bytes": _number(work.model_bytes),
         "executed_bytes": _number(work.executed_bytes),
+        "link_bytes": _number(work.link_bytes),
     }
 
 

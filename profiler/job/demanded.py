@@ -11,23 +11,29 @@ import numpy as np
 from profiler.diagnosis.columns import Array, Demanded, Heads, OperatorColumn, Shape, Steps
 from profiler.grid import PHASES, Phase
 from profiler.loading.request import dtype_name
+from profiler.machine.links import Link, bus_share
 from profiler.probes.subject import operator_names
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import predicted_peak_bytes
 from profiler.work.operators import Linear, Operator
+from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork
 
 Paths = Mapping[Phase, ExecutionPath]
 
 
-def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int) -> Demanded:
-    """What every operator of a model must do in each of `steps`, and the peak memory of each."""
+def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, link: Link | None = None) -> Demanded:
+    """What every operator of a model must do in each of `steps`, and the peak memory of each.
+
+    Of one rank's share (`parallel.walk_rank`) the collectives take their time over `link`.
+    """
     count = len(steps)
     phases = [(phase, np.flatnonzero(steps.prefill == (phase == "prefill"))) for phase in PHASES]
     parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
-    columns = tuple(_column(operator, name, parts, count) for operator, name in operator_names(work).items())
+    names = {op: name for op, name in operator_names(work).items() if not isinstance(op, Collective)}
+    columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
     peaks = np.zeros(count, dtype=np.float64)
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
     for phase, chosen in phases:
@@ -35,7 +41,19 @@ def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int) -> 
             peaks[chosen] = predicted_peak_bytes(
                 work, weight_bytes, steps.batch[chosen], depth[chosen], steps.new_tokens[chosen], paths[phase]
             )
-    return Demanded(steps, columns, peaks)
+    return Demanded(steps, columns, peaks, None if link is None else _exchanged_s(work, parts, link, count))
+
+
+def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
+    """Seconds of all collectives, one after the other: each waits for the operator behind it, and the next for each."""
+    total = np.zeros(count)
+    for operator in work.operators:
+        if isinstance(operator, Collective):
+            for chosen, step, path in parts:
+                nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
+                carried_s = nbytes * bus_share(operator.kind, operator.ranks) / link.bus_bytes_per_s
+                total[chosen] += operator.count * (link.alpha_s + carried_s)
+    return total
 
 
 def _step(steps: Steps, path: ExecutionPath) -> tuple[Step, ExecutionPath]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from profiler.diagnosis.attained import attained, family_of
 from profiler.diagnosis.columns import Array, Demanded, Steps
@@ -44,10 +45,12 @@ from profiler.loading.published import as_asked
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
+from profiler.machine.links import Link
 from profiler.record.document import RunDocument
 from profiler.record.profiles import profile_called, profiles, read_profile
 from profiler.record.run import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.work.attention import AttentionCore
+from profiler.work.parallel import walk_rank
 from profiler.work.step import ExecutionPath
 from profiler.work.walk import ModelWork, walk
 
@@ -88,6 +91,11 @@ def known_of(folder: Path, engine: str = "") -> Known:
 
 def _work_of(folder: Path, document: RunDocument) -> ModelWork:
     """The operators of a run's model, from the config that it kept."""
+    with quiet_libraries():
+        return walk(_skeleton_of(folder, document))
+
+
+def _skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
     path, model = folder / CONFIG_FILE, document.model
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +104,7 @@ def _work_of(folder: Path, document: RunDocument) -> ModelWork:
     quant: Quant = model.quant if model.quant in QUANTS else "none"
     config = config_from(content, str(path))
     with quiet_libraries():
-        return walk(build_on_meta(config, DTYPES[model.dtype], quant))
+        return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
 def _device(facts: Facts, engine: str) -> Device:
@@ -152,6 +160,10 @@ class Wanted:
     quant: str = "none"
     engine: str = ""
     threads: int = 0
+    ranks: int = 1
+    """Of a tensor parallel group; 1: one device."""
+    link: Link | None = None
+    """Between them."""
 
 
 # Without a wish, batches go this far beyond what was measured.
@@ -163,9 +175,14 @@ EXTREMES_OUT = "the largest batch and the longest context of each phase forecast
 def forecast_run(folder: Path, wanted: Wanted) -> Answer:
     """The cells that are wanted of a run's model on its device. Raises RequestError."""
     document = read_document(folder)
-    known = known_of(folder, wanted.engine if wanted.engine in document.engine.names else "")
+    return forecast_known(known_of(folder, wanted.engine if wanted.engine in document.engine.names else ""), wanted)
+
+
+def forecast_known(known: Known, wanted: Wanted) -> Answer:
+    """The same of a run that has been read. Raises RequestError."""
+    folder, document = known.run.folder, known.run.document
     facts, trained = known.facts, known.trained
-    found = known.forecast(Steps.of(wanted_grid(known, wanted).keys))
+    found = _forecast(known, wanted)
     forms = _forms(known, wanted)
     factor, off = _factors(known, forms, found)
     how = "from the split of its measured cells: roofs, replayed kernels, dispatch, and what these leave unexplained"
@@ -183,6 +200,17 @@ def forecast_run(folder: Path, wanted: Wanted) -> Answer:
         notes=checks_line(facts.device.name, facts.device.threads),
         measured=points_of(trained),
     )
+
+
+def _forecast(known: Known, wanted: Wanted) -> Forecast:
+    """The wanted steps on this device, or on each of several that share the model."""
+    steps = Steps.of(wanted_grid(known, wanted).keys)
+    if wanted.ranks == 1:
+        return known.forecast(steps)
+    module = _skeleton_of(known.run.folder, known.run.document)
+    work = walk_rank(module, wanted.ranks)
+    needed = demanded(work, steps, known.paths, planned_weight_bytes(module), wanted.link)
+    return known.trained.fitted.forecast(needed)
 
 
 def _forms(known: Known, wanted: Wanted) -> list[str]:
@@ -265,7 +293,8 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
         chosen = DTYPES[profile.dtypes[0]]
     with quiet_libraries():
         module = build_on_meta(config, chosen, kind)
-    work, weights = walk(module), planned_weight_bytes(module)
+    work = walk(module) if wanted.ranks == 1 else walk_rank(module, wanted.ranks)
+    weights = planned_weight_bytes(module)
     grid = make_grid(
         wanted.prompt_lens or ("" if wanted.context_lens else "64,128,256,512"),
         wanted.batch_sizes or "1,2,4,8",
@@ -273,7 +302,7 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
         wanted.context_lens,
     )
     steps = Steps.of(grid.keys)
-    needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights)
+    needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights, wanted.link)
     layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
     name = dtype_name(chosen)
     precision = name if quant == "none" else f"{name}, {quant}"
@@ -288,7 +317,7 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
     fitted = fitted_on(profile, name, layers)
     found = fitted.forecast(needed)
     held = held_out_kernels(profile, name)
-    share = (found.terms.total_s - found.terms.dispatch_s) / found.terms.total_s
+    share = (found.terms.total_s - found.terms.dispatch_s - found.terms.link_s) / found.terms.total_s
     spread = np.exp(_NORMAL_90 * np.hypot(_OTHER_SHARE, share * (held.median if held.told else 0.2)))
     return Answer(
         source=source.name,
@@ -331,15 +360,16 @@ def _in_range(model: str, precision: str, on: str, quant: Quant, needed: Demande
             card_steps(needed.at(np.array([index])), sheet, format_, layers), phase
         )
         low_s[index], typical_s[index], high_s[index] = (
-            float(values[0]) for values in (told_range.low_s, told_range.typical_s, told_range.high_s)
+            float(values[0]) + needed.exchanged_s[index]
+            for values in (told_range.low_s, told_range.typical_s, told_range.high_s)
         )
     zeros = np.zeros(len(steps))
     work = card_steps(needed, sheet, format_, layers)
     by_compute = work.flops / work.peak > (work.weight_bytes + work.kv_bytes) / work.bandwidth
     floor = work.floor_s()
     terms = Terms(
-        np.where(by_compute, 0.0, floor), zeros, np.where(by_compute, floor, 0.0), zeros, zeros, zeros, zeros,
-        np.maximum(0.0, typical_s - floor),
+        np.where(by_compute, 0.0, floor), zeros, np.where(by_compute, floor, 0.0), zeros, zeros, zeros,
+        needed.exchanged_s, np.maximum(0.0, typical_s - floor - needed.exchanged_s),
     )  # fmt: skip
     found = Forecast(needed, terms, typical_s, zeros)
     return Answer(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from profiler.diagnosis.inside import group_times
 from profiler.diagnosis.run import judge_run
+from profiler.diagnosis.shares import rank_steps
 from profiler.diagnosis.warnings import run_warnings
+from profiler.grid import Cell
 from profiler.machine.readings import health
 from profiler.record.document import ActivityRecord
 from profiler.record.run import Run, read_document, read_facts, read_gathered
 from profiler.record.store import write_cells, write_document, write_operators
+from profiler.timing.outcomes import Visit
 
 
 def judge_folder(folder: Path) -> Run:
@@ -28,19 +32,34 @@ def judge_folder(folder: Path) -> Run:
     for cell, visits in facts.visits.items():
         spent_s = sum(visit.preparation_s for visit in visits)
         preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
+    early = [document.ended_by] if document.ended_by else []
+    owned = {
+        name: replace(item, cache_used_bytes=_most_used(name, facts.visits))
+        for name, item in document.engine.owned.items()
+    }
     document = replace(
         document,
-        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences),
+        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,
         scaling=judgement.scaling,
         breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
         activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
         quality=gathered.quality,
+        rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
+        generate=judgement.generate,
+        fresh_starts=tuple(gathered.fresh_starts.values()),
+        after_silence=tuple(gathered.after_silence.values()),
         answer=judgement.answer,
-        warnings=(*document.set_up_warnings, *run_warnings(facts, judgement.judged)),
+        warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
     )
     write_operators(folder, facts)
     write_cells(folder, judgement.cells)
     write_document(folder, document)
     return Run(folder, document, judgement.cells)
+
+
+def _most_used(engine: str, visits: Mapping[Cell, Sequence[Visit]]) -> int:
+    """Most of an engine's own cache that was in use at once."""
+    known = (visit for cell, of_cell in visits.items() if cell.engine == engine for visit in of_cell)
+    return max((visit.cache_used_bytes or 0 for visit in known), default=0)

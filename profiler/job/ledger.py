@@ -35,6 +35,7 @@ class Ledger:
         self._operators = operators
         self.gathered = gathered
         self._rows: dict[CellKey, CellResult] = {}
+        self._changed: dict[Cell, None] = {}
         self._next_table_s = 0.0
 
     @property
@@ -48,14 +49,16 @@ class Ledger:
         self.gathered.add(fact)
 
     def judge(self, cells: Sequence[Cell]) -> None:
-        """Judge some cells by what is known of them so far, and keep the table unless it was kept a moment ago."""
-        self._rows |= judge_cells(self.facts, cells)
+        """Keep the table with these cells judged by what is known so far; soon, where it was kept a moment ago."""
+        self._changed |= dict.fromkeys(cells)
         if self._machine.now_s() >= self._next_table_s:
             self.keep_table()
 
     def keep_table(self) -> None:
         """Write cells.csv as it stands."""
         start_s = self._machine.now_s()
+        self._rows |= judge_cells(self.facts, self._changed)
+        self._changed.clear()
         self._store.write_cells([self._rows[key] for key in self.facts.grid.keys])
         end_s = self._machine.now_s()
         self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)

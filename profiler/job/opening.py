@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 
 from profiler._version import __version__
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.facts import DeviceFacts, DispatchSamples
+from profiler.engines.generate import GenerateEngine
 from profiler.grid import Phase
 from profiler.job.request import Prepared
 from profiler.loading.request import dtype_name
 from profiler.machine.clock import instrument_s
 from profiler.machine.device import Device, software
 from profiler.probes.subject import Subject
-from profiler.record.document import CeilingsRecord, CountingRecord, EngineRecord, GridRecord, HealthRecord, RunDocument
+from profiler.record.document import (
+    CeilingsRecord,
+    CountingRecord,
+    EngineRecord,
+    GridRecord,
+    HealthRecord,
+    OwnedRecord,
+    RunDocument,
+)
 from profiler.record.migrations import SCHEMA_VERSION
 from profiler.roofs.values import Ceilings
 
@@ -45,7 +54,11 @@ def opening(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
             instrument_s_per_step=instrument_s(subject.machine.clock),
+            generate=tuple(name for name, engine in subject.engines.items() if isinstance(engine, GenerateEngine)),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
+            owned={
+                name: OwnedRecord(**asdict(engine.owned)) for name, engine in subject.engines.items() if engine.owned
+            },
         ),
         counting=CountingRecord(
             coverage=subject.work.coverage,

@@ -39,16 +39,19 @@ class Options:
     compute_dtype: str = _option("auto", "nf4, fp4: the dtype of their products.")
     weights: str = _option("auto", "auto, checkpoint or random (nothing is downloaded).")
     engine: str = _option(
-        DEFAULT_ENGINE, "How the model is stepped: eager, static, compile, graph, or several: eager,static."
+        DEFAULT_ENGINE,
+        "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
     )
     attn: str | None = _option(None, "Attention implementation, such as sdpa or eager.")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
+    tp: int = _option(1, "Ranks that share the model (tensor parallel), one a card; starts torchrun unless under it.")
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N; or several, one after the other: cuda:0,cuda:1.")
     out: str | Path | None = field(default=None, metadata={"help": "Run folder (default: a new one under runs/)."})
     budget_s: float = _option(70.0, "Seconds for the sweep; its first round always ends.", flag="budget")
     fresh: bool = _option(False, "Measure the roofs again, though kept for a day.")
     no_levers: bool = _option(False, "Try no other dtype, format, cache or attention for what they would save.")
     breakdown: bool = _option(False, "Add a pass that tells where inside a step the time goes.")
     trace: bool = _option(False, "The same, and keep a Chrome trace of one decode step.")
+    cold: bool = _option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of silence.")
     check_quality: bool = _option(False, "Hold a quantised checkpoint's answers against the original's.")
     trust_remote_code: bool = _option(False, "Run the model's own code.")
     allow_pickle: bool = _option(False, "Load .bin checkpoints, which can run code.")

@@ -14,6 +14,7 @@ from profiler.diagnosis.foreign import Placed, doubts, placed
 from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError
 from profiler.job.count import gpu_called, model_work
+from profiler.loading.catalog import resolve
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.machine import datasheet
 from profiler.machine.device import resolve_device, software
@@ -95,7 +96,7 @@ def place(
     found = [*_no_room(work, figures, under), *doubts(rows)]
     if here and any(row.regime is None for row in rows):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
-    return Placement(file, model, dtype, quant, under, rows, tuple(found))
+    return Placement(file, resolve(model).name, dtype, quant, under, rows, tuple(found))
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> list[Figure]:

@@ -10,6 +10,7 @@ from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.machine import Machine
 from profiler.probes.card import measure_card
 from profiler.record.profiles import profile_json
+from profiler.record.store import replace_file
 from profiler.roofs.values import Ceilings
 
 PROFILE_BUDGET_S = 24.0
@@ -25,7 +26,4 @@ def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) 
         raise RequestError(f"--out {out}: there is no folder {out.parent}.")
     with quiet_libraries():
         profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S)
-    try:
-        out.write_text(profile_json(profile), encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"{out} cannot be written: {error.strerror}.") from None
+    replace_file(out, profile_json(profile))

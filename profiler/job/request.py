@@ -10,20 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from profiler.engines.registry import check_engine
+import torch
+
+from profiler.engines.registry import OWNING, check_engine, with_own_loop
+from profiler.engines.vllm import check_vllm
 from profiler.errors import ModelError, RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
+from profiler.job.count import check_cut
 from profiler.job.options import DEFAULT_MODEL, Options
-from profiler.loading.catalog import resolve
+from profiler.loading.catalog import Source, resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
-from profiler.loading.config import load_config
-from profiler.loading.quantise import QUANTS, QuantOptions, check_quant
+from profiler.loading.config import architecture_of, load_config
+from profiler.loading.quantise import QUANTS, Quant, QuantOptions, check_quant
 from profiler.loading.request import DTYPES, ModelRequest, check_context, dtype_name, resolve_dtype
-from profiler.loading.skeleton import plan
+from profiler.loading.skeleton import build_on_meta, plan, quiet_libraries
 from profiler.machine.device import resolve_device
+from profiler.machine.ranks import cards
 from profiler.probes.quality import text_ids
 from profiler.record.document import RunDocument
 from profiler.record.run import read_document
+from profiler.work.parallel import check_ranks, replicated_kv_heads
 from profiler.work.step import Attention
 
 
@@ -51,7 +57,7 @@ def prepare(options: Options) -> Prepared:
     """Check a request; raises RequestError with one line before anything is loaded or written."""
     quant = options.quant
     prompts = _DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
-    engines = [name.strip() for name in options.engine.split(",") if name.strip()] or [DEFAULT_ENGINE]
+    engines = with_own_loop([name.strip() for name in options.engine.split(",") if name.strip()]) or [DEFAULT_ENGINE]
     grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
     if not model.strip():
@@ -70,14 +76,31 @@ def prepare(options: Options) -> Prepared:
     dtype = resolve_dtype(options.dtype, quant, where, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, where)
+    if OWNING.keys() & set(engines):
+        check_vllm(
+            device=where,
+            quant=quant,
+            kind=source.kind,
+            deepened=bool(grid.context_lens),
+            architecture=architecture_of(config),
+            cold=options.cold,
+        )
     if source.kind == "gguf" and quant != "none":
         raise RequestError(
             f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
             " give the model as a hub id or a folder of safetensors."
         )
+    if options.tp != 1:
+        _check_ranks(options, source, config, quant, where, grid)
     check_context(config, grid.longest_context)
     for name in grid.engines:
-        check_engine(name, on_cuda=where.type == "cuda", config=config, longest_context=grid.longest_context)
+        check_engine(
+            name,
+            on_cuda=where.type == "cuda",
+            config=config,
+            longest_context=grid.longest_context,
+            deepened=bool(grid.context_lens),
+        )
     request = ModelRequest(
         source=source,
         device=where,
@@ -101,8 +124,30 @@ def prepare(options: Options) -> Prepared:
         quality_ids=text_ids(request) if checked else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
-        command=repeating(request, grid),
+        command=repeating(request, grid, options.tp),
     )
+
+
+def _check_ranks(
+    options: Options, source: Source, config: object, quant: Quant, where: torch.device, grid: Grid
+) -> None:
+    """Refuse what several ranks cannot do, before anything is loaded. Raises RequestError."""
+    tp = options.tp
+    check_cut(tp, source, quant)
+    with quiet_libraries():
+        skeleton = build_on_meta(copy.deepcopy(config), DTYPES["bfloat16"])
+    check_ranks(skeleton, tp)
+    if kv := replicated_kv_heads(skeleton, tp):
+        raise RequestError(
+            f"--tp {tp}: transformers cuts the {kv} KV heads of this model into pieces over {tp} ranks, and fails; use"
+            f" {kv} or fewer (`roofscope count --tp {tp}` counts them as copied)."
+        )
+    if where.type == "cuda" and tp > cards():
+        raise RequestError(f"--tp {tp}: this machine has {cards()} cards; use as many or fewer, or --device cpu.")
+    if grid.engines != (DEFAULT_ENGINE,):
+        raise RequestError(f"--tp {tp} steps with --engine {DEFAULT_ENGINE} alone, not {','.join(grid.engines)}.")
+    if options.breakdown or options.trace or options.cold:
+        raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold look at one device; leave them out.")
 
 
 def prepare_resume(folder: Path, options: Options) -> Prepared:
@@ -113,7 +158,7 @@ def prepare_resume(folder: Path, options: Options) -> Prepared:
     """
     document = read_document(folder)
     if document.finished:
-        raise RunError(f"{folder} is finished; there is nothing to resume.")
+        raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
     return replace(prepare(replace(_asked_again(folder, document, options), out=folder)), resumed=True)
 
 
@@ -148,11 +193,12 @@ def _asked_again(folder: Path, document: RunDocument, options: Options) -> Optio
         weights=known.weights,
         engine=",".join(document.engine.names),
         attn=known.attention,
+        tp=document.ranks,
         fresh=False,
     )
 
 
-def repeating(request: ModelRequest, grid: Grid) -> str:
+def repeating(request: ModelRequest, grid: Grid, tp: int = 1) -> str:
     """The command that repeats this run; a local path is given by its own name alone."""
     source = request.source
     name = source.path.name if source.path is not None else source.name
@@ -175,6 +221,8 @@ def repeating(request: ModelRequest, grid: Grid) -> str:
         parts.append(f"--compute-dtype {dtype_name(request.quant_options.compute_dtype)}")
     if request.attn:
         parts.append(f"--attn {request.attn}")
+    if tp > 1:
+        parts.append(f"--tp {tp}")
     return " ".join(parts)
 
 

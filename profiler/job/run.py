@@ -11,13 +11,16 @@ from typing import Any, Protocol
 from profiler.diagnosis.facts import CellPeak, DispatchSamples, Facts, PredictedPeaks, Readings
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
-from profiler.engines.registry import ENGINES
-from profiler.errors import RequestError, first_line
+from profiler.engines.registry import OWNING
+from profiler.errors import DeviceError, RankError, RequestError, first_line
 from profiler.grid import Cell
+from profiler.job.cold import fresh_starts
+from profiler.job.engines import beside, make_engines
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
 from profiler.job.opening import config_of, opening
 from profiler.job.options import Options, known_options
+from profiler.job.ranks import Ranks, set_up_ranks
 from profiler.job.request import Prepared, prepare
 from profiler.job.warnings import device_warnings, model_warnings
 from profiler.loading.load import load
@@ -25,11 +28,14 @@ from profiler.loading.request import ModelRequest, dtype_name
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.device import software
 from profiler.machine.machine import Machine, machine_for
+from profiler.machine.ranks import Group
 from profiler.machine.telemetry import Watch, idle_power_w
 from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
 from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
+from profiler.probes.silence import steps_after_silence
 from profiler.probes.subject import Subject, execution_paths
 from profiler.probes.trace import trace_cell
 from profiler.probes.trials import try_forms
@@ -55,6 +61,8 @@ from profiler.work.walk import ModelWork, walk
 _WARM_UP_BUDGET_S = 3.0
 # Replaying the kernels alone gets this share of the sweep's time.
 _REPLAY_SHARE = 0.15
+# Timing the parts of `generate` gets this share of it, and one cell at least.
+_GENERATE_SHARE = 0.1
 # Stepping the hollow twin, for each phase, batch size and engine.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
@@ -99,10 +107,15 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 
-def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep) -> Run:
-    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when."""
+def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group: Group | None = None) -> Run:
+    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
+
+    With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
+    """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
-        return _execute(prepared, store, _Stages(listener, machine_for(prepared.request.device)), visits)
+        if group is not None:
+            prepared = replace(prepared, request=replace(prepared.request, device=group.device))
+        return _execute(prepared, store, _Stages(listener, machine_for(prepared.request.device)), visits, group)
 
 
 class _Stages:
@@ -133,13 +146,21 @@ class _Stages:
         self._since_s = now_s
 
 
-def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep) -> Run:
+def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep, group: Group | None) -> Run:
     machine = stages.machine
     idle_w = idle_power_w(machine.source)
-    subject, ceilings, dispatch = _set_up(prepared, stages)
+    ranks = None
+    if group is None:
+        subject, ceilings, dispatch = _set_up(prepared, stages)
+    else:
+        stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
+        ranks = Ranks(prepared, group, machine)
+        stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
+        subject, ceilings, dispatch = set_up_ranks(prepared, ranks, _roof_dtypes(ranks.work, prepared.request))
     warnings = [*device_warnings(machine.info), *model_warnings(subject, ceilings, bool(dispatch))]
     health = HealthRecord(not_seen=machine.source.missing, idle_power_w=idle_w, settings=machine.source.facts())
     document = opening(prepared, subject, ceilings, dispatch, health, warnings)
+    document = replace(document, ranks=group.size if group else 1)
     gathered = Gathered()
     if prepared.resumed:
         earlier = read_document(prepared.out)
@@ -155,18 +176,26 @@ def _execute(prepared: Prepared, store: RunStore, stages: _Stages, visits: Sweep
         ledger.add(fact)
     store.write_operators(ledger.facts)
     ledger.judge(prepared.grid.cells)
-    interrupted: KeyboardInterrupt | None = None
+    ended: KeyboardInterrupt | DeviceError | RankError | None = None
     try:
-        _measure(prepared, subject, ledger, stages, visits)
+        _measure(prepared, subject, ledger, stages, visits, ranks)
+        if ranks is not None:
+            ranks.end()
         _look_inside(prepared, subject, ledger, stages, store)
+    except (DeviceError, RankError) as error:
+        ended = error
     except KeyboardInterrupt as interrupt:
-        interrupted = interrupt
-    store.write_document(_closing(document, subject, stages, finished=interrupted is None))
+        # torchrun ends the other ranks as soon as one is gone: then that is the reason.
+        ended = group.failure() if group is not None and group.lost() else interrupt
+    document = replace(document, ended_by=str(ended or ""))
+    store.write_document(_closing(document, subject, stages, finished=ended is None))
     run = judge_folder(store.folder)
+    if isinstance(ended, RankError):
+        raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
     write_reports([run])
-    if interrupted:
-        raise interrupted
+    if ended:
+        raise ended
     return run
 
 
@@ -188,7 +217,9 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
     loaded = load(request, prepared.config)
     work = walk(loaded.module)
-    engines = {name: ENGINES[name](loaded.module, machine) for name in grid.engines}
+    for name in OWNING.keys() & set(grid.engines):
+        stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
+    engines = make_engines(prepared, loaded, work, machine)
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
     ceilings = replace(
@@ -203,13 +234,15 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
     return subject, ceilings, dispatch
 
 
-def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, visits: Sweep) -> None:
+def _measure(
+    prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, visits: Sweep, ranks: Ranks | None
+) -> None:
     """Sweep the cells, replay their kernels, and look for what neither explains."""
     grid, machine, budget_s = prepared.grid, subject.machine, prepared.options.budget_s
     stages.begin("timing")
     before_bytes = machine.allocated_bytes()
     sentinel = Sentinel(machine)
-    own_bytes = machine.allocated_bytes() - before_bytes
+    own_bytes = beside(subject.engines, machine.allocated_bytes() - before_bytes, subject.model_bytes)
 
     def look() -> float:
         ledger.add(sentinel.look())
@@ -233,10 +266,16 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
             earlier=earlier,
         ):
             ledger.add(outcome)
+            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             ledger.judge([outcome.cell])
         look()
+    if ranks is not None:
+        stages.begin("ranks", "timing each rank's own share")
+        for own in ranks.own_steps([cell for cell in grid.cells if cell in ledger.gathered.visits]):
+            ledger.add(own)
     ledger.keep_table()
     stages.begin("roofs", "looking at the roofs again")
     again_s = min(_AGAIN_SHARE * budget_s, _AGAIN_MOST_S)
@@ -245,10 +284,17 @@ def _measure(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stag
     if subject.loaded.offloaded:
         return
     stages.begin("replays", "replaying each cell's kernels alone")
-    measured = [cell for cell in grid.cells if cell in ledger.gathered.visits]
+    measured = [
+        cell for cell in grid.cells if cell in ledger.gathered.visits and not subject.engines[cell.engine].owns_model
+    ]
     with _cut_short(stages, "the replays"):
         for replays in replay_kernels(subject, measured, _REPLAY_SHARE * budget_s):
             ledger.add(replays)
+    if ranks is not None:
+        return
+    with _cut_short(stages, "looking inside generate"):
+        for steps in time_generate(subject, measured, _GENERATE_SHARE * budget_s):
+            ledger.add(steps)
     with _cut_short(stages, "trying levers"):
         _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s
@@ -268,11 +314,15 @@ def _cut_short(stages: _Stages, what: str) -> Iterator[None]:
     """What is measured beside the sweep ends early where it runs out of memory or fails; the sweep's figures stand."""
     try:
         yield
+    except DeviceError:
+        raise
     except (RuntimeError, RequestError) as error:
         stages.listener.stage(f"{what} ended early: {first_line(error)}")
     else:
         return
     gc.collect()
+    if trouble := stages.machine.trouble():
+        raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
     stages.machine.release()
 
 
@@ -294,7 +344,7 @@ def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _
     wants = prepared.options
     if (wants.breakdown or wants.trace) and not subject.loaded.offloaded:
         stages.begin("looking inside", "looking inside a step")
-        for name in subject.engines:
+        for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
             cells = [cell for cell in ledger.gathered.visits if cell.engine == name]
             with _cut_short(stages, f"looking inside {name}"):
                 for hooked in (hooked for cell in cells for hooked in hook_cell(subject, cell)):
@@ -304,6 +354,15 @@ def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _
                     folder = store.folder if wants.trace and number == 0 else None
                     for activity in trace_cell(subject, cell, folder):
                         ledger.add(activity)
+    if wants.cold:
+        stages.begin("cold", "starting the model in a fresh process, and stepping it after silence")
+        with _cut_short(stages, "the cold starts"):
+            for start in fresh_starts(prepared):
+                ledger.add(start)
+        first = next(iter(subject.engines))
+        with _cut_short(stages, "steps after silence"):
+            for steps in steps_after_silence(subject.engines[first], prepared.grid.cells[0], subject.machine):
+                ledger.add(steps)
     if prepared.quality_ids:
         stages.begin("quality", "holding the quantised model against the unquantised one")
         ledger.add(check_quality(subject.loaded, prepared.quality_ids))

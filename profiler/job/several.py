@@ -1,11 +1,13 @@
-"""Several precisions of one model on one grid, run one after the other and compared."""
+"""Several precisions of one model, or several devices, on one grid: run one after the other and compared."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from profiler.diagnosis.devices import Health, Measured, healths
 from profiler.errors import RequestError
 from profiler.job.options import Options
 from profiler.job.request import prepare
@@ -28,3 +30,31 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     runs = [execute(one, listener) for one in prepared]
     write_comparison(runs, base)
     return runs
+
+
+def run_devices(options: Options, devices: Sequence[str], listener: Listener) -> list[Run]:
+    """Profile the model on each device by itself, one after the other and never two at once: a folder for each.
+
+    All are checked before the first begins. Raises RequestError for a device that is named twice or is not there.
+    """
+    if len(set(devices)) < len(devices):
+        raise RequestError(f"--device {','.join(devices)}: a device is named twice.")
+    base = Path(options.out) if options.out is not None else prepare(replace(options, device=devices[0])).out
+    # Roofs that were kept are another card's, if it is of the same kind.
+    asked = [replace(options, device=name, fresh=True, out=base / name.replace(":", "")) for name in devices]
+    prepared = [prepare(one) for one in asked]
+    runs = []
+    for one in prepared:
+        runs.append(execute(one, listener))
+        gc.collect()
+    return runs
+
+
+def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[Health, ...]:
+    """Each device of `run_devices` against the others."""
+    return healths(
+        [
+            Measured(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)
+            for name, run in zip(devices, runs, strict=True)
+        ]
+    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from profiler.diagnosis.why import Seen, Why, judge
+from profiler.diagnosis.why import Floor, Seen, Why, judge
 from profiler.errors import RequestError
+from profiler.record.store import replace_file
 from profiler.report.why import why_json
 from profiler.report.why_page import html_why
 from profiler.watching.patches import watched
@@ -37,9 +39,11 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
 
     Raises RequestError for a script that cannot be read.
     """
-    recorder, name = Recorder(), module or str(script)
+    recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     with watched(recorder):
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
+    if os.getpid() != process:
+        raise SystemExit(code)  # a child that the script forked has come to its end: nobody asked it why
     found = explained(recorder, name, interrupted=code == 130)
     if found is None:
         return Watched(code, None)
@@ -63,11 +67,11 @@ def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Wh
         trials, missed = try_changes(recorder, seen, budget_s)
     except KeyboardInterrupt:
         trials, missed = [], ["trials: interrupted"]
-    return judge(seen, trials, _floor_s(recorder, seen), missed)
+    return judge(seen, trials, _floor(recorder, seen), missed)
 
 
-def _floor_s(recorder: Recorder, seen: Seen) -> float | None:
-    """The least seconds of all calls by their work and this device's roofs; None where a model cannot be counted."""
+def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
+    """The least seconds of all calls here; None where a model cannot be counted."""
     from profiler.job.floors import floor_of_calls
 
     try:
@@ -80,10 +84,10 @@ def write(found: Why, folder: Path) -> None:
     """Write why.json and why.html. Raises RequestError where the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "why.json").write_text(json.dumps(why_json(found), indent=2) + "\n", encoding="utf-8")
-        (folder / "why.html").write_text(html_why(found), encoding="utf-8")
     except OSError as error:
         raise RequestError(f"{folder} cannot be written: {error.strerror}.") from None
+    replace_file(folder / "why.json", json.dumps(why_json(found), indent=2) + "\n")
+    replace_file(folder / "why.html", html_why(found))
 
 
 def _folder_name(script: str) -> str:

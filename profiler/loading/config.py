@@ -55,6 +55,14 @@ def config_from(content: Mapping[str, Any], name: str) -> Any:
     return config
 
 
+def architecture_of(config: Any) -> str:
+    """The class of transformers that a config's causal LM is, as `config.json` names it; its model type otherwise."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
+    return str(named[0] or config.model_type)
+
+
 def _leave_out_code(name: str, config: Any) -> None:
     """Leave out what would have transformers run or fetch a stranger's code, or ask at the terminal whether to."""
     for part in (config, *(getattr(config, inner, None) for inner in getattr(config, "sub_configs", ()))):

@@ -44,7 +44,7 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     module.eval()
     module.requires_grad_(False)
     loaded_s = now_s() - start_s
-    first_call_s = _first_call(module, request)
+    first_call_s = first_call(module, request)
     return LoadedModel(
         module=module,
         request=request,
@@ -76,7 +76,7 @@ def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str
 _PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 
 
-def _first_call(module: nn.Module, request: ModelRequest) -> float:
+def first_call(module: nn.Module, request: ModelRequest) -> float:
     """Seconds of the very first forward pass, of one token.
 
     Some formats take their final shape only in it (LLM.int8() moves its scales, bitsandbytes repacks 4 bits for a CPU's

@@ -84,6 +84,10 @@ class Machine:
     def release(self) -> None:
         """Give memory that nobody uses back to the device, as after running out of it."""
 
+    def trouble(self) -> str:
+        """Why the device takes no more work, such as a card that fell off its bus; empty where it does."""
+        return ""
+
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         """Record `work`, which has run before, and give what replays it. Raises RequestError where that cannot be."""
         raise RequestError("work can be captured on a CUDA device alone, and this one is a CPU.")
@@ -119,6 +123,13 @@ class CudaMachine(Machine):
 
     def release(self) -> None:
         self._cuda.empty_cache()
+
+    def trouble(self) -> str:
+        try:
+            self._cuda.synchronize(self.device)
+        except RuntimeError as error:  # an error of CUDA's stays with its context: whatever is asked gives it again
+            return first_line(error)
+        return ""
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         graph, before = self._cuda.CUDAGraph(), self._cuda.current_stream(self.device)

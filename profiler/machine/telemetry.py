@@ -245,6 +245,11 @@ class Watch:
         since, self._taken = self._taken, len(self.readings)
         return tuple(self.readings[since : self._taken])
 
+    def look(self, at_unix_s: float) -> None:
+        """One reading more, said to be of that moment: what has just ended may have been too short for the thread's."""
+        with contextlib.suppress(Exception):
+            self.readings.append(replace(self.source.read(), at_unix_s=at_unix_s))
+
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
             start = now_s()

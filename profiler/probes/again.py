@@ -18,7 +18,7 @@ from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Call, Se
 from profiler.errors import first_line
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
-from profiler.machine.memory import available_bytes
+from profiler.probes.forms import Form, other_forms
 from profiler.watching.recorder import Noted, Recorder
 
 # Prompts that are tried as one batch, and from how many calls on that is worth a trial.
@@ -28,11 +28,8 @@ _DECISIVE_ROUNDS = 3
 # Calls that took less are repeated within a round, up to so many times.
 _SHORT_S = 0.2
 _MOST_REPEATS = 20
-# A change that first took so many times as long is not tried twice.
-_HOPELESS = 20.0
-# What a change needs beside the model may take this share of the free memory.
-_MEMORY_SHARE = 0.8
-_HALF = {"float32": torch.bfloat16, "float64": torch.bfloat16}
+# A change whose calls take so many times as long as the script's own, even once warm, is not tried in turn.
+_HOPELESS = 2.0
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
 _NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
@@ -54,6 +51,8 @@ class _Candidate:
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """What holds while `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
+    alone: bool = False
+    """Whether it cannot be run as it was: what the script's own objects do is done once."""
 
     @property
     def seconds(self) -> float:
@@ -99,11 +98,14 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
                     missed.append(f"{candidate.id} at {candidate.where}: no time was left")
                     continue
                 allowed_s = min(left_s, budget_s / 2)
-                alone = 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
+                alone = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
                 try:
                     rounds = (_against_its_own if alone else _in_turn)(candidate, allowed_s)
                 except Exception as error:
                     missed.append(f"{candidate.id} at {candidate.where}: {first_line(error)}")
+                    continue
+                if not rounds:
+                    missed.append(f"{candidate.id} at {candidate.where}: there was time for a single run alone")
                     continue
                 numbers = tuple(call.number for call in group.calls)
                 trials.append(
@@ -145,6 +147,12 @@ def _in_turn(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float
 
     repeats = max(1, min(_MOST_REPEATS, round(_SHORT_S / max(candidate.seconds, 1e-3))))
 
+    def once(run: Run) -> float:
+        before_s = now_s()
+        run()
+        _synchronize()
+        return now_s() - before_s
+
     def timed(run: Run) -> float:
         # What ran before has left its memory and its caches: a short call comes in a row, as in the script.
         if candidate.seconds < _SHORT_S:
@@ -156,9 +164,13 @@ def _in_turn(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float
         _synchronize()
         return (now_s() - before_s) / repeats
 
-    # The script itself has warmed up what is as it was.
+    # The script itself has warmed up what is as it was; what is changed pays in its first run for what happens once.
     with candidate.within():
-        warm_s = timed(candidate.changed)
+        candidate.changed()
+        _synchronize()
+        quickest_s = min(once(candidate.changed) for _ in range(2))
+    if quickest_s > _HOPELESS * candidate.seconds:
+        return ((candidate.seconds, quickest_s),)
     rounds: list[tuple[float, float]] = []
     while len(rounds) < LEAST_ROUNDS and (not rounds or (now_s() - start_s) * (1 + 1 / len(rounds)) < budget_s):
         if len(rounds) % 2:
@@ -168,7 +180,7 @@ def _in_turn(candidate: _Candidate, budget_s: float) -> tuple[tuple[float, float
         if not len(rounds) % 2:
             as_is_s = timed(candidate.as_is)
         rounds.append((as_is_s, changed_s))
-        if changed_s >= as_is_s or warm_s > _HOPELESS * as_is_s:
+        if changed_s >= as_is_s:
             break
         if len(rounds) == _DECISIVE_ROUNDS and all(1 - after / before > DECISIVE for before, after in rounds):
             break
@@ -253,16 +265,24 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
             "beams", f"{settings['beams']} beams are followed", "num_beams=1, where its answers are good enough",
             with_options(num_beams=1, num_return_sequences=1),
         )  # fmt: skip
+    if noted.callbacks and settings["device"] != "cpu":
+        yield candidate(
+            "host-sync", f"{_joined(noted.callbacks)} read every token on the host, which waits for the device",
+            "read every few tokens, or leave it out", alone=True,
+        )  # fmt: skip
     if settings["assistant"] == "yes":
         yield candidate(
             "assistant", "an assistant model drafts", "leave assistant_model out", with_options(assistant_model=None)
         )
-    if settings["dtype"] in _HALF:
-        yield from _narrower(group, call, noted, candidate)
+    yield from _in_other_forms(group, call, noted, candidate)
     if call.kind == "generate":
         yield from _together(group)
     # Threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)
+
+
+def _joined(names: Mapping[str, float]) -> str:
+    return " and ".join(names)
 
 
 def _repeat(
@@ -310,11 +330,16 @@ def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any]
     return run
 
 
+def _grows_by_a_token(calls: Sequence[Call]) -> bool:
+    """Whether most of these forwards hand over one token more than the one before, and no cache."""
+    grows = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
+    return len(grows) >= _FEWEST_ONE_BY_ONE and grows.count(1) >= 0.8 * len(grows) and not calls[0].context_len
+
+
 def _loop_without_cache(group: _Group) -> _Candidate | None:
     """Forwards that hand over one more token each time: a loop that decodes without a cache."""
     calls = group.calls
-    grows = [after.prompt_len - before.prompt_len for before, after in itertools.pairwise(calls)]
-    if len(grows) < _FEWEST_ONE_BY_ONE or grows.count(1) < 0.8 * len(grows) or calls[0].context_len:
+    if not _grows_by_a_token(calls):
         return None
     kept = [(call, noted) for call, noted in zip(calls, group.notes, strict=True) if noted.arguments is not None]
     model, first, last = group.model, kept[0][0], kept[-1][0]
@@ -368,14 +393,14 @@ def _has_experts(model: Any) -> bool:
 
 
 def _only_last_is_used(group: _Group, recorder: Recorder) -> bool:
-    """Whether these forwards are prompts of a loop that goes on with their cache, and could be told so."""
+    """Whether these forwards are prompts of a loop, which goes on with their cache or without, and could be told so."""
     call, noted = group.middle
     arguments = noted.arguments[1] if noted.arguments else {}
     takes = "logits_to_keep" in inspect.signature(type(group.model).forward).parameters
     if not takes or call.prompt_len < 2 or "labels" in arguments or "logits_to_keep" in arguments:
         return False
     goes_on = any(other.shape[2] and other.model() is group.model for other in recorder.notes)
-    return bool(goes_on and call.context_len == 0)
+    return bool(call.context_len == 0 and (goes_on or _grows_by_a_token(group.calls)))
 
 
 def _padding(call: Call, noted: Noted, model: Any, again: Run, own_s: tuple[float, ...]) -> Iterator[_Candidate]:
@@ -443,30 +468,24 @@ def _threads(call: Call, candidate: Callable[..., _Candidate]) -> Iterator[_Cand
             yield
 
     yield candidate(
-        "threads", f"torch computes with {own} threads on {cores} cores", f"torch.set_num_threads({cores})",
-        within=on_all,
+        "threads", f"torch computes with {own} thread{'s' if own != 1 else ''} on {cores} cores",
+        f"torch.set_num_threads({cores})", within=on_all,
     )  # fmt: skip
 
 
-def _narrower(group: _Group, call: Call, noted: Noted, candidate: Callable[..., _Candidate]) -> Iterator[_Candidate]:
-    """The same call of a copy of the model in 16 bits, where there is room for one."""
-    dtype = _HALF[call.settings["dtype"]]
-    model = group.model
-    needed = sum(value.numel() for value in model.parameters()) * dtype.itemsize
-    if needed > _MEMORY_SHARE * available_bytes(model.device) or getattr(model, "hf_quantizer", None) is not None:
-        return
-    narrow: list[Any] = []
+def _in_other_forms(
+    group: _Group, call: Call, noted: Noted, candidate: Callable[..., _Candidate]
+) -> Iterator[_Candidate]:
+    """The same call of a copy of the model in another form, where there is room for one."""
+    for form in other_forms(group.model, call.settings["dtype"]):
+        made: list[Any] = []
 
-    def changed() -> object:
-        if not narrow:
-            narrow.append(copy.deepcopy(model).to(dtype))
-        return _repeat(noted, call, narrow[0])()
+        def changed(form: Form = form, made: list[Any] = made) -> object:
+            if not made:
+                made.append(form.make())
+            return _repeat(noted, call, made[0])()
 
-    name = str(dtype).removeprefix("torch.")
-    yield candidate(
-        "wide-dtype", f"weights are {call.settings['dtype']}", f"dtype=torch.{name}, or dtype=\"auto\" for the"
-        " checkpoint's own", changed, where=group.loaded_at,
-    )  # fmt: skip
+        yield candidate(form.id, form.evidence, form.change, changed, where=group.loaded_at)
 
 
 def _together(group: _Group) -> Iterator[_Candidate]:

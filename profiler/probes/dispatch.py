@@ -14,6 +14,7 @@ from torch import nn
 from profiler.diagnosis.facts import Calls, DispatchSamples
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
+from profiler.engines.transformers import EagerEngine
 from profiler.grid import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
@@ -59,7 +60,7 @@ def measure_dispatch(
         return []
     found: list[DispatchSamples] = []
     for name in engines:
-        if ENGINES[name].has_twin:
+        if name in ENGINES and ENGINES[name].has_twin:
             bench = _Bench(loaded, twin, ENGINES[name](twin.module, machine), machine, budget_s)
             with contextlib.suppress(Exception):  # what one engine cannot, such as a capture, the others can
                 found += _of_engine(bench, batch_sizes)
@@ -79,7 +80,7 @@ class _Bench:
 
 
 def _of_engine(bench: _Bench, batch_sizes: Sequence[int]) -> list[DispatchSamples]:
-    alone = dict(zip(PHASES, _twin_alone(bench), strict=True))
+    alone = dict(zip(PHASES, _twin_alone(bench.engine, bench.machine), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights_of(bench, alone, batch_sizes)
     waiting = _linears_alone(bench) if bench.loaded.request.quant == "int8" else ()
@@ -90,10 +91,20 @@ def _of_engine(bench: _Bench, batch_sizes: Sequence[int]) -> list[DispatchSample
     ]
 
 
-def _twin_alone(bench: _Bench) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
+    """Seconds below which no eager (prefill, decode step) of this model can go here: the hollow twin's, by itself.
+
+    Of its steps the fastest quartile is kept: a bound is asked for, and what slows the others down is others' work.
+    """
+    twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
+    prefills, decodes = (sorted(seconds) for seconds in _twin_alone(EagerEngine(twin, machine), machine))
+    return prefills[(len(prefills) - 1) // 4], decodes[(len(decodes) - 1) // 4]
+
+
+def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(prefills, decode steps) of the twin."""
-    engine, clock = bench.engine, bench.machine.clock
-    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
+    clock = machine.clock
+    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
     prefills: list[float] = []
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():

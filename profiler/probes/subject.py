@@ -14,6 +14,7 @@ from profiler.engines.base import Engine
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import compute_capability
+from profiler.machine.links import bus_share
 from profiler.machine.machine import Machine
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
@@ -22,7 +23,8 @@ from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu, stored
 from profiler.work.kernels import attention_path, outlier_columns
 from profiler.work.operators import Experts, Linear, Operator
-from profiler.work.step import Count, ExecutionPath, Step
+from profiler.work.parallel import Collective
+from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, linear_modules
 
 
@@ -50,6 +52,11 @@ class Subject:
         """A name of its own for each operator."""
         return operator_names(self.work)
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the weights as they were loaded."""
+        return model_storage_bytes(self.loaded.module)
+
     def path_of(self, key: CellKey) -> ExecutionPath:
         """How a cell's step is executed; a static cache is as long as the cell needs it."""
         path = self.paths[key.cell.engine, key.phase]
@@ -58,17 +65,18 @@ class Subject:
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         """The work of every operator in a cell's step."""
         step, path = Step.of(key), self.path_of(key)
-        return tuple(operator_work(operator, name, step, path) for operator, name in self.names.items())
+        found = tuple(operator_work(operator, name, step, path) for operator, name in self.names.items())
+        return tuple(map(_from_outside, found)) if self.engines[key.cell.engine].owns_model else found
 
     def predicted_peak(self, cell: Cell) -> int:
         """Bytes of memory that a cell will need at most, weights included."""
-        weights = model_storage_bytes(self.loaded.module)
+        weights = self.model_bytes
         path = self.paths[cell.engine, "prefill"]
         return int(predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path))
 
     def no_room(self, cell: Cell) -> str | None:
         """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
-        needs = self.predicted_peak(cell) - model_storage_bytes(self.loaded.module)
+        needs = self.predicted_peak(cell) - self.model_bytes
         room = self.machine.available_bytes()
         if needs > room * _MEMORY_MARGIN:
             return f"needs {needs / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
@@ -97,7 +105,7 @@ class Subject:
             double_quant=request.quant_options.double,
             compute_dtype=dtype_name(request.quant_options.compute_dtype or request.dtype),
             weights=request.weights,
-            storage_bytes=model_storage_bytes(loaded.module),
+            storage_bytes=self.model_bytes,
             load_s=loaded.load_s,
             first_call_s=loaded.first_call_s,
             unpacked_from=loaded.unpacked_from,
@@ -157,9 +165,21 @@ def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath
         weight_bytes=_amount(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
         kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes),
         activation_bytes=_amount(work.activation_bytes),
+        bus_bytes=_bus_bytes(operator, work),
         avoidable_flops=_amounts(work.avoidable_flops),
         avoidable_bytes=_amounts(work.avoidable_bytes),
     )
+
+
+def _from_outside(work: OperatorWork) -> OperatorWork:
+    """What is known of an operator in an engine that owns its model: what the algorithm needs, and no more."""
+    return replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={})
+
+
+def _bus_bytes(operator: Operator, work: Work) -> Amount:
+    if not isinstance(operator, Collective):
+        return 0
+    return _amount(work.link_bytes * bus_share(operator.kind, operator.ranks))
 
 
 def _amount(value: Count) -> Amount:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from profiler.diagnosis.facts import Activity
+from profiler.errors import RunError
 from profiler.grid import Cell, CellKey
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
@@ -100,4 +101,10 @@ def _export(profiler: Any, target: Path) -> None:
         small = Path(folder) / TRACE
         with gzip.open(small, "wt", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
-        shutil.copyfile(small, target)
+        draft = target.with_suffix(".part")
+        try:
+            shutil.copyfile(small, draft)
+            draft.replace(target)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise RunError(f"{target} cannot be written: {error.strerror}.") from None

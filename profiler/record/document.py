@@ -9,10 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.diagnosis.cell import CellEvidence, EngineDifference, Keyed, columns_of
-from profiler.diagnosis.facts import Activity, DeviceFacts, ModelFacts, Quality
+from profiler.diagnosis.facts import Activity, AfterSilence, DeviceFacts, FreshStart, ModelFacts, Quality
+from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
+from profiler.diagnosis.shares import RankStep
 from profiler.grid import Grid, Phase
+from profiler.machine.links import Link
 from profiler.machine.readings import Health
 from profiler.roofs.values import Ceilings, CurvePoint, HostPace, Roof, Witness
 from profiler.work.step import ExecutionPath
@@ -44,6 +47,7 @@ class CeilingsRecord:
     launch: Mapping[str, float] = field(default_factory=dict)
     page_fault_s: float = 0.0
     links: Mapping[str, Roof] = field(default_factory=dict)
+    collective: Link | None = None
     host: HostPace | None = None
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
@@ -60,6 +64,26 @@ class CeilingsRecord:
 
 
 @dataclass(frozen=True)
+class OwnedRecord:
+    """What an engine holds that owns its model and its cache."""
+
+    version: str
+    load_s: float
+    """Loading, compiling, capturing and warming up, all before the first cell."""
+    how: str
+    """How a step is issued."""
+    weight_bytes: int
+    cache_bytes: int
+    """Reserved, filled or not."""
+    cache_tokens: int
+    block_tokens: int
+    tokens_an_iteration: int
+    """Most tokens in one iteration of its scheduler."""
+    cache_used_bytes: int = 0
+    """Most of its cache that was in use at once, over all visits."""
+
+
+@dataclass(frozen=True)
 class EngineRecord:
     """How the model was stepped."""
 
@@ -69,6 +93,10 @@ class EngineRecord:
     """What one mark of the clock costs."""
     replay_as_graph: tuple[str, ...] = ()
     """Engines whose decode step is one launch of recorded work."""
+    generate: tuple[str, ...] = ()
+    """Engines that are transformers' own `generate`."""
+    owned: Mapping[str, OwnedRecord] = field(default_factory=dict)
+    """Of the engines that own their model."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
     preparation_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each engine spent on compiling or capturing, over all its shapes."""
@@ -135,6 +163,10 @@ class RunDocument:
     grid: GridRecord
     engine: EngineRecord
     counting: CountingRecord
+    ranks: int = 1
+    """Processes that share the model, one a card; all figures of operators and memory are one rank's."""
+    rank_steps: tuple[RankStep, ...] = ()
+    """What the ranks' own shares take, and what that and the link predict."""
     looked_inside: bool = False
     """Whether it was asked where inside a step the time goes; hooks set to explain a residual do not tell."""
     stage_s: Mapping[str, float] = field(default_factory=dict)
@@ -144,12 +176,17 @@ class RunDocument:
     missing_facts: tuple[str, ...] = ()
     """What an older version did not keep, so that it cannot be judged again."""
     finished: bool = False
+    ended_by: str = ""
+    """What ended it early, where that was neither a user nor a kill."""
     health: HealthRecord = HealthRecord()
     evidence: tuple[CellEvidence, ...] = ()
     scaling: tuple[DoublingTest, ...] = ()
     breakdown: tuple[GroupTime, ...] = ()
     activity: tuple[ActivityRecord, ...] = ()
     quality: Quality | None = None
+    generate: tuple[GenerateTax, ...] = ()
+    fresh_starts: tuple[FreshStart, ...] = ()
+    after_silence: tuple[AfterSilence, ...] = ()
     answer: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

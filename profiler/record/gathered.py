@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
     Facts,
+    FreshStart,
+    GenerateSteps,
     Hooked,
     OperatorWork,
     PredictedPeaks,
     Quality,
+    RankSteps,
     Readings,
     Replay,
     Replays,
@@ -42,6 +46,10 @@ class Gathered:
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
+    generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
+    fresh_starts: dict[str, FreshStart] = field(default_factory=dict)
+    after_silence: dict[float, AfterSilence] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -72,8 +80,16 @@ class Gathered:
                 self.activity[fact.key] = fact
             case Trial():
                 self.trials.setdefault(fact.key, []).append(fact)
+            case RankSteps():
+                self.rank_steps[fact.cell] = fact
             case PredictedPeaks():
                 self.peaks |= {item.cell: item.peak_bytes for item in fact.peaks}
+            case GenerateSteps():
+                self.generate_steps[fact.cell] = fact
+            case FreshStart():
+                self.fresh_starts[fact.link] = fact
+            case AfterSilence():
+                self.after_silence[fact.silence_s] = fact
             case Quality():
                 self.quality = fact
 
@@ -88,6 +104,9 @@ class Gathered:
             predicted_peak_bytes=self.peaks,
             dispatch=self.dispatch,
             graph_engines=frozenset(document.engine.replay_as_graph),
+            generate_engines=frozenset(document.engine.generate),
+            generate_steps=self.generate_steps,
+            owning_engines={name: owned.how for name, owned in document.engine.owned.items()},
             visits=self.visits,
             gaps=self.gaps,
             looks=self.looks,
@@ -96,4 +115,5 @@ class Gathered:
             replays=self.replays,
             hooked=self.hooked,
             trials=self.trials,
+            rank_steps=self.rank_steps,
         )

@@ -13,6 +13,8 @@ ADDED_COLUMNS = {
     "engine": "eager",
     "dequantise_s": "0",
     "link_s": "0",
+    "generate_s": "0",
+    "engine_s": "0",
     **dict.fromkeys(
         (
             "ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s", "joules_per_token", "device_memory_bytes", "stopped",

@@ -13,7 +13,7 @@ from profiler.diagnosis.facts import Amount, Facts, OperatorWork
 from profiler.diagnosis.step_time import floor_s
 from profiler.errors import RunError
 from profiler.grid import CellKey
-from profiler.units import visible_in
+from profiler.units import formula_again, no_formula, visible_in
 from profiler.work.causes import Cause
 
 OPERATORS_FILE = "operators.csv"
@@ -38,6 +38,7 @@ OPERATOR_COLUMN_MEANINGS = {
     "dtype": "The dtype it computes in.",
     "avoidable_bytes_by_cause": "The avoidable bytes as JSON, by cause; empty where there are none.",
     "avoidable_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty where there are none.",
+    "bus_bytes": "Bytes that cross the link between cards, where the model is spread over several.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
@@ -61,8 +62,9 @@ def operators_csv(facts: Facts) -> str:
             writer.writerow(
                 {
                     **columns_of(key),
-                    "operator": item.operator,
-                    "group": item.group,
+                    "engine": no_formula(key.cell.engine),
+                    "operator": no_formula(item.operator),
+                    "group": no_formula(item.group),
                     "count": item.count,
                     "flops": item.flops,
                     "weight_bytes": item.weight_bytes,
@@ -75,6 +77,7 @@ def operators_csv(facts: Facts) -> str:
                     "dtype": item.dtype,
                     "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
                     "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
+                    "bus_bytes": item.bus_bytes,
                 }
             )
     return buffer.getvalue()
@@ -87,13 +90,18 @@ def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                row = visible_in(raw)
+                # Hardly any name is anything but plain, and there may be a million rows.
+                row = raw if all(map(_is_plain, raw.values())) else visible_in(raw)
                 found.setdefault(_key(row), []).append(_operator(row))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
     return dict(found)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def _key(row: Mapping[str, str]) -> CellKey:
@@ -106,20 +114,21 @@ def _key(row: Mapping[str, str]) -> CellKey:
         int(row["prompt_len"]),
         int(row["context_len"]),
         int(row["new_tokens"]),
-        row["engine"],
+        formula_again(row["engine"]),
     )
 
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:
     return OperatorWork(
-        operator=row["operator"],
-        group=row["group"],
+        operator=formula_again(row["operator"]),
+        group=formula_again(row["group"]),
         count=int(row["count"]),
         dtype=row["dtype"],
         flops=_amount(row["flops"]),
         weight_bytes=_amount(row["weight_bytes"]),
         kv_bytes=_amount(row["kv_bytes"]),
         activation_bytes=_amount(row["activation_bytes"]),
+        bus_bytes=_amount(row.get("bus_bytes") or "0"),
         avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
         avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
     )

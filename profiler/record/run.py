@@ -20,7 +20,7 @@ from profiler.record.gathered import Gathered
 from profiler.record.migrations import ADDED_COLUMNS, migrated
 from profiler.record.operators import read_operators
 from profiler.record.samples import read_facts_of
-from profiler.units import visible, visible_in
+from profiler.units import formula_again, no_formula, visible, visible_in
 
 RUN_FILE = "run.json"
 CELLS_FILE = "cells.csv"
@@ -64,6 +64,16 @@ class Run:
 def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
     """Results as a table, a column a field."""
     return pd.DataFrame([asdict(result) for result in results], columns=list(CELL_COLUMNS))
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A table as CSV in which no text is a formula to a spreadsheet."""
+    texts = {name: frame[name].map(_no_formula) for name in frame.columns if frame[name].dtype.kind not in "biuf"}
+    return frame.assign(**texts).to_csv(index=False)
+
+
+def _no_formula(value: object) -> object:
+    return no_formula(value) if isinstance(value, str) else value
 
 
 def read_document(folder: Path) -> RunDocument:
@@ -117,7 +127,7 @@ _RESULT = TypeAdapter(CellResult)
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """A row without what is empty, which takes the field's default; whole numbers are written whole."""
     return {
-        name: visible(text).removesuffix(".0")
+        name: formula_again(visible(text)).removesuffix(".0")
         for name in CELL_COLUMNS
         if (text := row.get(name, ADDED_COLUMNS.get(name)))
     }

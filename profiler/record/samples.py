@@ -12,10 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.facts import (
     Activity,
+    AfterSilence,
     DispatchSamples,
+    FreshStart,
+    GenerateSteps,
     Hooked,
     PredictedPeaks,
     Quality,
+    RankSteps,
     Readings,
     Replays,
     Trial,
@@ -42,7 +46,11 @@ Fact = (
     | Readings
     | PredictedPeaks
     | Trial
+    | RankSteps
     | Quality
+    | GenerateSteps
+    | FreshStart
+    | AfterSilence
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -58,7 +66,11 @@ _KINDS: dict[str, type[Fact]] = {
     "readings": Readings,
     "predicted_peaks": PredictedPeaks,
     "trial": Trial,
+    "ranks": RankSteps,
     "quality": Quality,
+    "generate": GenerateSteps,
+    "fresh_start": FreshStart,
+    "after_silence": AfterSilence,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from profiler.diagnosis.facts import Facts
 from profiler.errors import RunError
 from profiler.record.document import RunDocument, document_json
 from profiler.record.operators import OPERATORS_FILE, operators_csv
-from profiler.record.run import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_frame
+from profiler.record.run import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_frame, csv_text
 from profiler.record.samples import SAMPLES_FILE, Fact, line_of
 
 
@@ -34,9 +35,11 @@ class RunStore:
             raise RunError(f"the run folder {folder} cannot be written: {error.strerror or error}.") from None
         try:
             fcntl.flock(self._samples, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._samples.close()
             raise RunError(f"another roofscope is writing {folder}; wait for it to end.") from None
+        except OSError:
+            pass  # A file system without locks (ENOLCK, ENOTSUP): nobody else can be told, and the run is worth more.
         if resume:
             _drop_torn_line(self.folder / SAMPLES_FILE)
 
@@ -87,7 +90,7 @@ def write_document(folder: Path, document: RunDocument) -> None:
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
     """Write cells.csv whole."""
-    replace_file(folder / CELLS_FILE, cells_frame(results).to_csv(index=False))
+    replace_file(folder / CELLS_FILE, csv_text(cells_frame(results)))
 
 
 def write_operators(folder: Path, facts: Facts) -> None:
@@ -103,21 +106,25 @@ def _drop_torn_line(path: Path) -> None:
         os.truncate(path, len(whole))
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file of a run folder whole, in the place of one that may be there: a link is replaced, not followed.
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole, in the place of one that may be there: a link is replaced, not followed.
 
-    Raises RunError where that cannot be done.
+    Whoever ends this process meanwhile, there is the old file or the new one. Raises RunError where it cannot be
+    written.
     """
     draft = path.with_suffix(path.suffix + ".part")
     try:
         draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise RunError(
             f"{path} cannot be written: {error.strerror or error}; what was written before is kept."
         ) from None

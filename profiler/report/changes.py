@@ -11,7 +11,7 @@ import pandas as pd
 from profiler.diagnosis.compare import Change, Comparison, History, Verdict
 from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Timed
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
-from profiler.units import duration
+from profiler.units import duration, signed_duration
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "what moved")
 # A difference between machines that is smaller than this is not worth a sentence.
@@ -22,11 +22,6 @@ _MOST_SENTENCES = 5
 def signed(share: float) -> str:
     """`0.071` -> `+7.1 %`."""
     return f"{100 * share:+.1f} %"
-
-
-def signed_duration(seconds: float) -> str:
-    """`0.0021` -> `+2.10 ms`."""
-    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def change_words(change: Change) -> str:

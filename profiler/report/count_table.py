@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from profiler.units import count, duration, scaled, significant
+from profiler.units import count, duration, no_formula, scaled, significant
 
 _OPERATOR_COLUMNS = (
     "name",
@@ -85,6 +85,25 @@ class _Crosscheck:
 
 
 @dataclass(frozen=True)
+class _Exchange:
+    name: str
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Share:
+    ranks: int
+    weight_bytes: int
+    cache_bytes: int
+    replicated_kv_heads: int
+    link_bytes: int
+    bus_bytes: int
+    collectives: tuple[_Exchange, ...]
+
+
+@dataclass(frozen=True)
 class _Counted:
     """The part of the document of `roofscope count` that is printed."""
 
@@ -110,6 +129,7 @@ class _Counted:
     gemms: tuple[_Gemm, ...] = ()
     gpus: tuple[_Card, ...] = ()
     crosscheck: _Crosscheck | None = None
+    tp: _Share | None = None
 
 
 _COUNTED = TypeAdapter(_Counted)
@@ -120,7 +140,11 @@ def print_count(document: Mapping[str, Any], console: Console) -> None:
     counted = _COUNTED.validate_python(document)
     for line in _totals(counted):
         console.print(line, highlight=False)
+    if counted.tp is not None:
+        console.print(_one_rank(counted.tp), highlight=False)
     console.print(_groups(counted.operators))
+    if counted.tp is not None:
+        console.print(_collectives(counted.tp))
     if counted.gemms:
         console.print(_gemms(counted.gemms))
     _print_cards(counted.gpus, counted.dtype, console)
@@ -136,7 +160,7 @@ def operators_csv(document: Mapping[str, Any]) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(document["operators"])
+    writer.writerows({**row, "name": no_formula(row["name"])} for row in document["operators"])
     return buffer.getvalue()
 
 
@@ -197,6 +221,21 @@ def _figures(items: Sequence[_Operator], all_flops: float, all_bytes: float) -> 
         f"{100 * moved / all_bytes:.1f} %",
         significant(flops / moved) if moved else "-",
     ]
+
+
+def _one_rank(share: _Share) -> str:
+    copied = f" ({share.replicated_kv_heads} KV heads, each held by several)" if share.replicated_kv_heads else ""
+    return (
+        f"one rank:   all of this is one of {share.ranks} ranks': it holds {scaled(share.weight_bytes, 'B')} of weights"
+        f" and {scaled(share.cache_bytes, 'B')} of KV cache{copied}, and sends {scaled(share.bus_bytes, 'B')} a step"
+    )
+
+
+def _collectives(share: _Share) -> Table:
+    table = _table("collective", "count", "bytes of one")
+    for item in share.collectives:
+        table.add_row(item.name, str(item.count), scaled(item.bytes, "B"))
+    return table
 
 
 def _gemms(rows: Sequence[_Gemm]) -> Table:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from profiler.record.run import Run
+from profiler.record.run import Run, csv_text
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
-    return frame.map(_no_formula).to_csv(index=False).encode()
+    return csv_text(frame).encode()
 
 
 def _markdown(frame: pd.DataFrame) -> bytes:
@@ -93,9 +93,3 @@ def markdown_text(text: str) -> str:
 
 
 _MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "|[]`"}})
-# https://owasp.org/www-community/attacks/CSV_Injection: what a spreadsheet takes for the beginning of a formula.
-_FORMULA = ("=", "+", "-", "@")
-
-
-def _no_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

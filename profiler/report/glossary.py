@@ -39,6 +39,8 @@ def footnotes(run: Run) -> list[str]:
     """The terms that this run's report uses, one line each, with its figures where it has some."""
     used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
     used += sorted({result.regime for result in run.results if result.regime})
+    if run.document.engine.owned:
+        used.insert(3, "engine")
     if any(not math.isnan(result.mbu) for result in run.results):
         used += ["MFU", "MBU"]
     lines = []
@@ -157,8 +159,7 @@ TERMS: dict[str, Term] = {
         _counted("kernel-bound"),
     ),
     "link-bound": Term(
-        "weights that wait on the host or the disk set the pace; fewer bytes or more memory help, a faster device does"
-        " not.",
+        "weights that wait elsewhere, or results that cards exchange, set the pace; a faster device does not help.",
         _counted("link-bound"),
     ),
     "inconclusive": Term(
@@ -167,6 +168,14 @@ TERMS: dict[str, Term] = {
     "dispatch": Term(
         "what Python, transformers and torch spend to start a step's operators; measured on the hollow twin.",
         _share("dispatch_s"),
+    ),
+    "generate tax": Term(
+        "what a step takes in transformers' own generate beyond the same step of our loop, visited in turn.",
+        _share("generate_s"),
+    ),
+    "engine": Term(
+        "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
+        _share("engine_s"),
     ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",

@@ -20,9 +20,11 @@ from profiler.grid import Phase
 from profiler.record.forecasts import read_forecast
 from profiler.record.run import Run
 from profiler.report.cell_table import COLUMNS, entries
+from profiler.report.cold import cold_lines
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.doubling_table import slope_texts
 from profiler.report.forecasting import FORECAST_COLUMNS, answer_sentences, forecast_rows
+from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
@@ -31,6 +33,7 @@ from profiler.report.lines import (
     no_claim_lines,
     noise_lines,
     quality_line,
+    rank_lines,
     roofs_lines,
     stage_line,
     unexplained_lines,
@@ -46,6 +49,7 @@ from profiler.report.rows import (
     roof_rows,
     split_rows,
 )
+from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
 from profiler.report.splits import split_bars
 from profiler.report.svg import Mark, inline_svg
 from profiler.units import duration, scaled
@@ -53,6 +57,7 @@ from profiler.units import duration, scaled
 _MOST_BARS_A_PHASE = 100
 _MOST_SERIES = 12
 _ROOFLINE = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
+_ENGINES = "From the first engine's time to another's, term by term"
 _FORECAST = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
 _PRECISIONS = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
 
@@ -86,6 +91,7 @@ def _policy(environment: Environment) -> str:
 def html_report(run: Run) -> str:
     """The report of a run as one HTML document; needs nothing but the run."""
     measured = run.measured
+    differences = [item for item in run.document.engine.differences if item.terms]
     forecast = read_forecast(run.folder)
     forecast_cells, carried = forecast_rows(forecast.cells) if forecast else ((), [])
     return (
@@ -113,13 +119,17 @@ def html_report(run: Run) -> str:
             forecast_columns=FORECAST_COLUMNS,
             forecast_cells=forecast_cells,
             carried=carried,
-            rows=[entries(result) for result in run.results],
+            rows=[entries(result) for result in spanning(run.results, MOST_ROWS_A_PHASE)],
+            all_rows=len(run.results),
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
             slope_texts=slope_texts,
             inside=breakdown_rows(run),
-            active=[*activity_lines(run), *unexplained_lines(run)],
+            active=[*activity_lines(run), *unexplained_lines(run), *rank_lines(run)],
             quality=quality_line(run),
             engines=engine_rows(run),
+            generate=generate_lines(run),
+            cold=cold_lines(run),
+            engine_waterfall=inline_svg([run], "engines", _ENGINES) if differences else None,
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),

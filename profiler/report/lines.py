@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from profiler.diagnosis.cell import CellEvidence, EngineDifference
 from profiler.diagnosis.regimes import Flag
 from profiler.grid import CellKey, Phase
+from profiler.machine.links import Link
 from profiler.record.run import Run
 from profiler.report.device_tables import host_words
 from profiler.report.shown import first_engine, of_phase
@@ -58,6 +59,8 @@ def roofs_lines(run: Run) -> list[str]:
         lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
     by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
     smallest = min(by_batch, default=None)
+    if first_engine(run) in run.document.engine.owned:
+        return [*lines, f"dispatch is a part of what {first_engine(run)} takes"]
     lines.append(
         "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} a decode step"
     )
@@ -89,6 +92,35 @@ def engine_lines(run: Run) -> list[str]:
         for item in engine_claims(run)
     ]
     return [*claims, *no_claim_lines(run)]
+
+
+def rank_lines(run: Run) -> list[str]:
+    """How many ranks share the model, what joins them, and of each step their own shares, the link, and both added."""
+    link = run.document.ceilings.collective
+    if run.document.ranks < 2 or link is None:
+        return []
+    lines = [
+        f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
+        f" {duration(link.alpha_s)} a message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
+        + (f"; {_sweep(link)}" if link.points else "")
+    ]
+    for step in run.document.rank_steps:
+        own = ", ".join(duration(seconds) for seconds in step.own_s)
+        lines.append(
+            f"{step.key.name}: the ranks' own shares take {own}, the link {duration(step.exchanged_s)}:"
+            f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
+        )
+    return lines
+
+
+def _sweep(link: Link) -> str:
+    """The ends of a sweep of all-reduces."""
+    first, last = link.points[0], link.points[-1]
+    return (
+        f"an all-reduce of {first.nbytes >> 10} KiB takes {duration(first.seconds)}, one of {last.nbytes >> 20} MiB"
+        f" {duration(last.seconds)} (algbw {scaled(last.alg_bytes_per_s, 'B/s')}, busbw"
+        f" {scaled(last.bus_bytes_per_s, 'B/s')})"
+    )
 
 
 def engine_claims(run: Run) -> list[EngineDifference]:

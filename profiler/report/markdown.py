@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from profiler.record.run import Run
+from profiler.report.cold import cold_lines
 from profiler.report.export import markdown_table, markdown_text, tokens_table
+from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
@@ -15,12 +18,14 @@ from profiler.report.lines import (
     instrument_line,
     noise_lines,
     quality_line,
+    rank_lines,
     roofs_lines,
     stage_line,
     unexplained_lines,
 )
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import lever_rows
+from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
 from profiler.units import count, scaled
 
 _PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
@@ -35,6 +40,9 @@ def markdown_report(run: Run) -> str:
     lines += [*(f"- {markdown_text(line)}" for line in _facts(run)), f"- {_command(run)}", ""]
     lines += _ran(run)
     lines += _section("Engines", engine_lines(run))
+    lines += _section("Ranks", rank_lines(run))
+    lines += _section("The generate tax", generate_lines(run))
+    lines += _section("Cold and idle", cold_lines(run))
     lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []
     lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])
     lines += _section("Noise", noise_lines(run))
@@ -47,7 +55,10 @@ def markdown_report(run: Run) -> str:
     lines += _section(
         "What would change it", levers, " (tried here, or computed from the cell's split; less than nothing costs)"
     )
-    lines += [markdown_table(tokens_table(run)), *_section("Words", footnotes(run))]
+    shown = spanning(run.results, MOST_ROWS_A_PHASE)
+    if len(shown) < len(run.results):
+        lines += [f"{len(shown)} of {len(run.results)} rows; all are in cells.csv.", ""]
+    lines += [markdown_table(tokens_table(replace(run, results=tuple(shown)))), *_section("Words", footnotes(run))]
     return "\n".join(lines)
 
 

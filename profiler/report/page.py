@@ -18,8 +18,9 @@ def write_reports(runs: Sequence[Run]) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
         if run.measured:
-            for name in _PICTURES:
-                _save([run], name, run.folder / f"{name}.png")
+            of_engines = ("engines",) if any(item.terms for item in run.document.engine.differences) else ()
+            for name in (*_PICTURES, *of_engines):
+                save([run], name, run.folder / f"{name}.png")
         replace_file(run.folder / "report.html", html_report(run))
         replace_file(run.folder / "report.md", markdown_report(run))
 
@@ -27,11 +28,5 @@ def write_reports(runs: Sequence[Run]) -> None:
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:
     """Write report.html into a folder, for several runs of one model, and precisions.png where all have a number."""
     if all(run.measured for run in runs):
-        _save(runs, "precisions", folder / "precisions.png")
+        save(runs, "precisions", folder / "precisions.png")
     replace_file(folder / "report.html", html_comparison(runs, folder))
-
-
-def _save(runs: Sequence[Run], name: str, path: Path) -> None:
-    """A picture in the place of one that may be there: a link is replaced, not followed."""
-    path.unlink(missing_ok=True)
-    save(runs, name, path)

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler.diagnosis.cell import CellEvidence, Lever
+from profiler.record.document import OwnedRecord
 from profiler.record.run import Run
-from profiler.report.shown import evidence_of
+from profiler.report.shown import evidence_of, first_engine
 from profiler.units import duration, percent, scaled
 
 RAN_COLUMNS = ("part", "what ran here", "tried in its place")
 
+_CACHE_WORDS = {
+    "dynamic": "dynamic, copied at every step",
+    "static": "static, read to its last slot",
+    "paged": "paged, written in place",
+}
 _DTYPES = ("float32", "bfloat16", "float16")
 _FORMATS = ("int8wo", "nf4", "int4wo", "int8")
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
@@ -23,22 +29,35 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     """Part, what ran, and what its alternatives save or cost in the cell that `tried_in` names."""
     model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
+    seen = first_engine(run) not in run.document.engine.owned
     rows += [
         (f"{count} linears", kind, _instead(first, *_FORMATS) if not number else "")
-        for number, (kind, count) in enumerate(model.linears.items())
+        for number, (kind, count) in enumerate(model.linears.items() if seen else ())
     ]
     rows += [
-        (name, text, _instead(first, *_KERNELS) if name == "decode attention" else "") for name, text in _attention(run)
+        (name, text, _instead(first, *_KERNELS) if name == "decode attention" else "")
+        for name, text in (_attention(run) if seen else ())
     ]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
     rows += [("cache", text, _instead(first, "a static cache")) for text in _caches(run)]
+    rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
     threads = run.document.device.threads
     if run.document.device.kind == "cpu":
         rows.append(("threads", str(threads), _instead(first, f"{threads // 2} of {threads} threads")))
     elif "MIG" in run.document.device.name:
         rows.append(("card", f"a slice of one: {run.document.device.name}", ""))
     return rows
+
+
+def _owned(item: OwnedRecord) -> str:
+    """What an engine holds that owns its model, and how it went."""
+    return (
+        f"{item.version}, {item.how}; {scaled(item.weight_bytes, 'B')} of weights;"
+        f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
+        f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens an iteration;"
+        f" loaded, compiled and warm after {duration(item.load_s)}"
+    )
 
 
 def tried_in(run: Run) -> str:
@@ -78,7 +97,7 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
 def _caches(run: Run) -> Iterator[str]:
     for name, path in run.document.counting.paths.items():
         if name.endswith("decode") and _of_first_engine(run, name):
-            yield "dynamic, copied at every step" if path.cache == "dynamic" else "static, read to its last slot"
+            yield _CACHE_WORDS[path.cache]
 
 
 def _of_first_engine(run: Run, name: str) -> bool:

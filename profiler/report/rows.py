@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from profiler.diagnosis.advice import where_it_lies
 from profiler.diagnosis.cell import CellEvidence, CellResult
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.step_time import TERM_NAMES
@@ -105,9 +106,10 @@ def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> st
 
 
 def engine_rows(run: Run) -> list[Row]:
-    """Cell, engine, what it does to a step against the first engine, and the interval of that, where it is a claim."""
+    """Cell, engine, what it does to a step against the first, that interval and the terms, where it is a claim."""
     return [
-        [_on(item.key, item.against).name, item.engine, saving(item), interval(item)] for item in engine_claims(run)
+        [_on(item.key, item.against).name, item.engine, saving(item), interval(item), ", ".join(where_it_lies(item))]
+        for item in engine_claims(run)
     ]
 
 
@@ -128,7 +130,8 @@ def roof_rows(run: Run) -> list[Row]:
         rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
     if ceilings.weights is not None:
         rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
-    return rows + [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    return rows
 
 
 def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> Row:

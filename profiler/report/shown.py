@@ -13,6 +13,10 @@ from profiler.record.run import Run
 _Item = TypeVar("_Item")
 
 
+MOST_ROWS_A_PHASE = 100
+"""Of a table in a report: a browser lays out two hundred rows again at once when they are sorted; nobody reads more."""
+
+
 def evidence_of(run: Run) -> dict[CellKey, CellEvidence]:
     """What each judged cell's verdict stands on."""
     return {item.key: item for item in run.document.evidence}

@@ -33,6 +33,8 @@ _VARIABLES = {
     "#cc79a7": "pink",
     "#e69f00": "amber",
     "#56b4e9": "sky",
+    "#882255": "wine",
+    "#44aa99": "teal",
 }
 _LEFT_OUT = {"metadata", "style"}
 

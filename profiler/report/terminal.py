@@ -14,6 +14,8 @@ from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import CellKey
 from profiler.record.run import Run
+from profiler.report.cold import cold_lines
+from profiler.report.generate import generate_lines
 from profiler.report.lines import (
     activity_lines,
     common_noise_line,
@@ -23,6 +25,7 @@ from profiler.report.lines import (
     own_noise,
     precision_line,
     quality_line,
+    rank_lines,
     regimes,
     roofs_lines,
     stage_line,
@@ -47,6 +50,8 @@ _BAR_STYLE = {
     "avoidable_s": ("x", "bright_yellow"),
     "link_s": ("l", "default"),
     "dispatch_s": ("d", "magenta"),
+    "generate_s": ("g", "bright_magenta"),
+    "engine_s": ("e", "bright_cyan"),
     "unexplained_s": ("?", "bright_black"),
 }
 BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())
@@ -74,7 +79,14 @@ def print_run(run: Run, console: Console) -> None:
     console.print(_ran_table(run))
     if run.document.breakdown:
         console.print(breakdown_table(run))
-    for line in (*activity_lines(run), *unexplained_lines(run), *engine_lines(run)):
+    for line in (
+        *activity_lines(run),
+        *unexplained_lines(run),
+        *engine_lines(run),
+        *generate_lines(run),
+        *cold_lines(run),
+        *rank_lines(run),
+    ):
         console.print(Text(line))
     if quality := quality_line(run):
         console.print(Text(quality))

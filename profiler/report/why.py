@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import LEAST_SHARE, Call, Finding, Why
+from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Call, Finding, Floor, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
+_NEAR = 0.7
+"""Of what a machine can do: from here on a script is near its floor."""
 # (setting, its usual value, the word for another one)
 _UNUSUAL = (
     ("gradients", "off", "gradients"),
@@ -25,7 +27,7 @@ def why_sentences(why: Why) -> list[str]:
     kinds = sorted({call.kind for call in seen.calls}, reverse=True)
     calls = f"{len(seen.calls)} call{'s' if len(seen.calls) != 1 else ''} of {' and '.join(kinds)}"
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
-    floor = f"; the work itself needs {duration(why.floor_s)} on this machine" if why.floor_s else ""
+    floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
     begun = "Interrupted: up to here " if seen.interrupted else ""
     lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{seen.script} loaded a model and called none."]
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
@@ -33,18 +35,60 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saves so much by itself; together they save less than their sum.")
     for trial in why.undecided:
         lines.append(
-            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less by"
-            f" the median of {len(trial.rounds)} pairs, which do not agree. Again when nothing else runs."
+            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less"
+            f" {_how_unsure(len(trial.rounds))}."
         )
-    if not why.findings and not why.undecided and not seen.interrupted:
+    if why.too_close:
+        names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
+        lines.append(f"Too close to tell, and less than a tenth each: {names}.")
+    if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
-        lines.append(f"Nothing to change{tried}.")
+        lines.append(f"Nothing to change{tried}{_reached(why)}")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
+    for item in seen.between:
+        if item.seconds > LEAST_SHARE * seen.watched_s:
+            lines.append(
+                f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
+                " choosing tokens, reading and printing them."
+            )
+    for first in why.first_calls:
+        lines.append(
+            f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
+            f" {duration(first.usual_s)}: leave it out where you time them."
+        )
     return lines
+
+
+def _how_unsure(pairs: int) -> str:
+    if pairs < FEW_ROUNDS:
+        return (
+            f"in {pairs} pair{'s' if pairs > 1 else ''}, which {'are' if pairs > 1 else 'is'} too few: no time was left"
+        )
+    return f"by the median of {pairs} pairs, which do not agree. Again when nothing else runs"
+
+
+def _reached(why: Why) -> str:
+    """How near its floor a script is that has nothing to change, or where the rest lies."""
+    if why.floor is None or not why.seen.calls_s:
+        return "."
+    share = why.floor.seconds / why.seen.calls_s
+    if share >= _NEAR:
+        return f": {100 * share:.0f} % of what this machine can do with this model."
+    return (
+        f", and the floor is {100 * share:.0f} % of its time: the rest lies in the library, which roofscope run"
+        " --engine generate splits."
+    )
+
+
+def _floor_words(floor: Floor) -> str:
+    """`9.80 s on this machine`, and what of that is dispatch."""
+    if floor.dispatch_s is None:
+        return f"{duration(floor.seconds)} on this machine, without dispatch, which is not known"
+    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch"
 
 
 def finding_sentence(number: int, item: Finding) -> str:
@@ -118,7 +162,8 @@ def why_json(why: Why) -> dict[str, object]:
         "calls_s": seen.calls_s,
         "text_s": seen.text_s,
         "overhead_s": seen.overhead_s,
-        "floor_s": why.floor_s,
+        "floor_s": why.floor.seconds if why.floor else None,
+        "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
         "interrupted": seen.interrupted,
         "answer": why_sentences(why),
         "findings": [asdict(item) for item in why.findings],

@@ -32,7 +32,9 @@ def cached(
     measured = measure(None if fresh else _read(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_CEILINGS.dump_json(measured))
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(_CEILINGS.dump_json(measured))
+        draft.replace(path)
     except OSError:
         pass
     return measured

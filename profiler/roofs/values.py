@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from profiler.machine.clock import NOTCH
+from profiler.machine.links import Link
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
@@ -126,6 +127,8 @@ class Ceilings:
     """Seconds to touch a page that the system has just given (CPU); 0 where it was not measured."""
     links: Mapping[str, Roof] = field(default_factory=dict)
     """Bytes/s from the `host` or the `disk` to the device; measured only for where weights of this model wait."""
+    collective: Link | None = None
+    """Between the ranks that share the model; None: one device works alone."""
     host: HostPace | None = None
     """How fast the host dispatches; None where it was not measured."""
     measured_s: float = 0.0

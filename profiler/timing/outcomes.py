@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from profiler.engines.scheduled import Scheduled, prefill_iterations
 from profiler.grid import Cell, Phase
 
 Status = Literal["ok", "oom", "skipped", "failed"]
@@ -47,6 +48,15 @@ class Visit:
     prefill_faults: int = 0
     decode_faults: int = 0
     """Pages that the process touched for the first time in the prefill, and in the whole loop behind it."""
+    scheduled: tuple[Scheduled, ...] = ()
+    """The iterations of prefill and loop as the engine's own scheduler told them; empty where it has none."""
+    cache_used_bytes: int | None = None
+    """Most of an engine's own cache that was in use at once."""
+
+    @property
+    def prefill_iterations(self) -> int:
+        """Iterations of an engine's own scheduler until the last prompt was through; 0 where it has none."""
+        return prefill_iterations(self.scheduled)
 
     @property
     def prefills_s(self) -> tuple[float, ...]:

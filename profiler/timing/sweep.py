@@ -61,7 +61,7 @@ def sweep(
     *,
     machine: Machine,
     vocab_size: int,
-    own_bytes: int = 0,
+    own_bytes: Mapping[str, int] | None = None,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_round: Callable[[], float] = lambda: 0.0,
@@ -74,7 +74,7 @@ def sweep(
     the budget. No cell is visited a third time before all have had their second, which is what tells how far visits
     lie apart; engines are visited in turn, a cell's one right after the other. `on_round` is called before each round
     and tells by how much the machine's own time has swung so far. `fits` gives the reason why a cell cannot fit, or
-    None. `own_bytes` of the device are the profiler's own and no cell's. `earlier` are the outcomes of an interrupted
+    None. `own_bytes` are held beside what each engine needs. `earlier` are the outcomes of an interrupted
     sweep: its cells are known, and the first round visits only the others.
     """
     seen = {cell: _Seen() for cell in plan.grid.cells}
@@ -83,11 +83,12 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
-    bench = Bench(machine, vocab_size, own_bytes)
+    bench = Bench(machine, vocab_size, own_bytes or {})
     shuffle = random.Random(_SEED)
     start = machine.now_s()
-    durations: dict[Cell, float] = {}
+    costs = _Costs(plan.expected_s)
     visits, swing = 0, 0.0
+    no_memory = [cell for cell, state in seen.items() if state.gap is not None and state.gap.status == "oom"]
     for round_number in range(_MOST_ROUNDS):
         open_cells = _open_cells(seen, plan.half_width, swing)
         turns = _turns([cell for cell in open_cells if round_number > 0 or not seen[cell].visits])
@@ -98,31 +99,34 @@ def sweep(
             turns = [turn[:: -1 if round_number % 2 else 1] for turn in turns]
         swing = on_round()
         visits_before = visits
-        for position, turn in enumerate(turns):
+        unseen_s = sum(costs.expected_s.get(cell, 0.0) for turn in turns for cell in turn) if round_number == 0 else 0.0
+        for turn in turns:
             elapsed_s = machine.now_s() - start
-            cost_s = sum(_cost(cell, plan, durations) for cell in turn)
+            cost_s = sum(costs.of(cell) for cell in turn)
             paired = all(len(seen[cell].visits) >= CLAIM_VISITS for cell in turn)
             if round_number > 0 and paired and elapsed_s + cost_s > plan.budget_s:
                 continue
             if round_number > 0 and elapsed_s > plan.budget_s:
                 return
-            rest = [cell for later in turns[position:] for cell in later]
             for cell in turn:
                 elapsed_s = machine.now_s() - start
-                left_s = _left_s(rest, round_number, elapsed_s, plan, durations)
+                # A first visit warms its shape up as well; the rounds behind it run to the budget or end early.
+                left_s = max(0.0, costs.scale * unseen_s, plan.budget_s - elapsed_s)
+                unseen_s -= costs.expected_s.get(cell, 0.0)
                 on_progress(Progress(cell, round_number, elapsed_s, left_s, visits))
                 state = seen[cell]
-                reason = _larger_than_failed(cell, seen) or (fits(cell) if round_number == 0 else None)
+                reason = _larger_than_failed(cell, no_memory) or (fits(cell) if round_number == 0 else None)
                 if reason:
                     state.gap = Gap(cell, "skipped", reason)
                     yield state.gap
                     continue
                 before_s = machine.now_s()
                 outcome = visit_safely(engines[cell.engine], cell, round_number, bench)
-                durations[cell] = machine.now_s() - before_s
+                costs.note(cell, machine.now_s() - before_s)
                 visits += 1
                 if isinstance(outcome, Gap):
                     state.gap = outcome
+                    no_memory += [cell] if outcome.status == "oom" else []
                 else:
                     state.visits.append(outcome)
                 yield outcome
@@ -147,12 +151,10 @@ def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(turns.values())
 
 
-def _larger_than_failed(cell: Cell, seen: Mapping[Cell, _Seen]) -> str | None:
-    for other, state in seen.items():
+def _larger_than_failed(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
+    for other in no_memory:
         if (
-            state.gap is not None
-            and state.gap.status == "oom"
-            and cell != other
+            cell != other
             and cell.engine == other.engine
             and cell.batch_size >= other.batch_size
             and cell.depth >= other.depth
@@ -161,20 +163,26 @@ def _larger_than_failed(cell: Cell, seen: Mapping[Cell, _Seen]) -> str | None:
     return None
 
 
-def _cost(cell: Cell, plan: Plan, durations: Mapping[Cell, float]) -> float:
-    """Expected seconds of a visit: the last one's, else the plan's figure scaled by what visits cost so far."""
-    if cell in durations:
-        return durations[cell]
-    known = [other for other in durations if plan.expected_s.get(other)]
-    scale = sum(durations[c] for c in known) / sum(plan.expected_s[c] for c in known) if known else 1.0
-    return scale * plan.expected_s.get(cell, 0.0)
+class _Costs:
+    """Seconds that a visit of each cell is expected to take: as long as its last one, else as planned, scaled by what
+    visits cost so far."""
 
+    def __init__(self, expected_s: Mapping[Cell, float]) -> None:
+        self.expected_s = expected_s
+        self._durations: dict[Cell, float] = {}
+        self._took_s = self._planned_s = 0.0
 
-def _left_s(
-    rest: list[Cell], round_number: int, elapsed_s: float, plan: Plan, durations: Mapping[Cell, float]
-) -> float:
-    this_round_s = sum(_cost(cell, plan, durations) for cell in rest)
-    if round_number == 0:
-        # A first visit warms its shape up as well; the rounds behind it run to the budget or end early.
-        return max(this_round_s, plan.budget_s - elapsed_s)
-    return max(0.0, plan.budget_s - elapsed_s)
+    @property
+    def scale(self) -> float:
+        """What visits cost over what was planned for them."""
+        return self._took_s / self._planned_s if self._planned_s else 1.0
+
+    def of(self, cell: Cell) -> float:
+        return self._durations.get(cell, self.scale * self.expected_s.get(cell, 0.0))
+
+    def note(self, cell: Cell, seconds: float) -> None:
+        """A visit took so long."""
+        if planned_s := self.expected_s.get(cell, 0.0):
+            self._took_s += seconds - self._durations.get(cell, 0.0)
+            self._planned_s += 0.0 if cell in self._durations else planned_s
+        self._durations[cell] = seconds

@@ -6,15 +6,18 @@ import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
 from profiler.engines.base import Engine
-from profiler.errors import RequestError
+from profiler.engines.scheduled import Scheduled
+from profiler.errors import DeviceError, NoRoomError, RequestError, RoofscopeError
 from profiler.grid import Cell
-from profiler.machine.clock import no_gc
+from profiler.machine.clock import Clock, no_gc
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
 from profiler.timing.foreign_load import ForeignLoad
@@ -54,12 +57,12 @@ class Bench:
 
     machine: Machine
     vocab_size: int
-    own_bytes: int = 0
-    """Bytes of the device that this profiler holds beside the model, and which no cell needs."""
+    own_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
-    """A visit; a gap where the cell runs out of memory or fails."""
+    """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
     try:
         with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
@@ -67,6 +70,8 @@ def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) ->
         gap = _gap(cell, error)
     # Only here: as long as the error is handled, its traceback holds the tensors of the step that failed.
     gc.collect()
+    if gap.status == "failed" and (trouble := bench.machine.trouble()):
+        raise DeviceError(f"the device is lost since {cell.name}: {trouble}; what was measured is kept.")
     bench.machine.release()
     return gap
 
@@ -75,6 +80,8 @@ def _gap(cell: Cell, error: Exception) -> Gap:
     text = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text:
         return Gap(cell, "oom", "out of memory")
+    if isinstance(error, RoofscopeError):
+        return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
     return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
 
 
@@ -92,6 +99,8 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
+    if foreign_cores is not None:
+        foreign_cores = max(0.0, foreign_cores - engine.beside)
     _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
@@ -115,13 +124,15 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         foreign_cores=foreign_cores,
         prefill_faults=loop.prefill_faults,
         decode_faults=loop.decode_faults,
+        scheduled=loop.scheduled,
+        cache_used_bytes=loop.cache_used_bytes,
     )
 
 
 def _peak_of_cell(engine: Engine, bench: Bench) -> int | None:
     """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
     peak = bench.machine.peak_bytes()
-    return None if peak is None else peak - bench.own_bytes - engine.kept_bytes
+    return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,8 @@ class _Loop:
     wall_s: float
     prefill_faults: int
     decode_faults: int
+    scheduled: tuple[Scheduled, ...] = ()
+    cache_used_bytes: int | None = None
 
 
 def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) -> _Loop:
@@ -144,7 +157,11 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
     """
     machine, clock = bench.machine, bench.machine.clock
+    if engine.whole_calls:
+        return _run_whole(engine, cell, bench, steps=cell.decode_steps if steps is None else steps)
     prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
+    decode_steps = cell.decode_steps if steps is None else steps
+    engine.announce(cell, decode_steps)
     clock.synchronize()
     faults_before = page_faults()
     start_s = machine.now_s()
@@ -162,7 +179,7 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     faults_between = page_faults()
     loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
-    for _ in range(cell.decode_steps if steps is None else steps):
+    for _ in range(decode_steps):
         state = engine.decode(state)
         loop_marks.append(clock.mark())
     issued_s = machine.now_s()
@@ -180,6 +197,47 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     )
 
 
+def follow(engine: Engine, cell: Cell, steps: int | None, bench: Bench) -> tuple[float | None, tuple[float, ...]]:
+    """Run what was announced, as the rank that announced it does: (seconds of the prefill, of each decode step)."""
+    with torch.inference_mode(), no_gc():
+        if steps is None:
+            return next(_prefills(engine, cell, bench)), ()
+        loop = _run(engine, cell, bench, steps=steps)
+    return loop.prefill_s, loop.decode_s
+
+
+def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop:
+    """The same of an engine that runs prompt and steps in one call of its own."""
+    machine, clock = bench.machine, bench.machine.clock
+    prompts = seeded_prompts(cell, bench.vocab_size)
+    marks: list[Any] = []
+    told: list[tuple[float, int]] = []
+
+    def mark() -> None:
+        marks.append(clock.mark())
+        told.append((machine.now_s(), page_faults()))
+
+    clock.synchronize()
+    start_s, faults_before = machine.now_s(), page_faults()
+    engine.call(prompts.to(machine.device), 1 + steps, mark)
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s, (first_s, faults_between) = machine.now_s(), told[1]
+    prefill_s, *decode_s = clock.seconds(marks)
+    return _Loop(
+        prefill_s=prefill_s,
+        ttft_s=first_s - start_s,
+        decode_s=tuple(decode_s),
+        loop_s=end_s - first_s,
+        issue_s=issued_s - first_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+        scheduled=engine.scheduled,
+        cache_used_bytes=engine.cache_used_bytes,
+    )
+
+
 def _refuse_impossible(times_s: Iterable[float]) -> None:
     """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
     for value in times_s:
@@ -194,12 +252,22 @@ def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
     clock = bench.machine.clock
     ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
     while True:
+        engine.announce(cell, None)
         clock.synchronize()
-        marks = [clock.mark()]
-        engine.prefill(ids, cell.slots)
-        marks.append(clock.mark())
+        marks: list[Any] = []
+        mark = partial(_mark, clock, marks)
+        if engine.whole_calls:
+            engine.call(ids, 1, mark)
+        else:
+            mark()
+            engine.prefill(ids, cell.slots)
+            mark()
         clock.synchronize()
         yield clock.seconds(marks)[0]
+
+
+def _mark(clock: Clock, marks: list[Any]) -> None:
+    marks.append(clock.mark())
 
 
 def _warm_prefill(prefills: Iterator[float]) -> list[float]:

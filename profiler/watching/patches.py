@@ -31,7 +31,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for restore in reversed(undo):
+        for restore in reversed([*undo, *recorder.undo]):
             restore()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 import sysconfig
 import threading
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Call, Kind, Load, Recompilation, Seen
+from profiler.diagnosis.why import Between, Call, Kind, Load, Recompilation, Seen, TextAgain
 from profiler.machine.clock import Clock, clock_for, now_s
 
 # Inputs are kept for trials up to so many calls and bytes.
@@ -21,6 +23,8 @@ _LONGEST_REASON = 80
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
+_CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
+"""Arguments of `generate` that it calls at every token, and how."""
 _PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _NOT_THE_USERS = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in _PLACES_OF_LIBRARIES),
@@ -48,7 +52,24 @@ class Noted:
     """What it was called with; None where that was not kept."""
     mask: Any = None
     name: str = ""
-    trains: bool = False
+    callbacks: dict[str, float] = field(default_factory=dict)
+    """Seconds in the user's own objects that it calls at every token, by their class."""
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    """By the host's clock, without waiting for the device."""
+    thread: int = 0
+
+
+@dataclass
+class Again:
+    """How often something was done again, and what that took."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
 
 
 @dataclass
@@ -67,6 +88,10 @@ class Recorder:
     loads: list[Load] = field(default_factory=list)
     text_s: float = 0.0
     text_where: str = ""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """Gives back the classes whose methods are timed."""
+    again: dict[str, Again] = field(default_factory=dict)
+    """Texts that were tokenized before, by the line that did so."""
     trained: bool = False
     """Whether anything was differentiated: gradients are wanted then."""
     touched: int = 0
@@ -74,7 +99,10 @@ class Recorder:
     noting_s: float = 0.0
     kept_bytes: int = 0
     _here: _Thread = field(default_factory=_Thread)
+    _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
+    _texts: set[int] = field(default_factory=set)
+    _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _start_s: float = field(default_factory=now_s)
 
@@ -99,12 +127,16 @@ class Recorder:
         start_s = now_s()
         here.noted = noted = self._note(kind, model, args, named, compiled)
         self.noting_s += now_s() - start_s
+        if kind == "generate":
+            self._time_callbacks(named)
         here.depth = 1
+        noted.began_s = now_s()
         try:
             result = run(*args, **named)
         finally:
             here.depth, here.noted = 0, None
             noted.end = noted.clock.mark()
+            noted.ended_s = now_s()
         if kind == "generate":
             noted.new_tokens = _new_tokens(result, noted.shape[1], model)
         self.notes.append(noted)
@@ -123,7 +155,17 @@ class Recorder:
             return run(*args, **named)
         finally:
             self._here.load_depth = 0
-            self.loads.append(Load(source, now_s() - start_s, _where()))
+            self.loads.append(Load(self._name_of(source), now_s() - start_s, _where()))
+
+    def _name_of(self, source: str) -> str:
+        """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
+
+        Another path of the same name gets a number.
+        """
+        is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
+        name = Path(source).resolve().name if is_path else source
+        taken = [known for known, short in self._sources.items() if short.partition(" (")[0] == name]
+        return self._sources.setdefault(source, f"{name} ({len(taken) + 1})" if taken else name)
 
     def text(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a tokenizer and add its seconds."""
@@ -137,8 +179,52 @@ class Recorder:
         finally:
             self._here.text_depth = 0
             if not self._here.depth:
-                self.text_s += now_s() - start_s
+                spent_s = now_s() - start_s
+                self.text_s += spent_s
                 self.text_where = self.text_where or _where()
+                self._note_text(args, spent_s)
+
+    def _note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
+        """Add the seconds of a text that was handed over before."""
+        texts = args[0] if args else None
+        texts = texts if isinstance(texts, str) else tuple(texts) if isinstance(texts, list) else None
+        try:
+            key = hash(texts)
+        except TypeError:
+            return
+        if texts is None:
+            return
+        if key in self._texts:
+            self.again.setdefault(_where(), Again()).add(spent_s)
+        self._texts.add(key)
+
+    def _time_callbacks(self, named: Mapping[str, Any]) -> None:
+        """Time what `generate` is told to call at every token, from now on."""
+        for name, method in _CALLBACKS.items():
+            given = named.get(name)
+            for item in given if isinstance(given, (list, tuple)) else [given]:
+                owner = type(item)
+                if item is not None and hasattr(owner, method) and owner not in self._timed:
+                    self._timed.add(owner)
+                    self._time_method(owner, method)
+
+    def _time_method(self, owner: type, method: str) -> None:
+        original, own = getattr(owner, method), method in vars(owner)
+        here = self._here
+
+        @functools.wraps(original)
+        def timed(*args: Any, **named: Any) -> Any:
+            noted, start_s = here.noted, now_s()
+            try:
+                return original(*args, **named)
+            finally:
+                if noted is not None:
+                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + now_s() - start_s
+
+        setattr(owner, method, timed)
+        self.undo.append(
+            functools.partial(setattr, owner, method, original) if own else functools.partial(delattr, owner, method)
+        )
 
     def seen(self, script: str, *, interrupted: bool = False) -> Seen:
         """All that was noted so far, read from the clocks once the devices are done."""
@@ -149,8 +235,19 @@ class Recorder:
         overhead_s = self.noting_s + self.touched * _wrapper_s()
         return Seen(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            tuple(_recompilations()),
+            tuple(_recompilations()), tuple(self._between()),
+            tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
         )  # fmt: skip
+
+    def _between(self) -> Iterator[Between]:
+        """What the script itself took between calls that one of its lines made in a row, as a loop of its own does."""
+        found: dict[str, list[float]] = {}
+        for before, after in itertools.pairwise(self.notes):
+            same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
+            if same and after.kind == "forward":
+                found.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
+        for where, gaps in found.items():
+            yield Between(where, len(gaps), sum(gaps))
 
     def _call(self, number: int, noted: Noted) -> Call:
         batch, tokens, context = noted.shape
@@ -170,6 +267,7 @@ class Recorder:
             where=noted.where,
             settings=noted.settings,
             padding=padding,
+            callbacks_s=dict(noted.callbacks),
         )
 
     def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
@@ -186,6 +284,7 @@ class Recorder:
             clock=clock_for(model.device),
             start=None,
             mask=mask,
+            thread=threading.get_ident(),
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
         )
         nbytes = sum(_nbytes(value) for value in (*args, *named.values()))
@@ -274,7 +373,8 @@ def _where() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_NOT_THE_USERS) and "site-packages" not in name:
-            return f"{Path(name).name}:{frame.f_lineno}"
+            # A notebook's cell is a file of a name that means nothing.
+            return f"{'cell' if 'ipykernel_' in name else Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 

@@ -117,7 +117,7 @@ class AttentionCore(Operator):
         bytes_: dict[Cause, Count] = {}
         if path.cache == "static":
             bytes_[Cause.UNFILLED_SLOTS] = (held - live) * token_bytes
-        else:
+        elif path.cache == "dynamic":
             bytes_[Cause.CACHE_COPIES] = 2 * held * token_bytes
         groups = self.query_heads // self.kv_heads
         heads_bytes = step.batch * held * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize

@@ -14,7 +14,9 @@ from profiler.work.causes import Cause
 from profiler.work.formats import StoredWeight
 from profiler.work.step import Count, ExecutionPath, Step, Work
 
-Group = Literal["attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "other"]
+Group = Literal[
+    "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "collective", "other"
+]
 
 _FLOAT32_BYTES = 4
 

@@ -129,6 +129,16 @@ def _positive(value: Any) -> int | None:
     return int(value) if value else None
 
 
+def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
+    """(query heads, KV heads, head dim) of an attention module: its own word, else the config's."""
+    query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads") or config_query_heads(config))
+    groups = first_of(module, "num_key_value_groups")
+    kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
+    kv_heads = int(kv_heads or (query_heads // groups if groups else config_kv_heads(config)))
+    head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
+    return query_heads, kv_heads, head_dim
+
+
 def config_query_heads(config: Any) -> int:
     """Query heads by the config."""
     return int(first_of(config, "num_attention_heads", "n_head", "num_heads") or 1)

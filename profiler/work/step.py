@@ -59,7 +59,7 @@ class ExecutionPath:
     """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
     masked_kernel: str = "fused"
     """What it calls when a mask is passed; nothing is skipped then."""
-    cache: Literal["dynamic", "static"] = "dynamic"
+    cache: Literal["dynamic", "static", "paged"] = "dynamic"
     static_cache_len: int = 0
     """Slots of a static cache: its attention reads all of them, filled or not."""
     all_logits: bool = False
@@ -97,6 +97,8 @@ class Work:
     logits_bytes: Count = 0
     activation_bytes: Count = 0
     """Operands and intermediates written and read between kernels; an upper bound, since caches may keep them."""
+    link_bytes: Count = 0
+    """Messages that ranks exchange: S of nccl-tests, the whole result of each collective; no bytes of memory."""
     avoidable_flops: Mapping[Cause, Count] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Count] = field(default_factory=dict)
 

@@ -25,12 +25,10 @@ from profiler.work.operators import (
 )
 from profiler.work.recognise import (
     activation_dtype,
+    attention_heads,
     bank_features,
     base_prefix,
     caches_latent,
-    config_head_dim,
-    config_kv_heads,
-    config_query_heads,
     expert_banks,
     first_of,
     is_attention,
@@ -385,20 +383,10 @@ class _Visitor:
         parent = self.model.get_submodule(parent_name)
         if not is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
-        query_heads, kv_heads, head_dim = self._heads(parent)
+        query_heads, kv_heads, head_dim = attention_heads(parent, self.config)
         if width != head_dim:
             return 1
         return query_heads if leaf.startswith("q") else kv_heads
-
-    def _heads(self, module: Any) -> tuple[int, int, int]:
-        """(query heads, KV heads, head dim) of an attention module: its own word, else the config's."""
-        config = self.config
-        query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads") or config_query_heads(config))
-        groups = first_of(module, "num_key_value_groups")
-        kv_heads = first_of(module, "num_key_value_heads", "num_kv_heads")
-        kv_heads = int(kv_heads or (query_heads // groups if groups else config_kv_heads(config)))
-        head_dim = int(first_of(module, "head_dim", "head_size", "attention_head_size") or config_head_dim(config))
-        return query_heads, kv_heads, head_dim
 
     def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
         """q * cos + rotate_half(q) * sin, and the same for k: negate half, concatenate, two products, one sum."""
@@ -443,7 +431,7 @@ class _Visitor:
         if not is_attention(module):
             return None
         config = self.config
-        query_heads, kv_heads, head_dim = self._heads(module)
+        query_heads, kv_heads, head_dim = attention_heads(module, config)
         latent = expanded = None
         qk_dim = v_dim = head_dim
         if hasattr(module, "kv_b_proj"):

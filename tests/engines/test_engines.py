@@ -27,7 +27,9 @@ pytestmark = pytest.mark.cpu
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
-@pytest.mark.parametrize("name", ["eager", "static", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "name", ["eager", "static", "generate", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])]
+)
 def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> None:
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
     expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
@@ -48,6 +50,17 @@ def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, na
         greedy_tokens(ENGINES[name](model, machine_for(request.device)), prompt, 16)[:, : expected.shape[1]].tolist()
         == expected.tolist()
     )
+
+
+@pytest.mark.parametrize("name", ["eager", "generate"])
+def test_a_whole_call_has_a_mark_before_it_and_behind_each_token(name: str) -> None:
+    """Four tokens, five marks; behind the n-th the model has seen what n forwards see, and no more begin."""
+    model, marks = tiny("window"), []
+    forwards: list[int] = []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    tokens = ENGINES[name](model, HOST).call(torch.ones(2, 5, dtype=torch.long), 4, lambda: marks.append(len(forwards)))
+    assert tokens.shape == (2, 4)
+    assert marks == [0, 1, 2, 3, 4]
 
 
 def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +185,10 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_graphs_are_refused_on_a_cpu_and_where_a_window_moves() -> None:
     config = load_config(resolve("mistral-7b-v0.1"))
-    with pytest.raises(RequestError, match="this device is a CPU; use eager, static or compile"):
+    with pytest.raises(RequestError, match="this device is a CPU; use eager, static, compile or generate"):
         check_engine("graph", on_cuda=False, config=config, longest_context=512)
     with pytest.raises(RequestError, match="a window of 4096 tokens moves within 5000"):
         check_engine("graph", on_cuda=True, config=config, longest_context=5000)
     check_engine("graph", on_cuda=True, config=config, longest_context=4096)
-    with pytest.raises(RequestError, match="use eager, static, compile, graph"):
-        check_engine("vllm", on_cuda=False, config=config, longest_context=512)
+    with pytest.raises(RequestError, match="use eager, static, compile, graph, vllm"):
+        check_engine("tgi", on_cuda=False, config=config, longest_context=512)

@@ -43,6 +43,7 @@ from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest, dtype_name
+from profiler.machine.clock import time_calls
 from profiler.machine.device import describe, software
 from profiler.machine.machine import Machine, machine_for
 from profiler.machine.telemetry import Watch, source_for
@@ -60,6 +61,12 @@ from profiler.work.walk import linear_modules, walk
 
 TIME_LIMIT_S = 9 * 60.0
 _GPU = "claimed of GPUs"
+_INTERLEAVED = 10
+"""Turns of a plain loop and of ours."""
+_HEATING_S = 5.0
+_HEATING_SIDE = 16384
+_LARGE_BYTES = 5e9
+"""Weights from which small kernels do not count beside them at batch 1."""
 SPLIT = list(TERMS)
 NCU_METRICS = "dram__bytes_read.sum,dram__bytes_write.sum"
 
@@ -123,6 +130,8 @@ def roofs(bench: Bench) -> Iterator[Check]:
     info = bench.machine.info
     dtypes = measurable_dtypes(bench.device)
     model_dtype = "bfloat16" if bench.cuda else "float32"
+    if bench.cuda:
+        _heat(bench)
     first, second = (
         measure(bench.machine, dtypes, model_dtype=model_dtype, stage_budget_s=STAGE_BUDGET_S if bench.cuda else 0.1)
         for _ in range(2)
@@ -131,11 +140,16 @@ def roofs(bench: Bench) -> Iterator[Check]:
         right = result.right if bench.cuda else None
         yield Check(f"selftest: {result.name}", right, result.verdict.regime, result.expected, _GPU)
     for name in dtypes:
-        apart = abs(second.compute[name].per_s / first.compute[name].per_s - 1)
+        once, again = first.compute[name], second.compute[name]
+        # At one clock: a card lowers it as it warms, and products follow it.
+        slowed = again.clock_hz / once.clock_hz if again.clock_hz and once.clock_hz else 1.0
+        apart = abs(again.per_s / once.per_s / slowed - 1)
         yield Check(f"{name} product measured twice", apart < 0.03 if bench.cuda else None, apart, "< 3 % apart", _GPU)
         peak = info.datasheet.peak_flops_per_s(name) if info.datasheet else None
-        if peak:
-            share = first.compute[name].per_s / peak
+        if info.datasheet and peak:
+            # Peaks are stated at the rated clock, above which cards boost.
+            boost = max(1.0, (once.clock_hz or 0.0) / info.datasheet.rated_clock_hz)
+            share = once.per_s / peak / boost
             yield Check(f"{name} product / datasheet", 0.3 < share < 1.02, share, "0.3 .. 1.02")
     apart = abs(second.memory_bytes_per_s / first.memory_bytes_per_s - 1)
     yield Check("stream measured twice", apart < 0.03 if bench.cuda else None, apart, "< 3 % apart", _GPU)
@@ -148,6 +162,15 @@ def roofs(bench: Bench) -> Iterator[Check]:
         dtype = info.datasheet.healthy_dtype
         share = first.compute[dtype].per_s / healthy
         yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
+
+
+def _heat(bench: Bench) -> None:
+    """Some seconds of products: a card that is cold at first would be faster in the first of two measurements."""
+    x = torch.randn(_HEATING_SIDE, _HEATING_SIDE, device=bench.device, dtype=torch.float16)
+    end_s = time.perf_counter() + _HEATING_S
+    while time.perf_counter() < end_s:
+        x @ x
+        bench.machine.clock.synchronize()
 
 
 def truth_of_time(bench: Bench) -> Iterator[Check]:
@@ -163,25 +186,30 @@ def truth_of_time(bench: Bench) -> Iterator[Check]:
     warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
     ids = seeded_prompts(cell, vocab).to(bench.device)
-    for _ in range(10):
+    for _ in range(_INTERLEAVED):
         plan = Plan(grid, budget_s=1e-9)
         [visit] = list(sweep({"eager": engine}, plan, machine=bench.machine, vocab_size=vocab))
         assert isinstance(visit, Visit)
         with torch.inference_mode():
-            clock.synchronize()
-            marks = [clock.mark()]
+            prefills_s: list[float] = []
             for _ in range(3):
+                # Each on its own, as ours: in a row the last kernels of one would hide behind the next one's launches.
+                clock.synchronize()
+                marks = [clock.mark()]
                 output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
                 token = output.logits[:, -1:].argmax(-1)
                 marks.append(clock.mark())
+                clock.synchronize()
+                prefills_s += clock.seconds(marks)
+            marks = [clock.mark()]
             for _ in range(23):
                 output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
                 token = output.logits[:, -1:].argmax(-1)
                 marks.append(clock.mark())
             clock.synchronize()
-            times = clock.seconds(marks)
-        ratios["prefill"].append(statistics.median(visit.prefills_s) / statistics.median(times[:3]))
-        ratios["decode"].append(statistics.median(visit.decode_s[1:]) / statistics.median(times[4:]))
+            steps_s = clock.seconds(marks)
+        ratios["prefill"].append(statistics.median(visit.prefills_s) / statistics.median(prefills_s))
+        ratios["decode"].append(statistics.median(visit.decode_s[1:]) / statistics.median(steps_s[1:]))
     for phase, found in ratios.items():
         ratio = statistics.median(found)
         tolerance = 0.02 if bench.cuda else 0.5
@@ -195,9 +223,10 @@ def truth_of_time(bench: Bench) -> Iterator[Check]:
     share = float((cells["unexplained_s"].abs() < 0.15 * cells["latency_s"]).mean())
     yield Check("cells with under 15 % unexplained", share >= 0.8 if bench.cuda else None, share, ">= 0.8", _GPU)
     joules = cells[cells["phase"] == "decode"]["joules_per_token"]
-    counted = bool(joules.notna().all())
-    passed = (bool((joules > 0).all()) if counted else None) if bench.cuda else None
-    yield Check("joules a token", passed, joules.round(4).tolist() if counted else None, "> 0", "no energy counter")
+    counted = joules.dropna()
+    passed = bool((counted > 0).all()) if bench.cuda and len(counted) else None
+    why = "" if len(counted) else "no energy counter, or no visit that it tells"
+    yield Check("joules a token", passed, counted.round(4).tolist(), "> 0", why)
     cost = (run.document.engine.instrument_s_per_step or 0.0) / cells[cells["phase"] == "decode"]["latency_s"].min()
     yield Check("instrument / fastest step", cost < 0.005, cost, "< 0.5 %")
 
@@ -317,8 +346,9 @@ def engines(bench: Bench) -> Iterator[Check]:
     decode = run.cells[run.cells["phase"] == "decode"]
     times = {row["engine"]: row["latency_s"] for row in decode.to_dict("records")}
     best = float(decode["bytes_per_s"].max()) / run.document.ceilings.memory_bytes_per_s
-    passed = best >= 0.85 if bench.cuda else None
-    why = "" if bench.cuda else "a claim about 7B models on GPUs"
+    large = bench.cuda and run.document.model.storage_bytes > _LARGE_BYTES
+    passed = best >= 0.85 if large else None
+    why = "" if large else "a claim about 7B models on GPUs"
     fastest = decode.sort_values("latency_s").iloc[0]
     missing = {term: float(fastest[term]) for term in SPLIT if term not in ("weights_s", "kv_s")}
     figures = {"share": best, "step_s": times, "engine": fastest["engine"], "missing_s": missing}
@@ -387,16 +417,21 @@ def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: s
     ]
     if not calls:
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
-    clock = bench.machine.clock
-    times = []
+    machine = bench.machine
+
+    def convert() -> None:
+        for call in calls:
+            call()
+
     with torch.inference_mode():
-        for _ in range(12):
-            marks = [clock.mark()]
-            for call in calls:
-                call()
-            marks.append(clock.mark())
-            clock.synchronize()
-            times += clock.seconds(marks)
+        if bench.cuda:
+            # As a graph: one launch after the other, small kernels would be timed waiting for the host.
+            with machine.beside():
+                convert()
+            run: Callable[[], object] = machine.capture(convert)
+        else:
+            run = convert
+        times = time_calls(run, machine.clock, 12)
     ratio = term_s / statistics.median(times[2:])
     if bench.cuda:
         return Check(name, abs(ratio - 1) < 0.1, ratio, "within 10 %")

@@ -1,14 +1,21 @@
 """Changes that were planted in real runs: each is told, and moves its own term.
 
-Times are those that one thread had a core for, so that what else runs on the machine does not count.
+Times are those that one thread had a core for, so that what else runs on the machine does not count; budgets too, so
+that every run has the same visits on a machine of any speed and load.
+
+    python test_planted.py MODEL RUNS THREADS...
+
+profiles the model with so many threads, one folder for each number.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 import profiler
 from profiler.diagnosis.compare import Change, compare
 from profiler.machine.clock import CoreClock
+from profiler.machine.machine import Machine
 from profiler.record.sides import read_side
+from profiler.roofs.measure import measure
 
 pytestmark = pytest.mark.slow
 
@@ -49,27 +58,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Run = Callable[..., Path]
 
 
+def on_one_clock(patch: pytest.MonkeyPatch) -> None:
+    """Times, budgets and roofs are those of one thread's core; what is looked at is looked at shortly."""
+    patch.setattr("profiler.machine.clock.clock_for", lambda _device: CoreClock())
+    patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
+    patch.setattr("profiler.job.run.measure", partial(measure, stage_budget_s=0.2))
+    patch.setattr("profiler.job.run.measure_host_pace", lambda _machine: None)
+    patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
+    patch.setattr("profiler.job.run.look_again", lambda *_: None)
+    patch.setattr("profiler.job.run._WARM_UP_BUDGET_S", 0.3)
+    # A look at the machine before every round would take longer than the visits of so small a model.
+    patch.setattr("profiler.roofs.sentinel._CALLS", 2)
+    patch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 2)
+    patch.setattr("profiler.diagnosis.compare._FOREIGN_CORES", NOBODY)
+
+
+def profile(model: Path, out: Path, **options: Any) -> Path:
+    asked = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 2, "no_levers": True}
+    return profiler.profile(str(model), out=out, **{**asked, **options}).folder
+
+
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Profile the model into a folder of its own, on one core."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("profiler.machine.clock.clock_for", lambda _device: CoreClock())
-        patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-        patch.setattr("profiler.job.run.look_again", lambda *_: None)
-        patch.setattr("profiler.job.run._WARM_UP_BUDGET_S", 0.3)
-        # A look at the machine before every round would take longer than the visits of so small a model.
-        patch.setattr("profiler.roofs.sentinel._CALLS", 2)
-        patch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 2)
-        patch.setattr("profiler.diagnosis.compare._FOREIGN_CORES", NOBODY)
+        on_one_clock(patch)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-
-        def profile(name: str, **options: Any) -> Path:
-            asked = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 3, "no_levers": True}
-            out = tmp_path_factory.mktemp("runs") / name
-            return profiler.profile(str(model), out=out, **{**asked, **options}).folder
-
-        yield profile
+        yield lambda name, **options: profile(model, tmp_path_factory.mktemp("runs") / name, **options)
         torch.set_num_threads(before)
 
 
@@ -134,3 +151,37 @@ def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypat
     for change in changes(base, busy).values():
         assert change.verdict == "inconclusive"
         assert "cores busy" in change.because
+
+
+def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
+    """Half the threads: both roofs fall, the setting that explains it is named, and a prefill gains arithmetic.
+
+    In a process whose waiting threads sleep (OMP_WAIT_POLICY), so that the time of the first thread is that of its
+    share of the work, whether or not the second has a core at the moment.
+    """
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": str(tmp_path / "roofs")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(profiler.__file__).parents[1]), *sys.path])
+    subprocess.run([sys.executable, __file__, model, tmp_path, "2", "1"], env=environment, timeout=300, check=True)
+    found = compare(read_side(tmp_path / "2 threads"), read_side(tmp_path / "1 threads"))
+    assert "threads 2 -> 1" in [item.words for item in found.differences if item.weight == "explains"]
+    fell = {shift.resource: shift for shift in found.shifts}["compute"]
+    if fell.roof_ratio is None or min(fell.roof_ratio, fell.ratio) < 1.3:
+        pytest.skip(f"two threads multiply {fell.ratio:.2f} times as fast as one here (the roofs: {fell.roof_ratio})")
+    assert found.machine == 0, "what a setting explains is no drift of the machine, and is not divided out"
+    prefill = next(change for change in found.changes if change.asked.phase == "prefill")
+    assert prefill.change > 0.25
+    assert max(prefill.terms, key=lambda term: prefill.terms[term]) in ("compute_s", "kernel_s")
+    assert prefill.terms["compute_s"] > 0.25 * prefill.before.terms["compute_s"]
+
+
+def main(model: str, runs: str, *threads: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        on_one_clock(patch)
+        for count in threads:
+            torch.set_num_threads(int(count))
+            asked = {"prompt_lens": [256], "new_tokens": 4, "budget_s": 2.5}
+            profile(Path(model), Path(runs) / f"{count} threads", **asked)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

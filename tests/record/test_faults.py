@@ -26,6 +26,9 @@ from profiler.cli import app as cli
 from profiler.engines.base import DecodeState
 from profiler.errors import RunError
 from profiler.grid import Cell, Grid, make_grid
+from profiler.job.options import Options
+from profiler.job.request import prepare_resume
+from profiler.job.run import execute
 from profiler.machine.clock import HostClock
 from profiler.machine.machine import Machine
 from profiler.record.run import read_document, read_run
@@ -33,7 +36,7 @@ from profiler.record.samples import read_facts_of, read_records
 from profiler.record.store import RunStore
 from profiler.report.progress import QuietListener
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sweep import Plan, sweep
+from profiler.timing.sweep import Plan, Progress, sweep
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
@@ -46,13 +49,18 @@ class PlainEngine:
     name = "eager"
     cache = "dynamic"
     keeps_last_logits = True
+    whole_calls = False
     kept_bytes = 0
+    beside = 0
 
     def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
         self.step_s = step_s
         self.oom_at = oom_at
 
     def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
         return None
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
@@ -218,6 +226,56 @@ def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> 
     cells = read_run(folder).cells
     assert (cells["status"] == "ok").all() == (stage != "timing")
     assert read_document(folder).finished == (stage == "writing the report")
+
+
+class Impatient(QuietListener):
+    """Presses Ctrl-C at the second cell, and again while the reports are written."""
+
+    def __init__(self) -> None:
+        self._cells = 0
+
+    def progress(self, progress: Progress, total_cells: int) -> None:
+        self._cells += 1
+        if self._cells == 2:
+            raise KeyboardInterrupt
+
+    def stage(self, text: str) -> None:
+        if "writing the report" in text:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
+    """The second one ends the report at once; what was measured is there, the folder says so, a resume ends it."""
+    folder = tmp_path / "run"
+    asked = {"budget_s": 0.5, "no_levers": True}
+    with pytest.raises(KeyboardInterrupt):
+        profiler.profile(
+            str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1], new_tokens=4, out=folder, listener=Impatient(),
+            **asked,
+        )  # fmt: skip
+    run = read_run(folder)
+    assert not run.document.finished
+    assert {row.prompt_len for row in run.measured} == {8}
+    assert not list(folder.glob("*.part"))
+    done = execute(prepare_resume(folder, Options(model=str(tiny_folder), **asked)), QuietListener())
+    assert done.document.finished
+    assert {row.prompt_len for row in done.measured} == {8, 16}
+
+
+def test_a_wall_clock_that_jumps_by_a_day_and_back(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a time server, or a laptop that slept, makes it: nothing is timed by it."""
+    real, jumps = time.time, iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: real() + 86_400 * (0, 1, 0, -1)[next(jumps) % 4])
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=4, budget_s=0.5, no_levers=True,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert next(jumps) > 4
+    assert run.document.finished
+    assert len(run.measured) == len(run.results) == 4
+    assert all(0 < row.latency_s < 10 for row in run.measured)
 
 
 def test_sigterm_is_an_interruption() -> None:

@@ -74,10 +74,10 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
             "sglang.jsonl",
             "SGLang bench_one_batch",
             [
-                ("prefill", 1, 256, 32, 0.02),
-                ("decode", 1, 256, 32, 0.008),
-                ("prefill", 14, 512, 32, 0.3),
-                ("decode", 14, 512, 32, 0.01),
+                ("prefill", 1, 512, 64, 0.07441905),
+                ("decode", 1, 512, 64, 0.01735648),
+                ("prefill", 2, 1024, 64, 0.27150743),
+                ("decode", 2, 1024, 64, 0.01743051),
             ],
         ),
         # 8 x 1024 tokens at 32,768 tokens/s are 0.25 s; of 1.75 s the other 1.5 s are those of 15 steps.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.diagnosis.cell import CellEvidence, CellResult, columns_of
+from profiler.diagnosis.step_time import TERMS
 from profiler.grid import Cell, CellKey, Phase
 from profiler.record.run import Run, read_run
 from profiler.roofs.values import Roof
@@ -44,7 +45,7 @@ def key(phase: Phase = "decode", batch: int = 1, depth: int = 64, engine: str = 
 
 def result(of: CellKey, latency_s: float = 1.0, **columns: Any) -> CellResult:
     """A measured cell, all of whose time is weights unless columns say otherwise."""
-    terms = dict.fromkeys(("kv_s", "link_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
+    terms = {term: 0.0 for term in TERMS if term not in ("weights_s", "unexplained_s")}
     figures: dict[str, Any] = {
         "latency_s": latency_s,
         "latency_low_s": 0.99 * latency_s,

@@ -20,7 +20,8 @@ from pages import Page
 from test_browser import BROWSER
 
 from profiler.errors import RunError
-from profiler.record.run import read_run
+from profiler.record.run import read_results, read_run
+from profiler.record.store import write_cells
 from profiler.report.changes_page import html_changes
 from profiler.report.export import EXPORTERS, markdown_text, tokens_table
 from profiler.report.html import html_comparison, html_report
@@ -240,6 +241,26 @@ print(*opened, sep="\\n")
     opened = done.stdout.split()
     assert str(folder / "run.json") in opened
     assert {Path(name).suffix for name in opened if not Path(name).is_relative_to(folder)} <= {".mplstyle", ".py"}
+
+
+def test_cells_that_are_written_hold_no_formula(tmp_path: Path) -> None:
+    """A judged stranger's run: its own words come back, and a spreadsheet runs none of them."""
+    run = old_run()
+    words = [*map(visible, HOSTILE), "'=quoted", "''@twice", "-"]
+    results = tuple(replace(run.results[0], engine=text) for text in words)
+    write_cells(tmp_path, results)
+    with (tmp_path / "cells.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert not any(text.startswith(("=", "+", "@", "-")) for text in row.values() if not _is_number(text))
+    assert [result.engine for result in read_results(tmp_path)] == words
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def test_cells_of_another_run(tmp_path: Path) -> None:

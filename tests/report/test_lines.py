@@ -108,7 +108,7 @@ def test_engines(run: Run, found: EngineDifference, row: list[str] | None, line:
     """A difference from one visit each is none: visits of one and the same code differ by as much."""
     run = with_document(run, engine=replace(run.document.engine, differences=(found,)))
     assert engine_lines(run) == [line]
-    assert engine_rows(run) == ([["decode 2 x 64", "static", *row]] if row else [])
+    assert engine_rows(run) == ([["decode 2 x 64", "static", *row, ""]] if row else [])
 
 
 def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from made_runs import WHOLE, key, result
+from made_runs import WHOLE, key, result, whole_run, with_document
 
+from profiler.diagnosis.cell import EngineDifference, columns_of
 from profiler.errors import RequestError
 from profiler.record.run import read_run
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 
-OF_A_RUN_ALONE = [name for name in PLOTS if name != "forecast"]
-"""A forecast is drawn of a folder that keeps one: tests/job/test_checking.py."""
+OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("forecast", "engines")]
+"""A forecast is drawn of a folder that keeps one (tests/job/test_checking.py), engines of a run with several."""
 
 
 @pytest.mark.parametrize("name", [*OF_A_RUN_ALONE, *COMPARISONS])
@@ -64,6 +65,23 @@ def test_text_does_not_overlap() -> None:
                 boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
                 for index, box in enumerate(boxes):
                     assert not any(box.overlaps(other) for other in boxes[index + 1 :]), f"{name} at {scale}"
+
+
+def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
+    """A step of 20 ms: without dispatch (-8) and copies (-1), with an engine of its own (+3), it takes 14."""
+    eager, vllm = key(), key(engine="vllm")
+    terms = {"dispatch_s": -8e-3, "avoidable_s": -1e-3, "engine_s": 3e-3}
+    found = EngineDifference(**columns_of(vllm), against="eager", saves_s=6e-3, low_s=5e-3, high_s=7e-3, terms=terms)
+    run = replace(whole_run(), results=(result(eager, 20e-3), result(vllm, 14e-3)))
+    run = with_document(run, engine=replace(run.document.engine, names=("eager", "vllm"), differences=(found,)))
+    [axes] = draw([run], "engines").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "eager", "avoidable work", "dispatch", "engine", "vllm",
+    ]  # fmt: skip
+    spans = [(round(bar.get_y(), 6), round(bar.get_y() + bar.get_height(), 6)) for bar in axes.patches]
+    assert spans == [(0, 20), (19, 20), (11, 19), (11, 14), (0, 14)]
+    with pytest.raises(RequestError, match="no cell that two engines have stepped"):
+        draw([whole_run()], "engines")
 
 
 def test_a_bar_stands_where_its_segments_say() -> None:

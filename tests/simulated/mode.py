@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .host import Host
 from .pricing import (
     ALLOCATIONS,
     GATHERS,
+    NAMED_PRODUCTS,
     PRODUCTS,
     SCATTERS,
     aten,
@@ -29,6 +31,25 @@ from .shapes import Shapes
 
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is to be known of an operator."""
+
+    name: str
+    composite: bool
+    mutates: bool
+    runs: bool
+    """Not a mere allocation."""
+    product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
+    gathered: int | None
+    scatters: bool
+    by_experts: bool
+    blind: bool
+    """It writes without reading."""
+    special: Callable[..., Any] | None
+    pinning: Callable[..., Any] | None
 
 
 class CardMode(TorchDispatchMode):
@@ -48,7 +69,8 @@ class CardMode(TorchDispatchMode):
         self._blocks: dict[int, tuple[Block, Card, Any]] = {}
         self._pinned: set[int] = set()
         self._workspaces: dict[object, Block] = {}
-        self._composite: dict[Any, bool] = {}
+        self._kinds: dict[int, _Kind] = {}
+        """By the identity of the operator: hashing one takes torch a call into Python."""
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
@@ -65,21 +87,29 @@ class CardMode(TorchDispatchMode):
             aten.masked_select.default: self._unknown_size,
         }
 
+        self._named = {
+            "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
+            "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
+            "bitsandbytes::int8_scaled_mm": self._multiply_int8,
+        }
+        """Operators of libraries that nobody may have imported."""
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        if func in self._pinning:
-            return self._pinning[func](args[0])
+        kind = self._kinds.get(id(func)) or self._kind(func)
+        if kind.pinning is not None:
+            return kind.pinning(args[0])
         device = kwargs.get("device")
         wanted = torch.device(device) if device is not None else None
         on_card = (wanted is not None and wanted.type == "cuda") or any(isinstance(t, FakeTensor) for t in tensors)
         if not on_card:
             return self._on_host(func, tensors, args, kwargs)
-        if func in self._special:
-            return self._special[func](args, kwargs)
-        if self._is_composite(func):
+        if kind.special is not None:
+            return kind.special(args, kwargs)
+        if kind.composite:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -88,7 +118,7 @@ class CardMode(TorchDispatchMode):
         outputs = list(_tensors([result]))
         card = self._card_of(outputs, tensors)
         if card is not None:
-            self._send(card, func, args, tensors, outputs)
+            self._send(card, kind, args, tensors, outputs)
         return result
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -101,14 +131,25 @@ class CardMode(TorchDispatchMode):
         block = self._blocks[tensor.untyped_storage()._cdata][0]
         return block.address + tensor.storage_offset() * tensor.element_size(), nbytes(tensor)
 
-    def _is_composite(self, func: Any) -> bool:
-        known = self._composite.get(func)
-        if known is None:
-            known = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
-                func.name(), "CompositeImplicitAutograd"
-            )
-            self._composite[func] = known
-        return known
+    def _kind(self, func: Any) -> _Kind:
+        schema = func._schema
+        composite = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        )
+        kind = self._kinds[id(func)] = _Kind(
+            name=str(func),
+            composite=composite,
+            mutates=schema.is_mutable,
+            runs=func not in ALLOCATIONS and func is not aten.detach_.default,
+            product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
+            gathered=GATHERS.get(func),
+            scatters=func in SCATTERS,
+            by_experts=func is aten._grouped_mm.default,
+            blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
+            special=self._special.get(func) or self._named.get(func.name()),
+            pinning=self._pinning.get(func),
+        )
+        return kind
 
     def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self._host.advance(self._cards[0].truth.host_operator_s)
@@ -139,17 +180,16 @@ class CardMode(TorchDispatchMode):
         return None
 
     def _send(
-        self, card: Card, func: Any, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+        self, card: Card, kind: _Kind, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
         """Take memory for what is new, and run what is more than a view or an allocation."""
         fresh = [tensor for tensor in outputs if self._take(tensor)]
-        mutated = func._schema.is_mutable
-        if func in ALLOCATIONS or not (fresh or mutated) or func is aten.detach_.default:
+        if not kind.runs or not (fresh or kind.mutates):
             return
         reads = [tensor for tensor in inputs if tensor.device.type == "cuda" and tensor.numel()]
-        flops, dtype, name = 0.0, "", str(func)
-        if func in PRODUCTS:
-            flops, operand = PRODUCTS[func](args)
+        flops, dtype, name = 0.0, "", kind.name
+        if kind.product is not None:
+            flops, operand = kind.product(args)
             dtype = product_dtype(operand)
             name = f"{name} {dtype}"
             self._workspace(card)
@@ -157,16 +197,16 @@ class CardMode(TorchDispatchMode):
         if not any(tensor.numel() for tensor in writes):
             return
         read, written = [self.region(tensor) for tensor in reads], [self.region(tensor) for tensor in writes]
-        if func in GATHERS:
-            table = read[GATHERS[func]]
-            read[GATHERS[func]] = (table[0], min(table[1], sum(size for _, size in written)))
-        elif func in SCATTERS:
+        if kind.gathered is not None:
+            table = read[kind.gathered]
+            read[kind.gathered] = (table[0], min(table[1], sum(size for _, size in written)))
+        elif kind.scatters:
             given = max((size for _, size in read[1:]), default=0)
             written, read = [(start, min(size, given)) for start, size in written], read[1:]
-        elif func is aten._grouped_mm.default:
+        elif kind.by_experts:
             experts, (start, size) = args[1].shape[0], read[1]
             read[1] = (start, int(size * experts_hit(experts, args[0].shape[0])))
-        elif func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")) or not inputs:
+        elif kind.blind or not inputs:
             read = []
         card.launch(Work(name, tuple(read), tuple(written), flops, dtype))
 
@@ -252,6 +292,36 @@ class CardMode(TorchDispatchMode):
             return False
         return 1.0 if tensor.is_floating_point() else 1
 
+    def _quantise_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """bitsandbytes' own way (backends/cuda/ops.py, 0.50): it waits to learn that no column has an outlier."""
+        values, threshold = args[0], args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
+        func = torch.ops.bitsandbytes.int8_vectorwise_quant.default
+        outliers = None
+        with self:
+            if threshold > 0:
+                bool((values.abs() >= threshold).any())
+                outliers = torch.empty(0, dtype=torch.int64, device=values.device)
+        rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
+        self._send(self._cards[values.device.index], self._kind(func), args, [values], [rows, scales])
+        return rows, scales, outliers
+
+    def _multiply_mixed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """LLM.int8() where no column has an outlier (bitsandbytes' backends/default/ops.py)."""
+        values, rows, weight, row_scales, scales, *rest = args
+        bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
+        with self:
+            multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
+            result = multiply(rows, weight, row_scales, scales, bias=bias, dtype=values.dtype)
+            return result, torch.empty(0, dtype=values.dtype, device=values.device)
+
+    def _multiply_int8(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        rows, weight, row_scales, scales, *rest = args
+        bias = rest[0] if rest else kwargs.get("bias")
+        dtype = (rest[1] if len(rest) > 1 else kwargs.get("dtype")) or torch.float16
+        with self:
+            sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
+            return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
+
     def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
@@ -267,9 +337,9 @@ class CardMode(TorchDispatchMode):
             target = torch.device("cuda", current)
             kwargs["device"] = target
         if source.device == target:
-            result = self._faked(aten._to_copy.default, args, kwargs)
+            result = self._shapes.result(aten._to_copy.default, args, kwargs)
             if target.type == "cuda":
-                self._send(self._cards[target.index], aten._to_copy.default, args, [source], [result])
+                self._send(self._cards[target.index], self._kind(aten._to_copy.default), args, [source], [result])
             return result
         if target.type == "meta":
             return self._shapes.asked(aten._to_copy.default, [source], kwargs)
@@ -289,7 +359,7 @@ class CardMode(TorchDispatchMode):
                 self._faked(aten.copy_.default, [target, self._as_fake(source)], {})
             self._cross(source, target, asynchronous=asynchronous)
             return target
-        result = self._faked(aten.copy_.default, args, kwargs)
+        result = target
         if target.device.type == "cuda":
             card = self._cards[target.device.index]
             card.launch(Work("aten.copy_.default", (self.region(source),), (self.region(target),)))

@@ -23,6 +23,7 @@ _ATTENTION = ("flash attention", "memory-efficient attention")
 _FASTER = 1.25
 _ALIKE = 1.25
 _LOST = 0.5
+_IDLE = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,11 @@ class Phase:
     prompt_len: int
     latency_s: float
     regime: str
-    """The resource whose speed the step follows most; `kernel-bound` where half of it is lost in kernels."""
+    """The resource whose speed the step follows most; `kernel-bound` where half of it is lost in kernels.
+
+    A host that the card waits for sets the pace at once, but only for as long as the card idles: where that is less
+    than half of the step, no host makes it twice as fast without the card, and it is `mixed`.
+    """
     device_s: float
     """What its kernels take."""
     exposed_dispatch_s: float
@@ -125,7 +130,7 @@ def _phase(
         batch_size=batch,
         prompt_len=prompt,
         latency_s=latency_s,
-        regime=_regime(steps, truth, latency_s),
+        regime=_regime(steps, truth, latency_s, max(0.0, latency_s - device_s)),
         device_s=device_s,
         exposed_dispatch_s=max(0.0, latency_s - device_s),
         launches=sum(kernel.launched for kernel in middle),
@@ -165,7 +170,7 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
 
 
-def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float) -> str:
+def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_s: float) -> str:
     lost_s = statistics.median(sum(_lost_s(kernel, truth) for kernel in step) for step in steps)
     if lost_s > _LOST * latency_s:
         return "kernel-bound"
@@ -173,6 +178,8 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float) -> st
     linked = [[replace_link(kernel) for kernel in step] for step in steps]
     gains["link-bound"] = latency_s - timeline_s(linked, truth)
     (first, most), (_, second), *_ = sorted(gains.items(), key=lambda item: -item[1])
+    if first == "overhead-bound" and idle_s < _IDLE * latency_s:
+        return "mixed"
     return first if most > _ALIKE * second else "mixed"
 
 

@@ -57,6 +57,15 @@ PRODUCTS: dict[Any, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
 """(FLOPs, an operand, whose dtype decides the speed)."""
 
 
+def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
+    """Of a weight that lies row by row: [outputs, inputs]."""
+    return 2.0 * args[0].numel() * args[1].shape[0], args[0]
+
+
+NAMED_PRODUCTS = {"bitsandbytes::int8_linear_matmul": _by_rows}
+"""The same for operators of libraries that nobody may have imported, by their names."""
+
+
 def product_dtype(operand: torch.Tensor) -> str:
     """The name of a product's speed in a card's truth."""
     if operand.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -30,7 +31,7 @@ class Scenario:
     """What is asked of the profiler."""
 
     model: str
-    """A card of `models/`."""
+    """A card of `models/`, or a folder."""
     layers: int | None = None
     """None: all of them."""
     dtype: str = "float16"
@@ -47,7 +48,7 @@ class Scenario:
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
-        path = parent / f"{self.model}-{text.num_hidden_layers}-layers"
+        path = parent / f"{Path(self.model).name}-{text.num_hidden_layers}-layers"
         config.save_pretrained(path)
         return path
 
@@ -69,7 +70,8 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
             "no_levers": True,
             **options,
         }
-        run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
+        with mock.patch("profiler.job.run.write_reports"):  # nobody looks at these pages
+            run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
     return run, world
 
 

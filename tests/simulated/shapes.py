@@ -12,6 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 Spec = tuple[Any, ...]
 """Of an output: shape, stride, offset, dtype, device, and whether it looks at its first argument's storage."""
 
+_MAKE_SUBCLASS: Any = torch.Tensor._make_subclass
+"""torch's own, whatever stands in its place while cards are simulated."""
+
 _RESHAPING = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapdims_"}
 """These change the shape of what they are given."""
 
@@ -22,6 +25,7 @@ class Shapes:
     def __init__(self, fake: FakeTensorMode) -> None:
         self._fake = fake
         self._known: dict[Any, Spec | None] = {}
+        self._states: dict[torch.device, dict[str, Any]] = {}
 
     def result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What `func` gives: fake tensors on the right device, their memory not yet taken."""
@@ -63,7 +67,20 @@ class Shapes:
             made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             if storage is not None:
                 made.set_(storage, offset, shape, stride)
-            return FakeTensor(self._fake, made, device)
+            return self._fakes(made, device)
+
+    def _fakes(self, made: torch.Tensor, device: torch.device) -> FakeTensor:
+        """A fake tensor of a device; after the first one without what torch's constructor asks each time anew."""
+        state = self._states.get(device)
+        if state is None:
+            first = FakeTensor(self._fake, made, device)
+            self._states[device] = dict(vars(first))
+            return first
+        other: FakeTensor = _MAKE_SUBCLASS(
+            FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        vars(other).update(state)
+        return other
 
 
 @functools.cache

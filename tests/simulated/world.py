@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import nvml
 from .card import Card
+from .compiled import compiler
 from .cuda import Driver, strict
 from .guard import answer_guard
 from .host import Host, SimulatedThreading, SimulatedTime
@@ -38,6 +39,10 @@ ENOUGH = {
     "profiler.probes.replay._ENOUGH_SAMPLES": 8,
     "profiler.timing.visit._MORE_PREFILLS": 1,
     "profiler.roofs.host._RUN_STEPS": 4,
+    "profiler.job.selftest._CHAIN": 200,
+    "profiler.job.selftest._MOST_ROUNDS": 2,
+    "profiler.job.selftest._LEAST_ROUNDS": 2,
+    "profiler.job.selftest._LOOK_S": 1e-3,
     "profiler.roofs.host.measure_host_pace.__defaults__": (1e-3,),
 }
 """A card without noise needs no hundred samples, and its clock has to be looked at while there are so few."""
@@ -57,8 +62,8 @@ class World:
 
 
 @contextlib.contextmanager
-def simulated(*truths: Truth) -> Iterator[World]:
-    """Within, this process has these cards and no other clock than their host's."""
+def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
+    """Within, this process has these cards and no other clock than their host's; `hurried` takes fewer samples."""
     answer_guard()
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
@@ -72,12 +77,13 @@ def simulated(*truths: Truth) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         make = staticmethod(make_subclass(torch.Tensor._make_subclass))
         stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
         stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
-        for name, count in ENOUGH.items():
+        for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
         clock: Any = SimulatedTime(host)
         for module in TIMED:

@@ -27,7 +27,9 @@ class FakeEngine:
     name = "eager"
     cache = "dynamic"
     keeps_last_logits = True
+    whole_calls = False
     kept_bytes = 0
+    beside = 0
 
     def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:
         self.oom_from = oom_from
@@ -35,6 +37,9 @@ class FakeEngine:
         self.prompts: list[tuple[int, int]] = []
 
     def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
         return None
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:

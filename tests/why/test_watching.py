@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import profiler
-from profiler.diagnosis.why import Call, Load, Seen, Trial, judge
+from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
 from profiler.report.why import call_rows, why_json, why_sentences
 from profiler.report.why_page import html_why
 from profiler.watching.script import run_script
@@ -66,6 +67,34 @@ def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: P
     assert (done.returncode, done.stdout) == (0, "pool\nthread\n")
 
 
+def test_a_fork_of_the_script_ends_as_it_does_alone(tmp_path: Path) -> None:
+    """The child comes to the script's end as well, and has nothing to explain."""
+    done = ran(
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "sys.exit(3 if child else 5)\n",
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (3, "child 5\n")
+    assert done.stderr.count("nothing to explain") == 1
+
+
+def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit('no')\n")
+    alone = [sys.executable, "-m", "own", "--plain", "x"]
+    under = [sys.executable, "-m", "profiler.cli", "why", "-m", "own", "--plain", "x"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    told, seen = (
+        subprocess.run(each, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path, env=environment)
+        for each in (alone, under)
+    )
+    assert (seen.returncode, seen.stdout) == (told.returncode, told.stdout) == (1, "__main__ ['--plain', 'x']\n")
+    assert seen.stderr.startswith(told.stderr)
+
+
 def test_a_script_that_is_none_is_a_wrong_request(tmp_path: Path) -> None:
     from profiler.errors import RequestError
 
@@ -104,7 +133,7 @@ def test_a_block_is_watched_where_transformers_is_there_already(
 ) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
-    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
     before = PreTrainedModel.from_pretrained
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
@@ -124,7 +153,7 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     from torch._dynamo import reset, utils
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.job.why._floor_s", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
@@ -160,11 +189,14 @@ def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Seen:
 
 def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:
     """A quarter is left of 2 + 6 seconds: 6 s are saved, 75 %."""
-    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor_s=1.0)
+    found = judge(
+        seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=Floor(1.0, 0.25)
+    )
     [finding] = found.findings
     assert finding.saves_s == pytest.approx(6.0)
     assert finding.share == pytest.approx(0.75)
-    assert why_json(found)["floor_s"] == 1.0
+    assert (why_json(found)["floor_s"], why_json(found)["floor_dispatch_s"]) == (1.0, 0.25)
+    assert "the same tokens need 1.00 s on this machine, 250 ms of it dispatch." in why_sentences(found)[0]
     assert "6.00 s (75 %)" in why_sentences(found)[1]
     assert call_rows(found) == [
         ["s.py:4", "2", "generate 1 x 64 + 32", "8.00 s", "4.00 s", "float32, sdpa, no cache, train mode"]
@@ -194,6 +226,19 @@ def test_a_large_saving_that_pairs_do_not_agree_on_is_told_as_not_known() -> Non
     assert "Cannot tell" in sentences
     assert "50 % less by the median of 5 pairs" in sentences
     assert "Nothing to change" not in sentences
+    alone = " ".join(why_sentences(judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.5))])))
+    assert "50 % less in 1 pair, which is too few: no time was left." in alone
+
+
+def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
+    """Four of five pairs save 5 % of 8 s: too little to be told as not known, and more than nothing."""
+    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
+    assert not found.findings
+    sentences = why_sentences(found)
+    assert "Too close to tell, and less than a tenth each: cache-off (s.py:4, 5 %)." in sentences
+    assert not any("Nothing to change" in sentence for sentence in sentences)
+    costs = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
+    assert not any("Too close" in sentence for sentence in why_sentences(costs))
 
 
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
 from profiler.record.run import Run
+from profiler.record.store import replace_file
 from profiler.report.plots.cells import intensity_map, regime_map, step_split
 from profiler.report.plots.forecast import of_run
 from profiler.report.plots.lines import against_depth, doubling, precisions, throughput
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.steps import steps
 from profiler.report.plots.style import STYLE_FILE
-from profiler.report.plots.waterfall import waterfall
+from profiler.report.plots.waterfall import engines, waterfall
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
@@ -27,6 +29,7 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "depth": against_depth,
     "doubling": doubling,
     "steps": steps,
+    "engines": engines,
     "forecast": of_run,
 }
 """Pictures of one run."""
@@ -57,8 +60,12 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
 
 
 def save(runs: Sequence[Run], name: str, path: Path) -> None:
-    """Draw a picture and save it; the file's ending decides between PNG and SVG. Raises what `draw` raises."""
-    figure = draw(runs, name)
+    """Draw a picture and save it whole; the file's ending decides between PNG and SVG.
+
+    Raises what `draw` raises, and RunError for a file that cannot be written.
+    """
+    figure, drawn = draw(runs, name), io.BytesIO()
     with plt.style.context(STYLE_FILE):
-        figure.savefig(path, bbox_inches="tight")
+        figure.savefig(drawn, format=path.suffix.lower().lstrip("."), bbox_inches="tight")
     plt.close(figure)
+    replace_file(path, drawn.getvalue())

@@ -54,6 +54,8 @@ TERM_STYLE = {
     "avoidable_s": ("#F0E442", ""),
     "link_s": ("#000000", "--"),
     "dispatch_s": ("#CC79A7", ".."),
+    "generate_s": ("#882255", "oo"),
+    "engine_s": ("#44AA99", "//"),
     "unexplained_s": ("#999999", "xx"),
 }
 """Colour and hatch of each term of a split."""

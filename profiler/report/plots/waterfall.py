@@ -1,20 +1,21 @@
-"""From one run's time to another's, term by term."""
+"""From one run's time to another's, or from one engine's to another's, term by term."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiler.diagnosis.compare import Change, compare
-from profiler.diagnosis.step_time import TERM_NAMES
+from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.errors import RequestError
 from profiler.grid import PHASES
 from profiler.record.run import Run
 from profiler.record.sides import side_of_run
-from profiler.report.plots.style import TERM_STYLE
+from profiler.report.plots.style import TERM_STYLE, title
 
 _PANELS_A_PHASE = 2
 _TOTAL_COLOR = "#888888"
@@ -31,11 +32,54 @@ def waterfall(runs: Sequence[Run]) -> Figure:
     shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]
     if not shown:
         raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a split in common.")
-    figure, axes_row = plt.subplots(1, len(shown), figsize=(3.4 * len(shown), 4.2), squeeze=False)
-    for axes, change in zip(axes_row[0], shown, strict=True):
-        _draw(axes, change)
+    panels = [
+        _Panel(
+            f"{change.asked.name}: {change.verdict}",
+            ("before", "after"),
+            (change.before.median_s, change.after.median_s),
+            change.terms,
+        )
+        for change in shown
+    ]
+    return _figure(panels, f"{runs[0].folder.name} to {runs[-1].folder.name}")
+
+
+def engines(run: Run) -> Figure:
+    """The cells of each phase in which engines differ most: from the run's first engine to another, term by term.
+
+    Raises RequestError for a run of one engine, and where no cell was timed with two of them.
+    """
+    differences = [item for item in run.document.engine.differences if item.terms]
+    if not differences:
+        raise RequestError(f"{run.folder} has no cell that two engines have stepped; use --engine eager,vllm.")
+    results = run.by_key()
+    panels = []
+    for phase in reversed(PHASES):
+        of_phase = [item for item in differences if item.phase == phase]
+        for item in sorted(of_phase, key=lambda item: -abs(item.saves_s))[:_PANELS_A_PHASE]:
+            first = replace(item.key, cell=replace(item.key.cell, engine=item.against))
+            ends = (results[first].latency_s, results[item.key].latency_s)
+            name = f"{phase} {item.batch_size} x {item.key.cell.depth}"
+            panels.append(_Panel(name, (item.against, item.engine), ends, item.terms))
+    return _figure(panels, f"{title(run)}: from engine to engine")
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One cell: its time on both ends, and what each term gained between them."""
+
+    name: str
+    ends: tuple[str, str]
+    times_s: tuple[float, float]
+    terms: Mapping[str, float]
+
+
+def _figure(panels: Sequence[_Panel], name: str) -> Figure:
+    figure, axes_row = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 4.2), squeeze=False)
+    for axes, panel in zip(axes_row[0], panels, strict=True):
+        _draw(axes, panel)
     axes_row[0][0].set_ylabel("ms")
-    figure.suptitle(f"{runs[0].folder.name} to {runs[-1].folder.name}", x=0.01, ha="left", fontsize=12)
+    figure.suptitle(name, x=0.01, ha="left", fontsize=12)
     return figure
 
 
@@ -44,21 +88,22 @@ def _most_changed(changes: Sequence[Change], phase: str) -> list[Change]:
     return sorted(known, key=lambda change: -abs(change.change))[:_PANELS_A_PHASE]
 
 
-def _draw(axes: Axes, change: Change) -> None:
-    """One cell: its time before, the gain of each term from there on, its time after."""
-    total_s = change.before.median_s
-    moved = {name: gain for name, gain in change.terms.items() if abs(gain) > _WORTH_DRAWING * total_s}
-    names = ["before", *(TERM_NAMES[name] for name in moved), "after"]
+def _draw(axes: Axes, panel: _Panel) -> None:
+    """The time on one end, the gain of each term from there on, the time on the other."""
+    total_s, after_s = panel.times_s
+    moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > _WORTH_DRAWING * total_s}
+    names = [panel.ends[0], *(TERM_NAMES[name] for name in moved), panel.ends[1]]
     axes.bar(0, 1e3 * total_s, color=_TOTAL_COLOR)
-    at_s = total_s
+    at_s = least_s = total_s
     for position, (name, gain) in enumerate(moved.items(), 1):
         color, hatch = TERM_STYLE[name]
         axes.bar(position, 1e3 * abs(gain), bottom=1e3 * min(at_s, at_s + gain), color=color, hatch=hatch)
         axes.plot([position - 1, position], [1e3 * at_s] * 2, color=_TOTAL_COLOR, lw=0.8)
         at_s += gain
-    axes.bar(len(names) - 1, 1e3 * change.after.median_s, color=_TOTAL_COLOR)
+        least_s = min(least_s, at_s)
+    axes.bar(len(names) - 1, 1e3 * after_s, color=_TOTAL_COLOR)
     # Gains are small beside the whole: the axis begins a little below the least that is drawn.
-    least_s = min(total_s, change.after.median_s, at_s)
+    least_s = min(least_s, after_s)
     axes.set_ylim(1e3 * max(0.0, least_s - 2 * sum(map(abs, moved.values())) - 0.02 * total_s))
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    axes.set_title(f"{change.asked.name}: {change.verdict}", fontsize=10)
+    axes.set_title(panel.name, fontsize=10)

@@ -1,0 +1,111 @@
+"""Forecasts over the number of cards: what one measured or described card says of several that share a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from profiler.diagnosis.forecast import Answer
+from profiler.diagnosis.ranks import RanksAnswer, across
+from profiler.errors import RequestError
+from profiler.job.count import gpu_called
+from profiler.job.forecast import Wanted, forecast_known, forecast_on, known_of
+from profiler.machine.links import Link, link_called, published_links
+from profiler.machine.prices import cheapest
+from profiler.record.run import read_document
+from profiler.units import duration, scaled, significant
+
+_MOST_RANKS = 64
+
+
+@dataclass(frozen=True)
+class AskedRanks:
+    """How many cards, how they are linked, and what one costs."""
+
+    tp: str
+    link: str
+    usd_per_h: float | None = None
+
+
+def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, today: date) -> tuple[RanksAnswer, str]:
+    """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError."""
+    ranks = parse_ranks(asked.tp)
+    if not asked.link:
+        raise RequestError(
+            f"--tp {asked.tp} needs --link: {', '.join(published_links())}, or alpha_us,GB/s, such as 8,20."
+        )
+    if asked.usd_per_h is not None and not asked.usd_per_h > 0:
+        raise RequestError(f"--price {asked.usd_per_h:g} is not possible; give USD an hour above 0.")
+    links = {count: link_called(asked.link, count) for count in ranks}
+    if wanted.quant != "none":
+        raise RequestError(f"--tp: weights in {wanted.quant} are packed and cannot be cut; leave --quant out.")
+    each = [(1, wanted), *((count, replace(wanted, ranks=count, link=links[count])) for count in ranks)]
+    if on:
+        answers = [(count, forecast_on(source, on, one)) for count, one in each]
+    else:
+        known = known_of(Path(source), wanted.engine)
+        answers = [(count, forecast_known(known, one)) for count, one in each]
+    one = answers[0][1]
+    card, sheet = _card(source, on)
+    usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
+    if usd_per_h is None and sheet is not None and (offer := cheapest(sheet, today)) is not None:
+        usd_per_h = offer.usd_per_h
+        price = f"{sheet}: USD {offer.usd_per_h:g} an hour a card, {offer.provider}, {offer.source}."
+    return RanksAnswer(
+        source=one.source,
+        model=one.model,
+        precision=one.precision,
+        on=f"each of several {card}",
+        how=one.how,
+        links=_link_lines(links),
+        link=next(iter(links.values())).name,
+        price=price,
+        error=one.error,
+        cells=across([(count, answer.cells) for count, answer in answers], usd_per_h),
+        notes=_notes(one, answers),
+    ), card
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """`2,4,8`, ascending. Raises RequestError."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
+        raise RequestError(f"--tp {text!r} is not possible; give numbers of cards from 2 to {_MOST_RANKS}: 2,4,8.")
+    return tuple(found)
+
+
+def _card(source: str, on: str) -> tuple[str, str | None]:
+    """(what the cards are called, their row of gpus.csv)."""
+    if not on:
+        device = read_document(Path(source)).device
+        return device.name, device.datasheet
+    if on.endswith(".json"):
+        return "such cards", None
+    try:
+        sheet = gpu_called(on).gpu
+    except RequestError:
+        return on, None
+    return sheet, sheet
+
+
+def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
+    return tuple(
+        f"Link of {count}: {duration(link.alpha_s)} a message, {scaled(link.bus_bytes_per_s, 'B/s')} over it;"
+        f" {link.source}."
+        for count, link in links.items()
+    )
+
+
+def _notes(one: Answer, answers: Sequence[tuple[int, Answer]]) -> tuple[str, ...]:
+    """What such a forecast rests on."""
+    loads = {cell.batch_size for cell in one.cells}
+    return (
+        "A narrower kernel keeps the share of its roof that the whole one has; messages hide behind nothing.",
+        f"Cost is that of every token at its own batch ({significant(min(loads))} to {significant(max(loads))}).",
+        *(note for _, answer in answers[:1] for note in answer.notes),
+    )

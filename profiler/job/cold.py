@@ -1,0 +1,129 @@
+"""A fresh process: what it takes until a model answers, measured in one that is started for nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from profiler.diagnosis.facts import FirstCalls, FreshStart
+from profiler.engines.registry import ENGINES
+from profiler.errors import RequestError
+from profiler.job.request import Prepared
+from profiler.loading.load import load
+from profiler.loading.skeleton import quiet_libraries
+from profiler.machine.clock import now_s
+from profiler.machine.machine import machine_for
+from profiler.timing.visit import seeded_prompts
+from profiler.work.footprint import model_storage_bytes
+
+FROM_FILES = ("disk", "page cache")
+"""Where the weights of one fresh process after the other come from, where they are files."""
+_LONGEST_S = 900.0
+_CHILD = "import sys; from profiler.job.cold import child; child(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a fresh process is to do, as it is handed over."""
+
+    options: dict[str, object]
+    launched_unix_s: float
+
+
+def fresh_starts(prepared: Prepared) -> Iterator[FreshStart]:
+    """Fresh processes that load the model and answer one request with each engine: its checkpoint read from the disk,
+    and once more from the system's cache of it; random weights are drawn. Raises RequestError where one fails.
+    """
+    file = _weights_folder(prepared)
+    if prepared.request.weights == "random" or file is None:
+        yield _start(prepared, "drawn" if prepared.request.weights == "random" else "cached")
+        return
+    _forget(file)
+    for link in FROM_FILES:
+        yield _start(prepared, link)
+
+
+def _start(prepared: Prepared, link: str) -> FreshStart:
+    cell = prepared.grid.cells[0]
+    options = replace(
+        prepared.options,
+        prompt_lens=[cell.prompt_len or cell.context_len],
+        context_lens="",
+        batch_sizes=[cell.batch_size],
+        out=None,
+        cold=False,
+    )
+    asked = _Asked(asdict(options), time.time())
+    command = [sys.executable, "-c", _CHILD, json.dumps(asdict(asked))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LONGEST_S)
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"a fresh process did not answer within {_LONGEST_S:g} s.") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise RequestError(f"a fresh process ended with {done.returncode}: {reason}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    engines = {name: FirstCalls(**calls) for name, calls in found.pop("engines").items()}
+    return FreshStart(link=link, engines=engines, **found)
+
+
+def child(text: str) -> None:
+    """The fresh process itself: what it took, as one line of JSON on stdout."""
+    from profiler.job.options import Options
+    from profiler.job.request import prepare
+
+    asked = json.loads(text)
+    launch_s = time.time() - asked["launched_unix_s"]
+    with quiet_libraries():
+        prepared = prepare(Options(**asked["options"]))
+        machine, cell = machine_for(prepared.request.device), prepared.grid.cells[0]
+        start_s = now_s()
+        loaded = load(prepared.request, prepared.config)
+        machine.clock.synchronize()
+        load_s = now_s() - start_s
+        vocab_size = prepared.config.get_text_config().vocab_size
+        ids = seeded_prompts(cell, vocab_size).to(machine.device)
+        engines: dict[str, dict[str, float]] = {}
+        for name in prepared.grid.engines:
+            engine = ENGINES[name](loaded.module, machine)
+            times = []
+            with torch.inference_mode():
+                start_s = now_s()
+                engine.prepare(cell.batch_size, cell.slots)
+                machine.clock.synchronize()
+                preparation_s = now_s() - start_s
+                for _ in range(2):
+                    start_s = now_s()
+                    engine.call(ids, cell.new_tokens, lambda: None).cpu()
+                    times.append(now_s() - start_s)
+            engines[name] = {"preparation_s": preparation_s, "first_s": times[0], "second_s": times[1]}
+        nbytes = model_storage_bytes(loaded.module)
+    print(json.dumps({"launch_s": launch_s, "load_s": load_s, "load_bytes": nbytes, "engines": engines}))
+
+
+def _weights_folder(prepared: Prepared) -> Path | None:
+    """Where the weights lie, where they are files of this machine."""
+    path = prepared.request.source.path
+    return path if path is not None and path.exists() else None
+
+
+def _forget(path: Path) -> None:
+    """Ask the system to drop its cached pages of these files, so that they come from the disk."""
+    files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+    for each in files:
+        with contextlib.suppress(OSError, AttributeError):
+            handle = os.open(each, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)

@@ -1,0 +1,151 @@
+"""Links between the cards of a group: two figures each, from a sweep, from what others published, or typed in."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from profiler.errors import RequestError
+
+_TABLE = Path(__file__).with_name("links.csv")
+_TYPED = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:us)?\s*,\s*([0-9.eE+-]+)\s*(?:GB/s)?\s*$")
+_MOST_BYTES = 64 << 20
+"""Messages of a step are no larger; what a link reaches beyond that says nothing of them."""
+_LARGE_BYTES = 1 << 20
+
+CollectiveKind = Literal["all_reduce", "all_gather"]
+
+
+def bus_share(kind: CollectiveKind, ranks: int) -> float:
+    """Bytes that cross each rank's link for a byte of the result: busbw / algbw of nccl-tests.
+
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: 2(n-1)/n for an all-reduce, (n-1)/n for an
+    all-gather, whose size is that of the gathered whole.
+    """
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Point:
+    """An all-reduce of `nbytes` over `ranks`, as it was timed."""
+
+    ranks: int
+    nbytes: int
+    seconds: float
+
+    @property
+    def alg_bytes_per_s(self) -> float:
+        """`algbw` of nccl-tests: S / t."""
+        return self.nbytes / self.seconds
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """`busbw` of nccl-tests: algbw x 2(n-1)/n."""
+        return self.alg_bytes_per_s * bus_share("all_reduce", self.ranks)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a collective takes: alpha + S x (busbw / algbw) / bandwidth."""
+
+    name: str
+    alpha_s: float
+    """Seconds of a collective without content."""
+    bus_bytes_per_s: float
+    source: str
+    points: tuple[Point, ...] = ()
+    """What it was fitted to; none for one that was typed in."""
+
+    def seconds(self, kind: CollectiveKind, nbytes: float, ranks: int) -> float:
+        """Seconds of one collective whose whole result has `nbytes`.
+
+        alpha is an all-reduce's; a ring's all-gather has half of its hops, so that for one this is an upper bound.
+        """
+        return self.alpha_s + nbytes * bus_share(kind, ranks) / self.bus_bytes_per_s
+
+
+def fitted(name: str, points: Sequence[Point], source: str) -> Link:
+    """The two figures that come closest to all points, each by its own share (least squares of relative errors).
+
+    Raises ValueError without a point.
+    """
+    if not points:
+        raise ValueError("a link cannot be fitted without a point")
+    # t = alpha + b x, both sides over t: rows (1/t, x/t), each to be 1.
+    rows = [(1 / p.seconds, p.nbytes * bus_share("all_reduce", p.ranks) / p.seconds) for p in points]
+    aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
+    a1, b1 = sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    alpha = (a1 * bb - b1 * ab) / determinant if determinant > 1e-9 * aa * bb else -1.0
+    slope = (b1 * aa - a1 * ab) / determinant if determinant > 1e-9 * aa * bb else -1.0
+    if alpha < 0 or slope <= 0:
+        alpha = min(p.seconds for p in points)
+        slope = 1 / max(p.bus_bytes_per_s for p in points)
+    return Link(name, alpha, 1 / slope, source, tuple(points))
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    gpu: str
+    point: Point
+    source: str
+
+
+@cache
+def _table() -> tuple[_Row, ...]:
+    """Rows of links.csv; one that tells a bandwidth alone is that of a large message, whose latency is nothing."""
+    found = []
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            ranks = int(row["gpu_count"])
+            nbytes = int(row["message_bytes"] or _MOST_BYTES)
+            if row["time_us"]:
+                seconds = float(row["time_us"]) * 1e-6
+            else:
+                seconds = nbytes * bus_share("all_reduce", ranks) / (float(row["busbw_gb_per_s"]) * 1e9)
+            found.append(_Row(row["name"], row["gpu"], Point(ranks, nbytes, seconds), row["source"]))
+    return tuple(found)
+
+
+def published_links() -> tuple[str, ...]:
+    """The names that `--link` knows."""
+    return tuple(sorted({row.name for row in _table()}))
+
+
+def published_link(name: str, ranks: int) -> Link:
+    """A link of the table over so many ranks, or over the nearest number that has figures. Raises RequestError."""
+    rows = [row for row in _table() if row.name == name]
+    if not rows:
+        known = ", ".join(published_links())
+        raise RequestError(f"--link {name!r} is unknown; use {known}, or type it in: alpha_us,GB/s, such as 8,20.")
+    counts = {row.point.ranks for row in rows}
+    nearest = min(counts, key=lambda count: abs(math.log(count / ranks)))
+    chosen = [row for row in rows if row.point.ranks == nearest]
+    sizes = [row.point.nbytes for row in chosen]
+    if not min(sizes) < _LARGE_BYTES <= max(sizes):  # latency and bandwidth come from different measurements
+        chosen = rows
+    within = [row for row in chosen if row.point.nbytes <= _MOST_BYTES]
+    gpus = ", ".join(dict.fromkeys(f"{row.gpu} x {row.point.ranks}" for row in within))
+    sources = ", ".join(dict.fromkeys(row.source for row in within))
+    return fitted(name, [row.point for row in within], f"published: {gpus} ({sources})")
+
+
+def link_called(text: str, ranks: int) -> Link:
+    """`--link`: a name of the table, or `alpha_us,GB/s` (bus bandwidth). Raises RequestError."""
+    typed = _TYPED.match(text)
+    if typed is None:
+        return published_link(text.strip(), ranks)
+    try:
+        alpha_us, gb_per_s = float(typed[1]), float(typed[2])
+    except ValueError:
+        alpha_us = gb_per_s = math.nan
+    if not (alpha_us >= 0 and gb_per_s > 0 and math.isfinite(alpha_us) and math.isfinite(gb_per_s)):
+        raise RequestError(f"--link {text!r} is not possible; give microseconds and GB/s above 0, such as 8,20.")
+    return Link(f"{alpha_us:g} us, {gb_per_s:g} GB/s", alpha_us * 1e-6, gb_per_s * 1e9, "typed in")

@@ -1,0 +1,190 @@
+"""The group of processes that share a model, one a card (NCCL) or one a few cores of a CPU (gloo), under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from profiler.errors import RankError, first_line
+from profiler.machine.links import Point
+from profiler.machine.machine import Machine
+
+_PATIENCE = timedelta(hours=2)
+"""The others wait while rank 0 works alone."""
+_NOTICE_S = 3.0
+"""A process that was killed is seen to be gone within this."""
+SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
+"""1 KiB to 64 MiB."""
+_MOST_CALLS = 20
+_LEAST_CALLS = 3
+_LARGE_BYTES = 1 << 20
+_WARM_CALLS = 3
+
+
+def under_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return bool(dist.is_available() and dist.is_torchelastic_launched())
+
+
+def cards() -> int:
+    """CUDA devices of this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@dataclass(frozen=True)
+class _Peer:
+    host: str
+    pid: int
+
+
+class Group:
+    """The ranks of a run. Rank 0 leads: it gives orders, and the others wait for them and follow."""
+
+    def __init__(self, device_type: str) -> None:
+        local = dist.get_node_local_rank(0)
+        self.device = torch.device("cpu") if device_type == "cpu" else torch.device("cuda", local)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        backend = "gloo" if self.device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, timeout=_PATIENCE)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.mesh = dist.init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("tp",))
+        # Orders go beside the model's own messages, and need no card.
+        self._orders = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._peers: list[_Peer] = [_Peer("", 0)] * self.size
+        dist.all_gather_object(self._peers, _Peer(socket.gethostname(), os.getpid()), group=self._orders)
+
+    def order(self, order: object) -> None:
+        """Tell the others what comes next (rank 0). Raises RankError where one of them is gone."""
+        with self.together():
+            dist.broadcast_object_list([order], src=0, group=self._orders)
+
+    def next_order(self) -> Any:
+        """What rank 0 wants next; None where it is gone."""
+        held: list[Any] = [None]
+        try:
+            dist.broadcast_object_list(held, src=0, group=self._orders)
+        except RuntimeError:
+            return None
+        return held[0]
+
+    def gather(self, value: object) -> list[Any]:
+        """Every rank's value, on rank 0; elsewhere nothing. Raises RankError where one of them is gone."""
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self.together():
+            dist.gather_object(value, found, dst=0, group=self._orders)
+        return found or []
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Within, all ranks work; a failure on this one leaves the others waiting for it, so that it ends the run."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: BaseException | None = None) -> RankError:
+        """What ended the group: ranks that are gone, or what failed here. torchrun ends the rest; it may wait."""
+        with contextlib.suppress(ValueError):  # only a main thread has signals
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what was measured is written first
+        if lost := self.lost():
+            names = " and ".join(map(str, lost))
+            return RankError(f"rank {names} of {self.size} ended before its time")
+        return RankError(f"a step failed on rank {self.rank}: {first_line(error) if error else 'no reason is known'}")
+
+    def lost(self) -> tuple[int, ...]:
+        """Ranks of this machine whose process is gone."""
+        here = socket.gethostname()
+        deadline_s = time.monotonic() + _NOTICE_S
+        while True:
+            found = [rank for rank, peer in enumerate(self._peers) if peer.host == here and _gone(peer.pid)]
+            if found or time.monotonic() > deadline_s:
+                return tuple(found)
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End the group."""
+        dist.destroy_process_group()
+
+    def measure_exchange(self, machine: Machine, budget_s: float) -> tuple[Point, ...]:
+        """All-reduces of 1 KiB to 64 MiB, all ranks in step; seconds are the median on the rank that took longest."""
+        return tuple(self._exchange(nbytes, machine, budget_s / len(SWEEP_BYTES)) for nbytes in SWEEP_BYTES)
+
+    def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> Point:
+        message = torch.ones(nbytes // 4, dtype=torch.float32, device=self.device)
+
+        def once() -> float:
+            machine.clock.synchronize()
+            start_s = machine.now_s()
+            dist.all_reduce(message)
+            machine.clock.synchronize()
+            return machine.now_s() - start_s
+
+        warm_s = [once() for _ in range(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)][-1]
+        # Rank 0 says for how many there is time: all must make the same number of calls.
+        calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, int(budget_s / max(warm_s, 1e-9))))])
+        dist.broadcast(calls, src=0, group=self._orders)
+        slowest = torch.tensor(statistics.median(once() for _ in range(int(calls))), dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self._orders)
+        return Point(self.size, nbytes, float(slowest))
+
+
+@contextlib.contextmanager
+def silent(size: int) -> Iterator[None]:
+    """Within, nothing is exchanged: sums stay partial and gathered wholes are copies of this rank's piece.
+
+    For the time of a rank's own work. What transformers (5.23) and DTensor call is replaced by name.
+    """
+    import torch.distributed._functional_collectives as functional
+
+    def keeps(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return tensor
+
+    def repeats(tensor: torch.Tensor, gather_dim: int, *_: object, **__: object) -> torch.Tensor:
+        return torch.cat([tensor] * size, dim=gather_dim)
+
+    gathers = [name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)]
+    replaced: list[tuple[Any, str, Any]] = [(dist, "all_reduce", keeps), (functional, "all_reduce", keeps)]
+    replaced += [(functional, name, repeats) for name in gathers]
+    plain = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    try:
+        for owner, name, other in replaced:
+            setattr(owner, name, other)
+        yield
+    finally:
+        for owner, name, own in plain:
+            setattr(owner, name, own)
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has asked for yet still has a number (a zombie)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def torchrun_command(python: str, ranks: int, arguments: Sequence[str]) -> list[str]:
+    """What starts this program once a rank, on this machine."""
+    return [
+        python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "profiler",
+        *arguments,
+    ]  # fmt: skip

@@ -1,0 +1,196 @@
+"""SIGKILL at random moments of every command that writes: what is left must read, and doing it again must end it.
+
+    python tests/benchmarks/kills.py [--kills 50] [--commands run,why] [--seed 0]
+
+Each kill is of a process of its own, forked from one that has imported everything, at a moment drawn evenly over
+the time that the command takes when it is left alone. `run` and `batch-test` are resumed each time, so that the kills
+of one run follow each other; at the end it is finished, and no cell of it may be lost or there twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SCRIPT = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model(torch.ones(1, 8, dtype=torch.long))
+"""
+GRID = ["--prompt-lens", "8,16", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
+MOST_S = 120.0
+
+
+def started(arguments: Sequence[str], out: Path) -> int:
+    """A process that runs one command, by its number."""
+    child = os.fork()
+    if child:
+        return child
+    with contextlib.suppress(BaseException):
+        for stream in (1, 2):
+            os.dup2(os.open(out / f"stream-{stream}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
+        from profiler.cli.app import main
+
+        sys.argv = ["roofscope", *arguments]
+        main()
+    os._exit(0)
+
+
+def ended(child: int) -> bool:
+    return os.waitpid(child, os.WNOHANG)[0] == child
+
+
+def left_alone_s(arguments: Sequence[str], out: Path) -> float:
+    """Seconds that a command takes."""
+    begun, child = time.monotonic(), started(arguments, out)
+    while not ended(child):
+        if time.monotonic() - begun > MOST_S:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    return time.monotonic() - begun
+
+
+def killed(arguments: Sequence[str], out: Path, after_s: float) -> bool:
+    """Whether a command was still at work when it was killed."""
+    begun, child = time.monotonic(), started(arguments, out)
+    while time.monotonic() - begun < after_s:
+        if ended(child):
+            return False
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def reads(folder: Path) -> str:
+    """What is wrong with what was left; empty where nothing is."""
+    from profiler.record.run import read_document, read_results
+
+    for file in folder.rglob("*.json"):
+        json.loads(file.read_text())
+    for samples in folder.rglob("samples.jsonl"):
+        for line in samples.read_bytes().split(b"\n")[:-1]:
+            json.loads(line)
+        if (samples.parent / "run.json").exists():
+            read_document(samples.parent)
+        if (samples.parent / "cells.csv").exists():
+            read_results(samples.parent)
+    for picture in folder.rglob("*.png"):
+        if not picture.read_bytes().endswith(b"IEND\xaeB`\x82"):
+            return f"{picture.name} is cut off"
+    for page in folder.rglob("*.html"):
+        if not page.read_text().rstrip().endswith("</html>"):
+            return f"{page.name} is cut off"
+    return ""
+
+
+Commands = dict[str, Callable[[Path], Sequence[str]]]
+
+
+def commands(model: str, script: str, done: Path) -> Commands:
+    """Each command by the folder that it writes into."""
+
+    def resumed(name: str) -> Callable[[Path], Sequence[str]]:
+        def arguments(out: Path) -> Sequence[str]:
+            if (out / "run" / "run.json").exists():
+                return ["run", model, "--resume", str(out / "run"), "--budget", "1", "--quiet"]
+            if name == "run":
+                return ["run", model, *GRID, "--out", str(out / "run")]
+            return [name, model, "--prompt", "8", *GRID[4:], "--out", str(out / "run")]
+
+        return arguments
+
+    return {
+        "run": resumed("run"),
+        "batch-test": resumed("batch-test"),
+        "judge": lambda _out: ["judge", str(done)],
+        "report A B": lambda _out: ["report", str(done), str(done)],
+        "forecast --check": lambda _out: [
+            "forecast", str(done), "--batch-sizes", "4", "--check", "--model", model, "--budget", "1",
+        ],
+        "forecast --keep": lambda _out: ["forecast", str(done), "--batch-sizes", "4", "--keep"],
+        "why": lambda out: ["why", "--out", str(out / "why"), script, model],
+        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json")],
+    }  # fmt: skip
+
+
+def twice(folder: Path) -> list[tuple[int, int]]:
+    """Cells whose first visit is there more than once."""
+    from profiler.record.samples import read_records
+
+    first = [(one["batch_size"], one["prompt_len"]) for one in read_records(folder) if one.get("round") == 0]
+    return [cell for cell in set(first) if first.count(cell) > 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commands", default="")
+    asked = parser.parse_args()
+    base = Path(tempfile.mkdtemp(prefix="roofscope-kills-"))
+    os.environ |= {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(base / "cache"), "XDG_DATA_HOME": str(base / "data")}
+    os.chdir(base)
+    model, script = base / "model", base / "script.py"
+    script.write_text(SCRIPT)
+    import torch
+
+    torch.set_num_threads(1)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import profiler.job.run
+    import profiler.job.why
+    import profiler.report.page
+    from profiler.job import profiling
+    from profiler.roofs import measure
+
+    measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
+    profiling.PROFILE_BUDGET_S = 2.0
+    profiler.job.why._LEAST_TRIALS_S = 2.0
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
+    done = base / "done"
+    left_alone_s(["run", str(model), *GRID, "--out", str(done)], base)
+    moments = random.Random(asked.seed)
+    for name, arguments in commands(str(model), str(script), done).items():
+        if asked.commands and name not in asked.commands.split(","):
+            continue
+        out, hit, wrong = base / name.replace(" ", "-"), 0, []
+        (out / "alone").mkdir(parents=True)
+        whole_s = left_alone_s(arguments(out / "alone"), out)
+        runs = 0
+        for number in range(asked.kills):
+            folder = out / str(runs)
+            folder.mkdir(exist_ok=True)
+            hit += killed(arguments(folder), out, whole_s * moments.random())
+            try:
+                trouble = reads(folder) or reads(done)
+            except Exception as error:
+                trouble = f"{type(error).__name__}: {error}"
+            wrong += [f"kill {number}: {trouble}"] if trouble else []
+            document = folder / "run" / "run.json"
+            runs += document.exists() and '"finished": true' in document.read_text()
+        last = out / str(runs)
+        last.mkdir(exist_ok=True)
+        left_alone_s(arguments(last), out)
+        wrong += [f"at the end: {trouble}"] if (trouble := reads(last)) else []
+        for run in out.glob("*/run"):
+            wrong += [f"{cell} is there twice" for cell in twice(run)]
+            unfinished = '"finished": true' not in (run / "run.json").read_text()
+            wrong += [f"{run} is not finished"] if unfinished else []
+        told = f"{name}: {hit} of {asked.kills} kills while it was at work ({whole_s:.1f} s), {len(wrong)} faults"
+        print(told, *wrong, sep="\n  ", flush=True)
+
+
+if __name__ == "__main__":
+    main()

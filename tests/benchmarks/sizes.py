@@ -1,0 +1,88 @@
+"""A hundred times the size: one run of so many cells through the very job, without the model's own time.
+
+    python tests/benchmarks/sizes.py [--cells 10000] [--folder FOLDER]
+
+A tiny model is loaded and its roofs measured; then each cell gets a made visit at once: half of them, an interruption,
+and a resume for the other half. Prints CPU seconds and peak memory stage by stage, and the size of what was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from profiler.grid import Cell
+from profiler.job import run
+from profiler.job.options import Options
+from profiler.job.request import prepare, prepare_resume
+from profiler.report.progress import QuietListener
+from profiler.timing.outcomes import Visit
+from profiler.timing.sweep import Plan
+
+
+class Stages(QuietListener):
+    """Tells CPU seconds and memory as each stage begins."""
+
+    def stage(self, text: str) -> None:
+        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{time.process_time():8.1f} s {megabytes:7.0f} MB  {text}", flush=True)
+
+
+def visited(cell: Cell) -> Visit:
+    """A visit as a machine would make it whose time grows with the tokens."""
+    prefill_s = 1e-3 + 1e-6 * cell.batch_size * cell.depth
+    return Visit(cell, 0, prefill_s, (1e-3, 1.1e-3, 1e-3), prefill_s + 3e-3, (), None, time.time())
+
+
+def half_at_a_time(_engines: object, plan: Plan, *, earlier: Any = (), on_round: Any, **_named: Any) -> Iterator[Visit]:
+    """Every cell that is not known yet; a first run is interrupted half way."""
+    known = {outcome.cell for outcome in earlier}
+    left = [cell for cell in plan.grid.cells if cell not in known]
+    on_round()
+    for cell in left if known else left[: len(left) // 2]:
+        yield visited(cell)
+    if not known:
+        raise KeyboardInterrupt
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=10_000)
+    parser.add_argument("--folder", type=Path, default=None)
+    asked = parser.parse_args()
+    base = asked.folder or Path(tempfile.mkdtemp(prefix="roofscope-sizes-"))
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=4096)).save_pretrained(base / "model")
+    side = round(asked.cells**0.5)
+    measured = run.measure_dispatch
+    # Dispatch of one batch stands for all: a twin a batch is time of the machine, which is not the question here.
+    run.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
+        replace(one, batch_size=batch)
+        for one in measured(loaded, config, machine, batches[:1], engines, budget_s)
+        for batch in batches
+    ]
+    for name in ("replay_kernels", "hook_cell"):
+        setattr(run, name, lambda *_: iter(()))
+    grid = {"prompt_lens": tuple(range(1, 2 * side + 1, 2)), "batch_sizes": tuple(range(1, side + 1)), "new_tokens": 8}
+    options = Options(model=str(base / "model"), budget_s=1.0, no_levers=True, out=base / "run", **grid)
+    try:
+        run.execute(prepare(options), Stages(), half_at_a_time)
+    except KeyboardInterrupt:
+        print(f"{time.process_time():8.1f} s  interrupted half way; resuming", flush=True)
+    again = replace(options, prompt_lens=None, batch_sizes=(1,), out=None)
+    done = run.execute(prepare_resume(base / "run", again), Stages(), half_at_a_time)
+    print(f"{time.process_time():8.1f} s  {len(done.results)} rows in {base}")
+    for file in sorted((base / "run").iterdir()):
+        print(f"{file.stat().st_size / 1e6:10.2f} MB  {file.name}")
+
+
+if __name__ == "__main__":
+    main()

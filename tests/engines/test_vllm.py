@@ -1,0 +1,217 @@
+"""vLLM itself, in this process: its tokens, its iterations, what it preempts, and a run with it beside eager."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import CPU, HOST
+
+import profiler
+from profiler.diagnosis.step_time import TERMS
+from profiler.engines.vllm import VllmEngine, Wanted
+from profiler.errors import NoRoomError, RequestError
+from profiler.grid import Cell
+from profiler.job.judging import judge_folder
+from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.visit import Bench, visit_safely
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: .ci/vllm runs these"),
+]
+
+VOCAB, LAYERS, KV_HEADS, HEAD_DIM = 256, 2, 2, 32
+BLOCK = 128
+"""Tokens of a block of vLLM's cache on a CPU (platforms/cpu.py)."""
+BLOCK_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4 * BLOCK
+"""Keys and values of every layer in float32."""
+BLOCKS = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with heads as wide as vLLM's CPU kernels ask for."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=KV_HEADS,
+        vocab_size=VOCAB,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> VllmEngine:
+    """vLLM with that model's own weights and a cache of 40 blocks, one of which it keeps empty."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    return VllmEngine(
+        Wanted(config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES), HOST
+    )
+
+
+def tokens_of_generate(folder: Path, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    greedy: Any = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(ids, max_new_tokens=new_tokens, **greedy)[:, ids.shape[1] :]
+
+
+def prompts(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def call(engine: VllmEngine, batch: int, length: int, new_tokens: int) -> torch.Tensor:
+    return engine.call(prompts(batch, length), new_tokens, lambda: None)
+
+
+def test_its_greedy_tokens_are_those_of_transformers(engine: VllmEngine, folder: Path) -> None:
+    marks: list[int] = []
+    found = engine.call(prompts(3, 40), 24, lambda: marks.append(len(engine.scheduled)))
+    assert found.tolist() == tokens_of_generate(folder, prompts(3, 40), 24).tolist()
+    assert len(marks) == 25
+
+
+def test_its_scheduler_tells_prefill_from_decode(engine: VllmEngine) -> None:
+    """Three prompts of 40 tokens at once, then 23 steps of three tokens; each sequence takes one block of 128."""
+    call(engine, 3, 40, 24)
+    told = [
+        (row.prefill_requests, row.prefill_tokens, row.decode_requests, row.decode_tokens, row.iterations)
+        for row in engine.scheduled
+    ]
+    assert told == [(3, 120, 0, 0, 1), (0, 0, 3, 3, 23)]
+    assert engine.cache_used_bytes == 3 * BLOCK_BYTES
+    assert engine.owned is not None
+    assert engine.owned.cache_bytes == BLOCKS * BLOCK_BYTES
+    assert engine.owned.cache_tokens == (BLOCKS - 1) * BLOCK
+
+
+def test_a_prefill_in_chunks_is_told_and_gives_the_same_tokens(engine: VllmEngine, folder: Path) -> None:
+    """4500 prompt tokens where an iteration takes 4096: those that are through decode beside the rest of the others."""
+    found = call(engine, 9, 500, 4)
+    assert engine.owned is not None
+    assert engine.owned.tokens_an_iteration == 4096
+    first, second, *rest = engine.scheduled
+    assert (first.prefill_requests, first.prefill_tokens, first.decode_requests) == (9, 4096, 0)
+    assert (second.prefill_requests, second.prefill_tokens + second.decode_tokens) == (1, 404 + second.decode_requests)
+    assert second.decode_requests == 8
+    assert [(row.decode_requests, row.iterations) for row in rest] == [(9, 3)]
+    assert found.tolist() == tokens_of_generate(folder, prompts(9, 500), 4).tolist()
+
+
+def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) -> None:
+    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are a token ahead, their prompts having been done
+    while the ninth was not: at the twelfth step their token 513 asks for a fifth block each, and there are three."""
+    with pytest.raises(
+        NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were computed again"
+    ):
+        call(engine, 9, 500, 20)
+    found = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, Bench(HOST, VOCAB))
+    assert isinstance(found, Gap)
+    assert found.status == "oom"
+    assert "preempted" in found.reason
+    call(engine, 3, 40, 4)  # and the next cell is none the worse
+
+
+def test_who_finds_no_room_at_all_has_to_wait(engine: VllmEngine) -> None:
+    """Ten prompts of 500 tokens need 40 blocks."""
+    with pytest.raises(NoRoomError, match="1 of 10 sequences had to wait until others had ended"):
+        call(engine, 10, 500, 4)
+
+
+def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> None:
+    """A machine that stops between two marks may disturb one visit, not three."""
+    shares = []
+    for number in range(3):
+        visit = visit_safely(engine, Cell(4, 256, 64, engine="vllm"), number, Bench(HOST, VOCAB))
+        assert isinstance(visit, Visit)
+        assert visit.prefill_s is not None
+        shares.append((visit.prefill_s + sum(visit.decode_s)) / visit.wall_s)
+        if shares[-1] > 0.97:
+            break
+    assert 0.97 < max(shares) <= 1.0, shares
+
+
+def test_threads_can_be_set_as_before(engine: VllmEngine) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+
+
+def test_a_run_with_vllm_beside_eager(folder: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(folder), prompt_lens=[16], batch_sizes=[1, 2], new_tokens=8, engine="eager,vllm", weights="random",
+        budget_s=2, no_levers=True, out=tmp_path / "run",
+    )  # fmt: skip
+    rows = {(row["engine"], row["phase"], row["batch_size"]): row for row in csv.DictReader(_open(run.folder))}
+    assert len(rows) == 8
+    for (name, _, _), row in rows.items():
+        assert row["status"] == "ok"
+        assert sum(float(row[term]) for term in TERMS) == pytest.approx(float(row["latency_s"]))
+        if name == "vllm":
+            assert float(row["engine_s"]) > 0
+            assert [float(row[term]) for term in ("kernel_s", "dequantise_s", "dispatch_s", "link_s")] == [0.0] * 4
+        else:
+            assert float(row["engine_s"]) == 0
+    for phase in ("prefill", "decode"):
+        mine, theirs = rows["eager", phase, "2"], rows["vllm", phase, "2"]
+        assert [mine[name] for name in ("model_flops", "model_bytes")] == [
+            theirs[name] for name in ("model_flops", "model_bytes")
+        ]
+    owned = json.loads((run.folder / "run.json").read_text())["engine"]["owned"]["vllm"]
+    assert owned["load_s"] > 0
+    assert owned["cache_used_bytes"] == 2 * BLOCK_BYTES <= owned["cache_bytes"]
+    differences = run.document.engine.differences
+    assert len(differences) == 4
+    for item in differences:
+        before, after = (
+            rows[name, item.phase, str(item.batch_size)]["latency_s"] for name in (item.against, item.engine)
+        )
+        assert sum(item.terms.values()) == pytest.approx(float(after) - float(before))
+    assert (run.folder / "engines.png").stat().st_size > 10_000
+    assert "reserved for" in (run.folder / "report.html").read_text()
+    before_json = (run.folder / "cells.csv").read_bytes()
+    assert judge_folder(run.folder).folder == run.folder
+    assert (run.folder / "cells.csv").read_bytes() == before_json
+
+
+def _open(folder: Path) -> list[str]:
+    return (folder / "cells.csv").read_text().splitlines()
+
+
+def test_a_model_that_vllm_does_not_know_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    from transformers import CpmAntConfig
+
+    CpmAntConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, architectures=["CpmAntForCausalLM"]
+    ).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match="does not know CpmAntForCausalLM; use eager, static or compile"):
+        prepare(Options(model=str(tmp_path), engine="vllm", weights="random"))
+
+
+def test_another_device_than_vllm_was_built_for_is_refused(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    from profiler.engines.vllm import check_vllm
+
+    other = torch.device("cuda" if CPU.type == "cpu" else "cpu")
+    with pytest.raises(RequestError, match="is built for"):
+        check_vllm(device=other, quant="none", kind="folder", deepened=False, architecture="LlamaForCausalLM")

@@ -1,0 +1,78 @@
+"""Every command that writes, one after another in one process, on a local model, with secrets all around it.
+
+    python every_command.py MODEL SCRIPT RUNS
+
+Prints what was tried to connect to, and the exit code of each command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import sys
+from pathlib import Path
+
+_SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
+
+
+def commands(model: str, script: str, runs: Path) -> list[list[str]]:
+    """What is called, in this order."""
+    one, two = str(runs / "one"), str(runs / "two")
+    return [
+        ["run", model, *_SHORT, "--trace", "--out", one],
+        ["batch-test", model, "--prompt", "8", "--new-tokens", "4", "--budget", "1", "--quiet", "--out", two],
+        ["why", "--out", str(runs / "why"), script, model],
+        ["forecast", one, "--batch-sizes", "4", "--keep", "--out", str(runs / "forecast.png")],
+        ["compare", one, one, "--format", "json"],
+        ["gate", one, one, "--format", "junit"],
+        ["report", one, two],
+        ["plot", one, "intensity", "--out", str(runs / "intensity.svg")],
+        ["export", one, "--format", "parquet", "--out", str(runs / "cells.parquet")],
+        ["place", str(runs / "table.csv"), "--model", model, "--gpu", "T4"],
+        ["judge", one, "--format", "json"],
+        ["doctor", "--format", "json"],
+    ]
+
+
+def hurried() -> None:
+    """What is measured is not the question here."""
+    from profiler.job import why
+    from profiler.roofs import measure
+
+    measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
+    measure.look_again = lambda *_: None
+    why._LEAST_TRIALS_S = 1.0
+
+
+def main(model: str, script: str, runs: str) -> None:
+    asked: list[str] = []
+
+    def guard(event: str, arguments: tuple[object, ...]) -> None:
+        local = event == "socket.connect" and getattr(arguments[0], "family", None) == socket.AF_UNIX
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto") and not local:
+            asked.append(f"{event} {arguments[1:]}")
+
+    (Path(runs) / "table.csv").write_text("batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,100\n")
+    sys.addaudithook(guard)
+    hurried()
+    from profiler.cli.app import main as roofscope
+
+    codes = {}
+    for number, arguments in enumerate(commands(model, script, Path(runs))):
+        sys.argv = ["roofscope", *arguments]
+        printed = io.StringIO()
+        code: int | str | None = 0
+        with contextlib.redirect_stdout(printed):
+            try:
+                roofscope()
+            except SystemExit as ended:
+                code = ended.code
+        (Path(runs) / f"printed-{number}-{arguments[0]}.txt").write_text(printed.getvalue())
+        codes[f"{number} {arguments[0]}"] = code or 0
+    print(json.dumps({"asked": asked, "codes": codes}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

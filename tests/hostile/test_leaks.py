@@ -1,0 +1,132 @@
+"""Nothing leaks: secrets lie all around, every command that writes is run, and every byte of what it wrote is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import profiler
+
+SECRETS = {
+    "a token in the environment": "hf_SecretOfTheEnvironment",
+    "a key in the environment": "AKIASecretOfTheCloud",
+    "a token in a git remote": "ghp_SecretOfTheRemote",
+    "a token file of the hub": "hf_SecretOfTheFile",
+    "a word in the model's path": "sk-SecretOfThePath",
+    "the home folder's name": "somebody-SecretOfTheHome",
+}
+SCRIPT = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model(torch.ones(1, 8, dtype=torch.long))
+AutoModelForCausalLM.from_pretrained(sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What all commands wrote, and what they tried to reach."""
+
+    folder: Path
+    asked: list[str]
+    codes: dict[str, int]
+    isolated: bool
+    """Whether the kernel itself left them no network."""
+
+
+@pytest.fixture(scope="module")
+def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """All commands in one process, with HOME, a repository and tokens of its own, where possible without a network."""
+    tokens = list(SECRETS.values())
+    base = tmp_path_factory.mktemp("leaks")
+    home = base / tokens[5]
+    model, work = home / tokens[4] / "tiny", base / "work"
+    shutil.copytree(tiny_folder, model)
+    (work / ".git").mkdir(parents=True)
+    (work / "runs").mkdir()
+    (work / ".git" / "config").write_text(f'[remote "origin"]\n url = https://me:{tokens[2]}@example.com/x.git\n')
+    for folder in (home / ".cache" / "huggingface", base / "hub"):
+        folder.mkdir(parents=True)
+        (folder / "token").write_text(tokens[3])
+    script = home / "script.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    environment |= {"HOME": str(home), "HF_HOME": str(base / "hub"), "HF_TOKEN": tokens[0], "AWS_SECRET": tokens[1]}
+    environment |= {"PYTHONPATH": str(Path(profiler.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    isolated = subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False, timeout=20).returncode == 0
+    command = [sys.executable, Path(__file__).with_name("every_command.py"), model, script, work / "runs"]
+    done = subprocess.run(
+        [*(["unshare", "-rn"] if isolated else []), *command],
+        cwd=work, env=environment, capture_output=True, text=True, timeout=550, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    return Written(work / "runs", told["asked"], told["codes"], isolated)
+
+
+def contents(file: Path) -> bytes:
+    """A file's bytes, unpacked; of a picture its texts too, which may be packed."""
+    content = file.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        return gzip.decompress(content)
+    if content[:4] == b"\x89PNG":
+        return content + b"".join(_png_texts(content))
+    return content
+
+
+def _png_texts(content: bytes) -> list[bytes]:
+    """https://www.w3.org/TR/png-3/#11textinfo: zTXt and iTXt chunks hold zlib streams behind their keyword."""
+    found, at = [], 8
+    while at < len(content):
+        length, kind = int.from_bytes(content[at : at + 4]), content[at + 4 : at + 8]
+        chunk = content[at + 8 : at + 8 + length]
+        if kind == b"zTXt":
+            found.append(zlib.decompress(chunk[chunk.index(b"\0") + 2 :]))
+        at += 12 + length
+    return found
+
+
+@pytest.mark.slow
+def test_every_command_wrote_something(written: Written) -> None:
+    """Otherwise there would be nothing to find in."""
+    assert not {name for name, code in written.codes.items() if code != 0 and "gate" not in name}, written.codes
+    names = {file.name for file in written.folder.rglob("*")}
+    assert {
+        "run.json", "samples.jsonl", "operators.csv", "cells.csv", "report.html", "report.md", "roofline.png",
+        "trace.json.gz", "why.json", "why.html", "forecast.png", "forecast.json", "cells.parquet",
+    } <= names  # fmt: skip
+    assert json.loads((written.folder / "why" / "why.json").read_text())["script"] == "script.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SECRETS)
+def test_no_file_holds_a_secret(written: Written, what: str) -> None:
+    secret = SECRETS[what].encode()
+    files = [file for file in written.folder.rglob("*") if file.is_file()]
+    assert [file.name for file in files if secret in contents(file)] == []
+
+
+@pytest.mark.slow
+def test_nothing_was_asked_of_a_network(written: Written) -> None:
+    """By an audit hook in the process: no address was looked up, nothing was connected to or sent."""
+    assert written.asked == []
+
+
+@pytest.mark.slow
+def test_it_works_without_a_network(written: Written) -> None:
+    """By a network namespace without a route, not even to this machine itself."""
+    if not written.isolated:
+        pytest.skip("this system lets nobody make a network namespace (unshare -rn)")
+    assert set(written.codes.values()) <= {0, 3}, "3: a gate that cannot tell"

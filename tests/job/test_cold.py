@@ -1,0 +1,97 @@
+"""A fresh process, steps after silence, and from how many requests on compiling pays."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import HOST
+
+import profiler
+from profiler.diagnosis.cold import break_even
+from profiler.diagnosis.facts import FirstCalls
+from profiler.engines.base import DecodeState
+from profiler.grid import Cell
+from profiler.job.cold import _forget
+from profiler.probes.silence import steps_after_silence
+from profiler.report.cold import cold_lines
+
+_DELAY_S = 0.02
+
+
+def test_requests_until_a_compilation_is_paid_for() -> None:
+    """20 s to compile and 1.5 s more for the first request, against 0.5 s; half a second saved each: 42 requests."""
+    own, compiled = FirstCalls(0.0, 2.5, 2.0), FirstCalls(20.0, 3.0, 1.5)
+    assert break_even(own, compiled) == pytest.approx((21.5 - 0.5) / 0.5)
+    assert break_even(own, FirstCalls(20.0, 3.0, 2.0)) is None
+    assert break_even(own, FirstCalls(0.0, 1.5, 1.5)) == 0
+
+
+class Sleepy:
+    """Its first step after a silence takes 20 ms longer."""
+
+    def __init__(self) -> None:
+        self.rested = False
+
+    def prepare(self, batch: int, slots: int) -> None:
+        assert slots > 16
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        if self.rested:
+            time.sleep(_DELAY_S)
+        self.rested = False
+        return state
+
+
+def test_the_first_step_after_a_silence_is_told_apart() -> None:
+    engine: Any = Sleepy()
+
+    def wait(seconds: float) -> None:
+        engine.rested = seconds > 0
+
+    found = {item.silence_s: item for item in steps_after_silence(engine, Cell(1, 16, 4), HOST, wait)}
+    assert list(found) == [0.0, 1.0, 5.0, 30.0]
+    for silence_s, item in found.items():
+        first = min(steps[0] for steps in item.steps_s)
+        later = min(step for steps in item.steps_s for step in steps[1:])
+        assert later < _DELAY_S / 2
+        assert first >= _DELAY_S if silence_s else first < _DELAY_S / 2
+
+
+def test_files_are_dropped_from_the_systems_cache_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"kept")
+    _forget(tmp_path)
+    assert (tmp_path / "weights").read_bytes() == b"kept"
+
+
+@pytest.mark.slow
+def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.probes.silence._SILENCES", ((0.0, 2), (0.1, 1)))
+    # One fresh process is enough: with files it would be one from the disk and one from the cache of it.
+    forgotten: list[Path] = []
+    monkeypatch.setattr("profiler.job.cold._forget", forgotten.append)
+    monkeypatch.setattr("profiler.job.cold.FROM_FILES", ("disk",))
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=0.5, no_levers=True, cold=True,
+        engine="eager,static", out=tmp_path / "run",
+    )  # fmt: skip
+    starts = run.document.fresh_starts
+    assert [start.link for start in starts] == ["disk"]
+    assert forgotten == [tiny_folder]
+    for start in starts:
+        assert list(start.engines) == ["eager", "static"]
+        assert start.load_bytes == run.model.storage_bytes
+        assert 0 < start.engines["eager"].second_s < start.launch_s  # importing torch takes a second, a tiny model none
+    assert [item.silence_s for item in run.document.after_silence] == [0.0, 0.1]
+    first, *_, silence, pays = cold_lines(profiler.read_run(run.folder))
+    assert "a fresh process: imports" in first
+    assert "its weights from the disk" in first
+    assert "after a silence of 0 s:" in silence
+    assert "static" in pays
+    assert "loses" in pays

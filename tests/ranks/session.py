@@ -1,0 +1,67 @@
+"""Run under torchrun: `session.py FOUND run MODEL ...` is this program with made roofs, as one of several ranks.
+
+Roofs and dispatch take most of a minute on a shared machine and are not what is tested here: made ones stand for them.
+What the ranks generate and hold is written to FOUND as soon as they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import profiler.job.ranks as job
+import profiler.job.run as run_job
+import profiler.machine.ranks as machine_ranks
+from profiler.cli.app import main
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
+from profiler.roofs.values import Ceilings, Roof
+
+SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)
+
+
+def made_roofs(*_: Any, **__: Any) -> Ceilings:
+    roof = Roof(1e10, 1e10, 1e10, 9, "made")
+    compute = dict.fromkeys(("float32", "bfloat16"), roof)
+    return Ceilings(compute, {"read": roof}, 1 << 28, True)
+
+
+def look(ranks: Any, found: Path) -> None:
+    """Greedy tokens by the ranks' own engine, and the bytes of what each holds, as JSON by rank 0."""
+    ids = torch.arange(24).reshape(2, 12) % 100
+    tokens = greedy_tokens(EagerEngine(ranks.share.joined, ranks.machine), ids, 12)
+    held = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(ranks.share.joined)}.values())
+    every = ranks.group.gather((tokens.tolist(), held))
+    if ranks.group.rank == 0:
+        found.write_text(json.dumps({"tokens": [one for one, _ in every], "bytes": [nbytes for _, nbytes in every]}))
+
+
+def _local(module: torch.nn.Module) -> list[torch.Tensor]:
+    from torch.distributed.tensor import DTensor
+
+    params = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
+    return [*params, *module.buffers()]
+
+
+def run(found: Path) -> None:
+    plain = job.Ranks.__init__
+
+    def looked_at(self: Any, *args: Any) -> None:
+        plain(self, *args)
+        look(self, found)
+
+    job.Ranks.__init__ = looked_at  # type: ignore[method-assign]
+    job.measure = made_roofs  # type: ignore[attr-defined]
+    job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
+    job._LINK_S = 0.3
+    machine_ranks.SWEEP_BYTES = SWEEP_BYTES
+    run_job.look_again = lambda *_, **__: None  # type: ignore[attr-defined]
+    main()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv.pop(1)))

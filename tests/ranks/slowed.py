@@ -1,0 +1,31 @@
+"""`torchrun tests/ranks/slowed.py ALPHA_US GB_PER_S run ...`: this program behind a link that is slowed on purpose.
+
+Every all-reduce first waits as long as a link of that latency and bandwidth would need, on top of gloo's own time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from profiler.cli.app import main
+
+
+def slow(alpha_s: float, bytes_per_s: float) -> None:
+    plain = dist.all_reduce
+
+    def all_reduce(tensor: Any, *args: Any, **options: Any) -> Any:
+        nbytes = tensor.nbytes * 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+        time.sleep(alpha_s + nbytes / bytes_per_s)  # a core is left to the other rank
+        return plain(tensor, *args, **options)
+
+    dist.all_reduce = all_reduce
+
+
+if __name__ == "__main__":
+    slow(float(sys.argv[1]) * 1e-6, float(sys.argv[2]) * 1e9)
+    sys.argv = [sys.argv[0], *sys.argv[3:]]
+    main()

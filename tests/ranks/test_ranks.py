@@ -1,0 +1,171 @@
+"""Ranks on this machine's cores (gloo): the same tokens, the same bytes, a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import RequestError
+from profiler.job.count import count
+from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.machine.machine import machine_for
+from profiler.record.operators import read_operators
+from profiler.record.run import read_run
+from profiler.record.samples import read_facts_of
+from profiler.timing.outcomes import Visit
+
+SESSION = Path(__file__).with_name("session.py")
+NEW_TOKENS = 12
+WAIT_S = 240
+"""Importing torch and transformers once a rank takes a minute where others are at work."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 8 heads and 4 KV heads, whose vocabulary does not divide by the ranks."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=3,
+        vocab_size=203, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.2,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("ranks") / "model"
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    return path
+
+
+def torchrun(ranks: int, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SESSION),
+        *arguments,
+    ]  # fmt: skip
+
+
+def forked(ranks: int, *arguments: str) -> list[str]:
+    """The same without torchrun: all ranks are forks of one process, which has imported all once."""
+    return [sys.executable, str(SESSION.with_name("forked.py")), str(ranks), *arguments]
+
+
+def check_found(found: Path, folder: Path, ranks: int) -> None:
+    """The ranks generate what one device does, and hold what was counted of them, to the byte."""
+    told = json.loads(found.read_text())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    alone = EagerEngine(model, machine_for(torch.device("cpu")))
+    expected = greedy_tokens(alone, torch.arange(24).reshape(2, 12) % 100, NEW_TOKENS).tolist()
+    assert told["tokens"] == [expected] * ranks
+    share = count(str(folder), dtype="float32", tp=ranks).share
+    assert share is not None
+    assert max(told["bytes"]) == told["bytes"][0] == share.weight_bytes
+    whole = sum(tensor.nbytes for tensor in model.parameters())
+    assert whole < sum(told["bytes"]) < 1.2 * whole  # norms and frequencies are held by all
+
+
+@pytest.mark.slow
+def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
+    asked = ["run", str(folder), "--tp", "4", "--prompt-lens", "8", "--new-tokens", "4", "--quiet"]
+    out, found = tmp_path / "run", tmp_path / "found.json"
+    done = subprocess.run(
+        forked(4, str(found), *asked, "--batch-sizes", "2", "--budget", "0.5", "--out", str(out)),
+        capture_output=True, text=True, check=False, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_found(found, folder, 4)
+    run = read_run(out)
+    assert run.document.ranks == 4
+    assert run.document.finished
+    assert run.model.storage_bytes == json.loads(found.read_text())["bytes"][0]
+    link = run.document.ceilings.collective
+    assert link is not None
+    assert [point.nbytes for point in link.points] == [1 << 10, 1 << 14, 1 << 18]
+    for key, operators in read_operators(out).items():
+        sent = {item.operator: item for item in operators if item.group == "collective"}
+        # 3 layers, each with two sums, one after the embedding, and the logits put together.
+        assert sum(item.count for item in sent.values()) == 3 * 2 + 2
+        assert sent["model.layers.*.mlp.down_proj.all_reduce"].bus_bytes == 3 * key.tokens * 64 * 4 * 2 * 3 / 4
+        assert sent["lm_head.all_gather"].bus_bytes == key.cell.batch_size * 203 * 4 * 3 / 4
+    assert {step.key for step in run.document.rank_steps} == {result.key for result in run.measured}
+    for step in run.document.rank_steps:
+        assert len(step.own_s) == 4
+        assert min(step.own_s) > 0
+    assert all(result.link_s > 0 for result in run.measured)
+    assert "4 ranks, each with" in (out / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_path: Path) -> None:
+    """The others end within 10 s, as far as this process sees it; what was measured is kept."""
+    asked = ["run", str(folder), "--tp", "2", "--prompt-lens", "8", "--new-tokens", "4", "--quiet"]
+    out, found = tmp_path / "killed", tmp_path / "found.json"
+    long = [*asked, "--batch-sizes", "1,2,4,8", "--budget", "60", "--out", str(out)]
+    command = torchrun(2, str(found), *long)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        victim = _second_rank(process.pid, out)
+        os.kill(victim, signal.SIGKILL)
+        killed_s = time.monotonic()
+        text, _ = process.communicate(timeout=WAIT_S)
+        ended_s = time.monotonic() - killed_s
+    finally:
+        process.kill()
+    assert "rank 1 of 2 ended before its time; what was measured is in" in text, text[-2000:]
+    assert process.returncode != 0
+    kept = read_run(out)
+    assert not kept.document.finished
+    assert kept.measured
+    check_found(found, folder, 2)
+    if ended_s >= 10 and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
+        pytest.skip(f"others keep this machine busy (load {os.getloadavg()[0]:.1f}): {ended_s:.0f} s say nothing")
+    assert ended_s < 10
+
+
+def _second_rank(torchrun_pid: int, out: Path) -> int:
+    """The process of rank 1, once a few cells were visited."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        samples = out / "samples.jsonl"
+        if samples.exists() and sum(isinstance(fact, Visit) for fact in read_facts_of(out)) >= 2:
+            children = psutil.Process(torchrun_pid).children()
+            return next(child.pid for child in children if child.environ().get("RANK") == "1")
+        time.sleep(0.2)
+    raise AssertionError("no cell was visited")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"tp": 3}, "8 query heads and 4 KV heads do not divide by 3"),
+        ({"tp": 8}, "cuts the 4 KV heads of this model into pieces"),
+        ({"tp": 2, "engine": "static"}, "steps with --engine eager alone"),
+        ({"tp": 2, "quant": "nf4"}, "nf4 are packed"),
+        ({"tp": 2, "trace": True}, "leave them out"),
+        ({"tp": 0}, "give 2 or more ranks"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_anything_loads(
+    folder: Path, asked: dict[str, object], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, **asked))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_ranks_than_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import profiler.job.request as request
+
+    monkeypatch.setattr(request, "resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(request, "resolve_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr(request, "cards", lambda: 1)
+    with pytest.raises(RequestError, match="this machine has 1 cards"):
+        prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, tp=2))

@@ -1,0 +1,44 @@
+"""Checks of the acceptance script that flaked by nature; all of it runs by `python -m tests.simulated.acceptance`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .acceptance import CARDS, on_card
+from .guard import why_not
+from .truth import Throttle, Truth
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated roof must never be kept beside measured ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        pytest.param(CARDS["H100"].but(throttle=Throttle(after_busy_s=2.0, share=0.9)), id="warms"),
+        pytest.param(
+            CARDS["A100"].but(
+                clock_hz=1.1 * CARDS["A100"].clock_hz,
+                flops_per_s={name: 1.25 * speed for name, speed in CARDS["A100"].flops_per_s.items()},
+            ),
+            id="boosts",
+        ),
+    ],
+)
+def test_a_card_that_warms_or_boosts_fails_no_check_of_its_roofs(card: Truth, tmp_path: Path) -> None:
+    with on_card(card) as acceptance:
+        bench = acceptance._bench(tmp_path, dry_run=False)
+        acceptance.run_selftest = lambda *_: ()
+        found = list(acceptance.roofs(bench))
+    assert len(found) > 10
+    assert not [check for check in found if not check.passed]

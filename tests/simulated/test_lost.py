@@ -1,0 +1,73 @@
+"""A card that is lost in the middle of a run: what was measured is kept, the folder says so, and a resume ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import DeviceError
+from profiler.job.options import Options
+from profiler.job.request import prepare_resume
+from profiler.job.run import execute
+from profiler.record.run import read_run
+from profiler.record.samples import read_records
+from profiler.report.progress import QuietListener
+
+from .guard import why_not
+from .scenario import Scenario, said
+from .truth import T4
+from .world import simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+SCENARIO = Scenario("smollm2-135m", layers=1, prompt_lens=(16, 32, 64), batch_sizes=(1, 2))
+LOST = "CUDA error: unspecified launch failure"
+
+
+def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the fourth of six cells the context is broken for good, as an Xid leaves it: every call gives the same error.
+
+    https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchFailure: the process must be ended.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    real = EagerEngine.prefill
+    fourth = (2, 32)
+
+    def fails(*_arguments: Any, **_named: Any) -> Any:
+        raise RuntimeError(LOST)
+
+    def prefill(engine: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
+        if tuple(ids.shape) == fourth:
+            monkeypatch.setattr(torch.cuda, "synchronize", fails)
+            monkeypatch.setattr(torch.cuda, "empty_cache", fails)
+            fails()
+        return real(engine, ids, slots)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EagerEngine, "prefill", prefill)
+        with pytest.raises(DeviceError, match=LOST):
+            said(SCENARIO, [T4], tmp_path)
+    folder = tmp_path / "run"
+    run = read_run(folder)
+    assert not run.document.finished
+    assert any(LOST in line for line in run.document.warnings)
+    assert LOST in (folder / "report.md").read_text()
+    before = {(row.prompt_len, row.batch_size) for row in run.measured}
+    assert 3 <= len(before) < 6
+    with simulated(T4):
+        model = str(SCENARIO.folder(tmp_path))
+        run = execute(prepare_resume(folder, Options(model=model, device="cuda", no_levers=True)), QuietListener())
+    assert run.document.finished
+    assert not any(LOST in line for line in run.document.warnings)
+    assert len(run.measured) == len(run.results) == 12
+    first = [
+        (record["prompt_len"], record["batch_size"]) for record in read_records(folder) if record.get("round") == 0
+    ]
+    assert len(first) == len(set(first)) == 6

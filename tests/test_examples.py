@@ -1,0 +1,41 @@
+"""The examples ask of this program what it takes; their own tools' keys were checked against those tools' schemas."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from string import Template
+
+import pytest
+import typer
+import yaml
+
+from profiler.cli.app import app
+from profiler.loading.catalog import card_names
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def commands(name: str) -> tuple[dict[str, str], list[str]]:
+    """(environment, the commands that it runs)."""
+    content = yaml.safe_load((EXAMPLES / name).read_text())
+    if name == "skypilot.yaml":
+        return content["envs"], content["run"].splitlines()
+    return dict(item.split("=", 1) for item in content["env"]), content["commands"]
+
+
+@pytest.mark.parametrize("name", ["skypilot.yaml", "dstack.yml"])
+def test_an_example_asks_what_this_program_takes(name: str) -> None:
+    environment, lines = commands(name)
+    assert environment["MODEL"] in card_names()
+    asked = [shlex.split(Template(line).substitute(environment)) for line in lines if line.startswith("roofscope ")]
+    assert [words[1] for words in asked] == ["doctor", "run"]
+    known = typer.main.get_command(app)
+    for _, command, *arguments in asked:
+        known.get_command(None, command).make_context(command, list(arguments))  # type: ignore[attr-defined]
+
+
+def test_both_examples_run_the_same_grid() -> None:
+    (one, first), (other, second) = commands("skypilot.yaml"), commands("dstack.yml")
+    assert one == other
+    assert next(line for line in first if " run " in line) == next(line for line in second if " run " in line)

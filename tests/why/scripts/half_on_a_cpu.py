@@ -1,0 +1,12 @@
+"""16 bits as a card wants them, on a CPU."""
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float16)
+with torch.no_grad():
+    for _ in range(3):
+        logits = model(torch.randint(3, 900, (2, 128)), logits_to_keep=1).logits
+print(logits.shape)

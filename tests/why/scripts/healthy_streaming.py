@@ -1,0 +1,25 @@
+"""Answers that are shown as they come, and stop at a token of their own."""
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, StoppingCriteria
+
+
+class Ends(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == 900
+
+
+class Shown:
+    def put(self, tokens):
+        sys.stdout.write(".")
+
+    def end(self):
+        sys.stdout.write("\n")
+
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+for _ in range(2):
+    prompt = torch.randint(3, 900, (1, 32))
+    model.generate(prompt, max_new_tokens=12, do_sample=False, streamer=Shown(), stopping_criteria=[Ends()])

@@ -1,0 +1,20 @@
+"""The same long document before every question, tokenized again each time."""
+
+import sys
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+words = {f"w{number}": number for number in range(3, 900)}
+tokenizer = Tokenizer(models.WordLevel({"?": 0, **words}, unk_token="?"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+document = " ".join(list(words) * 200)
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+found = None
+for _ in range(4):
+    found = tokenizer(document)["input_ids"]
+    prompt = torch.tensor(found[:64])[None]
+    print(model.generate(prompt, max_new_tokens=3, do_sample=False).shape)
