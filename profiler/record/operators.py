@@ -24,7 +24,7 @@ OPERATOR_COLUMN_MEANINGS = {
     "context_len": "Cached tokens at the step.",
     "engine": "How the model was stepped.",
     "operator": "Its name in the model, one for all layers.",
-    "group": "What it belongs to, such as attention or ffn.",
+    "group": "What it belongs to, such as attention or mlp.",
     "count": "How many of it are in the step; every figure of the row is of all of them together.",
     "flops": "FLOPs that the algorithm needs.",
     "weight_bytes": "Bytes of weights read, as stored.",
