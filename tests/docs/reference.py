@@ -61,7 +61,7 @@ def commands_page() -> str:
     parts.append("\nBefore any command:\n\n" + _options(root, context))
     for name, command in _commands(root):
         here = command.make_context(name, [], parent=context, resilient_parsing=True)
-        usage = " ".join(command.collect_usage_pieces(here))
+        usage = " ".join(["[OPTIONS]", *_arguments(command, here)])
         parts.append(f"\n## {name}\n\n{_text(command.help)}\n\n```text\nroofscope {name} {usage}\n```\n\n")
         parts.append(_options(command, here))
     return "".join(parts)
@@ -86,6 +86,16 @@ def _options(command: Any, context: Any) -> str:
             names = ", ".join(f"`{name}`" for name in parameter.opts)
             rows.append((names, _default(parameter), _text(parameter.help)))
     return table(("option", "default", "what it says"), rows)
+
+
+def _arguments(command: Any, context: Any) -> list[str]:
+    """The arguments in the usage line; brackets where one may be left out."""
+    found = []
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "argument":
+            name = parameter.metavar or parameter.name.upper()
+            found.append(name if parameter.required or name.startswith("[") else f"[{name}]")
+    return found
 
 
 def _default(parameter: Any) -> str:
@@ -369,12 +379,13 @@ class _Reader:
         listed = isinstance(value, ast.ListComp) or (
             isinstance(value, ast.Name) and isinstance(self.dicts.get(value.id), ast.ListComp)
         )
-        below = self.inside(value, f"{before}{name.value}{'[]' if listed else ''}.")
+        between = "[]" if listed else "{}" if isinstance(value, ast.DictComp) else ""
+        below = self.inside(value, f"{before}{name.value}{between}.")
         word, _within, _between = _shown(self.type_of(value))
         meaning = ""
         if isinstance(value, ast.Attribute) and inspect.isclass(owner := self.type_of(value.value)):
             meaning = attribute_docs(owner).get(value.attr, "")
-        word = "list" if listed else word or ("object" if below else "")
+        word = {"[]": "list", "{}": "object by name"}.get(between) or word or ("object" if below else "")
         return [Key(f"{before}{name.value}", word, meaning), *below]
 
     def bind(self, target: ast.expr, kind: Any) -> None:
