@@ -34,10 +34,10 @@ class OperatorWork:
     """Cache read and written."""
     activation_bytes: Amount
     """Operands and intermediates written and read between kernels, at most."""
-    bus_bytes: Amount = 0
-    """What crosses each rank's link, of a collective: its message by the factor of nccl-tests."""
     avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
+    bus_bytes: Amount = 0
+    """What crosses each rank's link, of a collective: its message by the factor of nccl-tests."""
 
     @property
     def model_bytes(self) -> Amount:

@@ -190,5 +190,5 @@ def test_graphs_are_refused_on_a_cpu_and_where_a_window_moves() -> None:
     with pytest.raises(RequestError, match="a window of 4096 tokens moves within 5000"):
         check_engine("graph", on_cuda=True, config=config, longest_context=5000)
     check_engine("graph", on_cuda=True, config=config, longest_context=4096)
-    with pytest.raises(RequestError, match="use eager, static, compile, graph, vllm"):
+    with pytest.raises(RequestError, match="use eager, static, compile, graph, generate, vllm"):
         check_engine("tgi", on_cuda=False, config=config, longest_context=512)
