@@ -14,9 +14,13 @@ from profiler.errors import RequestError, near_misses
 from profiler.job.options import Options
 
 EXIT_WRONG = 1
+"""A self-test found a wrong label, a gate found something slower, or roofscope itself failed."""
 EXIT_REQUEST = 2
+"""The request was wrong (one line says what would work), or two runs are not comparable."""
 EXIT_INCOMPLETE = 3
+"""Finished, but some cells have no number, or a gate or a self-test cannot tell."""
 EXIT_INTERRUPTED = 130
+"""Interrupted: what was measured is kept, and `--resume` finishes it."""
 
 Plain = Annotated[bool, typer.Option("--plain", help="No colours and no box drawing.")]
 Format = Annotated[str, typer.Option("--format", help="table or json (one document on stdout)")]

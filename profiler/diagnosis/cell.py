@@ -24,70 +24,99 @@ class CellResult:
     """One row of cells.csv: a field a column. NaN, None or an empty text where a cell has no such figure."""
 
     phase: Phase
+    """`prefill` or `decode`."""
     batch_size: int
+    """Sequences at once."""
     prompt_len: int
-    """0 where the cache was filled directly."""
+    """Prompt tokens of a sequence; 0 where the cache was filled directly."""
     context_len: int
     """Cached tokens at the step: 0 in a prefill, those of the loop's middle step in a decode."""
     new_tokens: int
+    """Tokens decoded after the prompt."""
     status: Status
+    """`ok`, `oom`, `skipped` or `failed`."""
     latency_s: float = _UNKNOWN
     """Median time of the whole prompt, or of one decode step."""
     latency_low_s: float = _UNKNOWN
+    """Lower end of its 95 % interval."""
     latency_high_s: float = _UNKNOWN
-    """Its 95 % interval."""
+    """Upper end of its 95 % interval."""
     samples: int | None = None
+    """Prefills or decode steps that were timed."""
     tokens_per_s: float = _UNKNOWN
+    """Tokens of all sequences over the time."""
     tokens_per_s_per_seq: float = _UNKNOWN
+    """The same of one sequence."""
     model_flops: int = 0
+    """FLOPs that the algorithm needs."""
     model_bytes: int = 0
-    """What the algorithm needs."""
+    """Bytes that the algorithm needs to move."""
     executed_flops: int = 0
+    """FLOPs of the library's path."""
     executed_bytes: int = 0
-    """What the library's path does."""
+    """Bytes that the library's path moves."""
     intensity: float = _UNKNOWN
     """Model FLOPs per model byte."""
     flops_per_s: float = _UNKNOWN
+    """Model FLOPs over time."""
     bytes_per_s: float = _UNKNOWN
-    """Model work over time."""
+    """Model bytes over time."""
     mfu: float = _UNKNOWN
+    """Model FLOPs over time, as a share of the datasheet's dense peak."""
     mbu: float = _UNKNOWN
-    """The same over the datasheet's dense peaks."""
+    """Model bytes over time, as a share of the datasheet's bandwidth."""
     attained: float = _UNKNOWN
     """Share of the measured roofline."""
     floor_s: float = _UNKNOWN
     """The least time of this step here: the operators' roofs and dispatch."""
     weights_s: float = _UNKNOWN
+    """Of the split: reading the weights at the memory roof."""
     kv_s: float = _UNKNOWN
+    """Of the split: reading and writing the KV cache at the memory roof."""
     compute_s: float = _UNKNOWN
+    """Of the split: arithmetic at the compute roof."""
     kernel_s: float = _UNKNOWN
+    """Of the split: what the library's kernels lose below their roofs at these shapes."""
     avoidable_s: float = _UNKNOWN
+    """Of the split: traffic and work that the algorithm does not need, outside of what was replayed."""
     dispatch_s: float = _UNKNOWN
+    """Of the split: what the host adds, where the device does not hide it."""
     unexplained_s: float = _UNKNOWN
+    """Of the split: what is left; negative where the other terms are too large."""
     regime: Regime | None = None
+    """What bounds the cell."""
     confidence: Confidence | None = None
+    """How sure that is."""
     peak_memory_bytes: int | None = None
+    """Most memory that was in use."""
     noise: Noise | None = None
+    """How quiet the measurement was."""
     engine: str = "eager"
+    """How the model was stepped."""
     ttft_s: float = _UNKNOWN
     """Time to first token (prefill)."""
     first_step_s: float = _UNKNOWN
     """The decode step that pays for the first growth of a cache."""
     p90_s: float = _UNKNOWN
+    """Nine in ten samples took no longer."""
     p99_s: float = _UNKNOWN
+    """99 in 100 samples took no longer."""
     issue_s: float = _UNKNOWN
     """Seconds until the host had submitted a decode step."""
     joules_per_token: float = _UNKNOWN
+    """Energy of the device over the tokens of all sequences."""
     device_memory_bytes: float = _UNKNOWN
     """Memory of the device in use after the visits, by all its users (CUDA)."""
     stopped: str | None = None
     """What ended the sampling: `interval` or `budget`."""
     dequantise_s: float = _UNKNOWN
+    """Of the split: converting between formats."""
     link_s: float = _UNKNOWN
+    """Of the split: what weights that wait on the host or the disk take to cross."""
     generate_s: float = _UNKNOWN
-    """What transformers' `generate` adds to the same step of our own loop."""
+    """Of the split: what transformers' `generate` adds to the same step of our own loop."""
     engine_s: float = _UNKNOWN
-    """What an engine that owns its model adds to what the work demands."""
+    """Of the split: what an engine that owns its model adds to what the work demands."""
     visits: int | None = None
     """How often it was visited: the interval of a single visit is within that visit."""
 

@@ -17,30 +17,31 @@ from profiler.units import formula_again, no_formula, visible_in
 from profiler.work.causes import Cause
 
 OPERATORS_FILE = "operators.csv"
-OPERATOR_COLUMNS = (
-    "phase",
-    "batch_size",
-    "prompt_len",
-    "context_len",
-    "engine",
-    "operator",
-    "group",
-    "count",
-    "flops",
-    "weight_bytes",
-    "kv_bytes",
-    "activation_bytes",
-    "avoidable_bytes",
-    "roof_s",
-    "replayed_s",
-    "dequantise_s",
-    "new_tokens",
-    "dtype",
-    "avoidable_bytes_by_cause",
-    "avoidable_flops_by_cause",
-    "bus_bytes",
-)
-"""All instances of an operator together; `replayed_s` and `dequantise_s` are empty where it was not run alone."""
+OPERATOR_COLUMN_MEANINGS = {
+    "phase": "`prefill` or `decode`.",
+    "batch_size": "Sequences at once.",
+    "prompt_len": "Prompt tokens of a sequence; 0 where the cache was filled directly.",
+    "context_len": "Cached tokens at the step.",
+    "engine": "How the model was stepped.",
+    "operator": "Its name in the model, one for all layers.",
+    "group": "What it belongs to, such as attention or mlp.",
+    "count": "How many of it are in the step; every figure of the row is of all of them together.",
+    "flops": "FLOPs that the algorithm needs.",
+    "weight_bytes": "Bytes of weights read, as stored.",
+    "kv_bytes": "Bytes of the KV cache read and written.",
+    "activation_bytes": "Bytes of activations read and written.",
+    "avoidable_bytes": "Bytes that the library's path moves beyond what the algorithm needs.",
+    "roof_s": "The least time by the measured roofs.",
+    "replayed_s": "Its time when run alone; empty where it was not.",
+    "dequantise_s": "What converting its weights takes, run alone; empty where it was not.",
+    "new_tokens": "Tokens decoded after the prompt.",
+    "dtype": "The dtype it computes in.",
+    "avoidable_bytes_by_cause": "The avoidable bytes as JSON, by cause; empty where there are none.",
+    "avoidable_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty where there are none.",
+    "bus_bytes": "Bytes that cross the link between cards, where the model is spread over several.",
+}
+OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
+"""The columns of operators.csv, in their order."""
 
 
 def operators_csv(facts: Facts) -> str:

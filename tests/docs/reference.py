@@ -1,0 +1,439 @@
+"""The pages under docs/reference, rendered from the code: `python -m tests.docs.reference` writes them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import itertools
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from profiler.cli import compare, look
+from profiler.cli import options as shared
+from profiler.cli.app import app
+from profiler.diagnosis.cell import CellResult
+from profiler.errors import RoofscopeError
+from profiler.record.document import RunDocument
+from profiler.record.operators import OPERATOR_COLUMN_MEANINGS
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+_MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not edit. -->\n\n"
+_DEEPEST = 4
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """Every page by its file name."""
+    rendered = {
+        "commands.md": commands_page(),
+        "columns.md": columns_page(),
+        "json.md": json_page(),
+        "exit-codes.md": exit_codes_page(),
+    }
+    return {name: _MADE + text for name, text in rendered.items()}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+# Commands
+
+
+def commands_page() -> str:
+    """Every command with its arguments and options, from the command line itself."""
+    root: Any = typer.main.get_command(app)
+    context = root.make_context("roofscope", [], resilient_parsing=True)
+    parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
+    parts.append(table(("command", "what it does"), [(f"[`{n}`](#{n})", _text(c.help)) for n, c in _commands(root)]))
+    parts.append("\nBefore any command:\n\n" + _options(root, context))
+    for name, command in _commands(root):
+        here = command.make_context(name, [], parent=context, resilient_parsing=True)
+        usage = " ".join(["[OPTIONS]", *_arguments(command, here)])
+        parts.append(f"\n## {name}\n\n{_text(command.help)}\n\n```text\nroofscope {name} {usage}\n```\n\n")
+        parts.append(_options(command, here))
+    return "".join(parts)
+
+
+def command_names() -> tuple[str, ...]:
+    """The names of all commands."""
+    root: Any = typer.main.get_command(app)
+    return tuple(root.commands)
+
+
+def _commands(root: Any) -> list[tuple[str, Any]]:
+    return list(root.commands.items())
+
+
+def _options(command: Any, context: Any) -> str:
+    rows = []
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "argument":
+            rows.append((f"`{parameter.metavar or parameter.name.upper()}`", "", _text(parameter.help)))
+        elif parameter.name != "help":
+            names = ", ".join(f"`{name}`" for name in parameter.opts)
+            rows.append((names, _default(parameter), _text(parameter.help)))
+    return table(("option", "default", "what it says"), rows)
+
+
+def _arguments(command: Any, context: Any) -> list[str]:
+    """The arguments in the usage line; brackets where one may be left out."""
+    found = []
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "argument":
+            name = parameter.metavar or parameter.name.upper()
+            found.append(name if parameter.required or name.startswith("[") else f"[{name}]")
+    return found
+
+
+def _default(parameter: Any) -> str:
+    shown = parameter.show_default
+    if isinstance(shown, str):
+        return f"`{shown}`"
+    value = parameter.default
+    return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
+
+
+def _text(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+# Columns
+
+
+def columns_page() -> str:
+    """The columns of the two tables of a run folder, from what the code says of each."""
+    told = attribute_docs(CellResult)
+    cells = [(f"`{item.name}`", told.get(item.name, "")) for item in fields(CellResult)]
+    operators = [(f"`{name}`", meaning) for name, meaning in OPERATOR_COLUMN_MEANINGS.items()]
+    return (
+        "# Columns\n\nUnits stand in the names: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
+        " An empty field is not known.\n\n"
+        "## cells.csv\n\nOne row a phase and cell. The terms of the split add up to `latency_s`.\n\n"
+        + table(("column", "what it is"), cells)
+        + "\n## operators.csv\n\nOne row an operator and cell.\n\n"
+        + table(("column", "what it is"), operators)
+    )
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+    """The text right below each attribute of a class, those of its bases included."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not base.__module__.startswith("profiler"):
+            continue
+        body = _tree(base).body
+        for item, after in itertools.pairwise(body):
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(after, ast.Expr):
+                found[item.target.id] = _text(ast.literal_eval(after.value))
+    return found
+
+
+# Exit codes
+
+
+def exit_codes_page() -> str:
+    """The exit codes, with what each command says of its own."""
+    constants = {name: value for name, value in vars(shared).items() if name.startswith("EXIT_")}
+    told = attribute_docs_of_module(shared)
+    assert RoofscopeError.exit_code == shared.EXIT_WRONG
+    rows = [
+        ("`0`", "Done."),
+        *((f"`{value}`", told.get(name, "")) for name, value in sorted(constants.items(), key=_code)),
+    ]
+    gate = [(outcome, f"`{code}`") for outcome, code in compare._GATE_EXITS.items()]
+    return (
+        "# Exit codes\n\n"
+        + table(("code", "meaning"), rows)
+        + "\n`roofscope why` ends with the exit code of the script it ran.\n\n## gate\n\n"
+        + table(("outcome", "code"), gate)
+    )
+
+
+def _code(item: tuple[str, int]) -> int:
+    return item[1]
+
+
+def attribute_docs_of_module(module: types.ModuleType) -> dict[str, str]:
+    """The text right below each constant of a module."""
+    body = ast.parse(inspect.getsource(module)).body
+    return {
+        item.targets[0].id: _text(after.value.value)
+        for item, after in itertools.pairwise(body)
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+    }
+
+
+# JSON
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a document: `cells[].latency_s`."""
+
+    path: str
+    kind: str
+    meaning: str
+
+
+def json_page() -> str:
+    """The keys of every document, read from the functions that make them and the types that they are made of."""
+    parts = [
+        "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr. `[]` is a list,"
+        " `{}` an object by name. What is not known is `null`.\n"
+    ]
+    for title, keys in documents().items():
+        rows = [(f"`{key.path}`", key.kind, key.meaning) for key in {key.path: key for key in keys}.values()]
+        parts.append(f"\n## {title}\n\n" + table(("key", "type", "what it is"), rows))
+    return "".join(parts)
+
+
+@functools.cache
+def documents() -> dict[str, list[Key]]:
+    """The keys of every document by its title."""
+    from profiler.job.count import StepCount
+    from profiler.loading.catalog import Card
+    from profiler.report.changes import comparison_json, history_json
+    from profiler.report.forecasting import check_json, forecast_json
+    from profiler.report.gating import gate_json
+    from profiler.report.renting import rented_json
+    from profiler.report.why import why_json
+
+    rows = _of_type(CellResult, "cells[].", 0)
+    return {
+        "run.json": [key for key in _of_type(RunDocument, "", 0) if not key.path.endswith(".seconds")],
+        "run, batch-test, judge": [
+            Key("...", "", "everything of run.json, and"),
+            Key("folder", "text", "The run folder."),
+            Key("cells", "list", "The rows of cells.csv."),
+            *rows,
+        ],
+        "compare A B": _Reader(comparison_json).read(),
+        "compare A B C ...": _Reader(history_json).read(),
+        "gate": _Reader(gate_json).read(),
+        "place": _Reader(compare.place).read(),
+        "forecast": _Reader(forecast_json).read(),
+        "forecast --check: also": _Reader(check_json).read(),
+        "rent": _Reader(rented_json).read(),
+        "why, and why.json": _Reader(why_json).read(),
+        "count": _Reader(StepCount.as_json).read(),
+        "ceilings": _Reader(look.ceilings).read(),
+        "doctor": _Reader(look.doctor).read(),
+        "gpus: a list of": _Reader(look.gpus).read(),
+        "selftest: a list of": _Reader(look.selftest).read(),
+        "models: by the card's name": _of_type(Card, "", 0),
+    }
+
+
+def _tree(thing: Any) -> Any:
+    return ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+
+
+def _hints(thing: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(thing)
+    except (NameError, TypeError):
+        return {}
+
+
+def _item(kind: Any) -> Any:
+    """What a sequence holds."""
+    return typing.get_args(kind)[0] if typing.get_args(kind) else None
+
+
+def _shown(kind: Any) -> tuple[str, Any, str]:
+    """A type as JSON has it: its word, the dataclass within, and what stands between the two paths."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [item for item in inner if item is not type(None)]
+        word, within, between = _shown(kinds[0])
+        others = [_shown(item)[0] for item in kinds[1:]]
+        both = " or ".join(dict.fromkeys([word, *others]))
+        return both + (" or null" if type(None) in inner else ""), within, between
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" if value else "empty" for value in inner), None, ""
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        _, within, between = _shown(inner[1])
+        return "object by name", within, "{}" + between
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        _, within, between = _shown(inner[0])
+        return "list", within, "[]" + between
+    if is_dataclass(kind):
+        return "object", kind, ""
+    words = {str: "text", bool: "true or false", int: "integer", float: "number", Path: "text"}
+    if isinstance(kind, type) and issubclass(kind, str):
+        return "text", None, ""
+    return words.get(kind, ""), None, ""
+
+
+def _of_type(kind: Any, before: str, depth: int) -> list[Key]:
+    """The keys of a dataclass as `asdict` writes it (or of a pydantic model)."""
+    told, hints = attribute_docs(kind), _hints(kind)
+    names = [item.name for item in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+    found = []
+    for name in names:
+        word, within, between = _shown(hints.get(name))
+        found.append(Key(before + name, word, told.get(name, "")))
+        if within is not None and depth < _DEEPEST:
+            found += _of_type(within, f"{before}{name}{between}.", depth + 1)
+    return found
+
+
+class _Reader:
+    """Reads the keys that a function's returned or printed dict has, off its source and its types."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.tree = _tree(function)
+        self.names: dict[str, Any] = dict(vars(sys.modules[function.__module__]))
+        self.types: dict[str, Any] = _hints(function)
+        owner = function.__qualname__.rpartition(".")[0]
+        if owner:
+            self.types["self"] = self.names[owner]
+        self.dicts: dict[str, ast.expr] = {}
+        self.added: dict[str, list[tuple[ast.expr, ast.expr]]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    if hasattr(module, alias.name):
+                        self.names[alias.asname or alias.name] = getattr(module, alias.name)
+        for node in ast.walk(self.tree):
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                if isinstance(target, ast.Name):
+                    self.dicts.setdefault(target.id, node.value)
+                    self.types.setdefault(target.id, self.type_of(node.value))
+                elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                    self.added.setdefault(target.value.id, []).append((target.slice, node.value))
+                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    for one, value in zip(target.elts, node.value.elts, strict=True):
+                        self.bind(one, self.type_of(value))
+
+    def read(self) -> list[Key]:
+        """Of the returned dict, or of the one that is printed."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Return) and node.value is not None:
+                return self.inside(node.value, "")
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.dumps":
+                return self.inside(node.args[0], "")
+        raise LookupError(f"{self.tree.name} returns and prints no document")
+
+    def inside(self, value: ast.expr, before: str) -> list[Key]:
+        """The keys within a value that stands at `before`."""
+        if isinstance(value, ast.Name) and value.id in self.dicts:
+            added = [key for name, item in self.added.get(value.id, ()) for key in self.entry(name, item, before)]
+            return [*self.inside(self.dicts[value.id], before), *added]
+        if isinstance(value, ast.Dict):
+            return [
+                key
+                for name, item in zip(value.keys, value.values, strict=True)
+                for key in self.entry(name, item, before)
+            ]
+        if isinstance(value, ast.IfExp):
+            return self.inside(value.body, before) or self.inside(value.orelse, before)
+        if isinstance(value, ast.ListComp | ast.DictComp):
+            for loop in value.generators:
+                self.bind(loop.target, _item(self.type_of(loop.iter)))
+            return self.inside(value.elt if isinstance(value, ast.ListComp) else value.value, before)
+        if isinstance(value, ast.Call):
+            return self.called(value, before)
+        return []
+
+    def called(self, value: ast.Call, before: str) -> list[Key]:
+        """The keys of `asdict(x)`, or of a function of ours that returns a dict."""
+        name = ast.unparse(value.func)
+        if name == "dict" and value.args:
+            return self.inside(value.args[0], before)
+        if name.endswith("._asdict"):
+            kind = self.type_of(typing.cast(ast.Attribute, value.func).value)
+            return [Key(before + field, _shown(hint)[0], "") for field, hint in _hints(kind).items()]
+        if name == "asdict" or name.endswith(".model_dump"):
+            kind = self.type_of(value.args[0] if value.args else typing.cast(ast.Attribute, value.func).value)
+            kind = next((item for item in typing.get_args(kind) if item is not type(None)), kind)
+            return _of_type(kind, before, 0) if kind is not None else []
+        function = self.names.get(name)
+        if inspect.isfunction(function) and str(_hints(function).get("return", "")).startswith("dict[str, "):
+            return [Key(before + key.path, key.kind, key.meaning) for key in _Reader(function).read()]
+        return []
+
+    def entry(self, name: ast.expr | None, value: ast.expr, before: str) -> list[Key]:
+        """A key and what is within it; `**x` adds the keys of x."""
+        if name is None:
+            return self.inside(value, before)
+        if not isinstance(name, ast.Constant):
+            return []
+        listed = isinstance(value, ast.ListComp) or (
+            isinstance(value, ast.Name) and isinstance(self.dicts.get(value.id), ast.ListComp)
+        )
+        between = "[]" if listed else "{}" if isinstance(value, ast.DictComp) else ""
+        below = self.inside(value, f"{before}{name.value}{between}.")
+        word, _within, _between = _shown(self.type_of(value))
+        meaning = ""
+        if isinstance(value, ast.Attribute) and inspect.isclass(owner := self.type_of(value.value)):
+            meaning = attribute_docs(owner).get(value.attr, "")
+        word = {"[]": "list", "{}": "object by name"}.get(between) or word or ("object" if below else "")
+        return [Key(f"{before}{name.value}", word, meaning), *below]
+
+    def bind(self, target: ast.expr, kind: Any) -> None:
+        if isinstance(target, ast.Name):
+            self.types[target.id] = kind
+
+    def type_of(self, value: ast.expr) -> Any:
+        """What a plain expression is, by the annotations; None where they do not tell."""
+        if isinstance(value, ast.Name):
+            return self.types.get(value.id)
+        if isinstance(value, ast.Constant):
+            return type(value.value)
+        if isinstance(value, ast.Attribute):
+            return _attribute(self.type_of(value.value), value.attr)
+        if isinstance(value, ast.IfExp):
+            return self.type_of(value.body)
+        if isinstance(value, ast.Call):
+            return self.result(value)
+        return None
+
+    def result(self, value: ast.Call) -> Any:
+        if isinstance(value.func, ast.Name):
+            if value.func.id in ("list", "tuple", "dict") and value.args:
+                return self.type_of(value.args[0])
+            function = self.names.get(value.func.id)
+        elif isinstance(value.func, ast.Attribute):
+            owner = self.type_of(value.func.value) or self.names.get(ast.unparse(value.func.value))
+            function = getattr(owner, value.func.attr, None)
+        else:
+            return None
+        return _hints(function).get("return") if inspect.isroutine(function) else None
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    if not inspect.isclass(owner):
+        return None
+    member = inspect.getattr_static(owner, name, None)
+    if isinstance(member, property):
+        return _hints(member.fget).get("return")
+    return _hints(owner).get(name)
+
+
+def main() -> None:
+    """Write the pages."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

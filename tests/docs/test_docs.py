@@ -1,0 +1,137 @@
+"""The manual: its reference is what the code says now, its commands run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .reference import FOLDER, Key, columns_page, command_names, documents, pages
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+NO_DEVICE = [page for page in DOCS if "```console" in page.read_text()]
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```\w*\n.*?^```|^    .*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(r"(?:^|`|\$ | {4})roofscope ([a-z-]+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    assert (FOLDER / name).read_text() == pages()[name], "run `python -m tests.docs.reference`"
+
+
+def test_every_column_says_what_it_is() -> None:
+    rows = [line.split("|")[2].strip() for line in columns_page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 60
+    assert all(rows)
+
+
+def _unknown(value: Any, keys: dict[str, Key], at: str = "") -> Iterator[str]:
+    """Paths of a real document that its page does not name."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _unknown(item, keys, f"{at}[]")
+    elif isinstance(value, dict):
+        by_name = at in keys and keys[at].kind.startswith("object by name")
+        if by_name and not any(path.startswith(at + "{}") for path in keys):
+            return  # plain values by name
+        for name, item in value.items():
+            path = at + "{}" if by_name else f"{at}.{name}".lstrip(".")
+            if not by_name and path not in keys:
+                yield path
+            else:
+                yield from _unknown(item, keys, path)
+
+
+RUNS = "runs/reference/smollm2-135m-"
+REAL = {
+    "compare A B": f"compare {RUNS}zen5-float32 {RUNS}zen5-bfloat16",
+    "compare A B C ...": f"compare {RUNS}2-cores {RUNS}2-cores {RUNS}2-cores",
+    "gate": f"gate {RUNS}zen4 {RUNS}zen4",
+    "run, batch-test, judge": f"judge {RUNS}zen4",
+    "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
+    "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
+    "rent": "rent smollm2-135m --cards T4",
+    "count": "count smollm2-135m --gpu T4 --gemm-census",
+    "gpus: a list of": "gpus",
+}
+
+
+@pytest.mark.parametrize("title", REAL)
+def test_a_real_document_has_no_key_that_its_page_does_not_name(
+    title: str, roofscope: Callable[..., Any], folder: Path
+) -> None:
+    document = json.loads(roofscope(*shlex.split(REAL[title]), "--format", "json").out)
+    known = documents()
+    keys = {key.path: key for key in [*known[title], *(known["run.json"] if "judge" in title else ())]}
+    for item in document if isinstance(document, list) else [document]:
+        assert item
+        assert not set(_unknown(item, keys))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader of the manual stands: the project's folder, but commands may write here."""
+    for kept in ("runs/reference", "tests/data/foreign"):
+        shutil.copytree(ROOT / kept, tmp_path / kept, ignore=shutil.ignore_patterns("*.html", "*.png"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _commands(page: Path) -> list[tuple[str, list[str]]]:
+    """The commands of a page's console blocks, each with the pieces of its output that the page shows."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, shown = part.partition("\n")
+            found.append((line, [" ".join(piece.split()) for piece in shown.split("...\n") if piece.strip()]))
+    return found
+
+
+@pytest.mark.parametrize("page", NO_DEVICE, ids=lambda page: page.stem)
+def test_its_commands_run_and_say_what_it_shows(page: Path, roofscope: Callable[..., Any], folder: Path) -> None:
+    commands = _commands(page)
+    assert commands
+    for line, shown in commands:
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "roofscope"
+        said = re.search(r"# exit (\d)", line)
+        outcome = roofscope(*arguments)
+        assert outcome.code == (int(said[1]) if said else 0), f"{line}: {outcome.err}"
+        out = " ".join(outcome.out.split())
+        assert out, line
+        assert not [piece for piece in shown if piece not in out], out
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
+def test_its_links_lead_somewhere_and_its_commands_exist(page: Path) -> None:
+    text = page.read_text()
+    links = [first or second for first, second in _LINK.findall(re.sub(r"`[^`\n]*`", "", text))]
+    for link in links:
+        target, _, anchor = link.partition("#")
+        if "://" in target:
+            continue
+        file = (page.parent / target) if target else page
+        assert file.exists(), f"{page.name}: {link}"
+        if anchor:
+            heads = {_anchor(head) for head in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)}
+            assert anchor in heads, f"{page.name}: {link}"
+    named = {name for code in _CODE.findall(text) for name in _COMMAND.findall(code)}
+    assert named <= set(command_names()), named
+
+
+def _anchor(head: str) -> str:
+    """A heading's anchor as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached = {(ROOT / "docs" / first).resolve() for first, _ in _LINK.findall((ROOT / "docs/index.md").read_text())}
+    assert {page.resolve() for page in DOCS if page.name != "index.md"} <= reached
