@@ -129,9 +129,12 @@ def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.
 
 def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
     """transformers' growing cache is copied whole at every step; the static one is not."""
-    deep = {"prompt_lens": (), "context_lens": [1536], "batch_sizes": [4]}
+    deep = {"prompt_lens": (), "context_lens": [1536], "batch_sizes": [4], "budget_s": 5}
     static, eager = run("static", engine="static", **deep), run("eager", engine="eager", **deep)
     change = changes(static, eager)["decode"]
+    assert max(change.terms, key=lambda term: change.terms[term]) == "avoidable_s"
+    if change.verdict == "inconclusive":
+        pytest.skip(f"this machine is too noisy: a change of {change.change:.0%} is not sure of its sign")
     assert (change.verdict, change.moved) == ("slower", "avoidable_s")
 
 

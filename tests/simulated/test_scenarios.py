@@ -167,9 +167,9 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
                 assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
     gc.collect()
-    # The smallest cell that did not fit takes many times as much as the workspaces of five streams.
+    # The smallest cell that did not fit takes tens of GB; workspaces of five streams and a cell that fits may stay.
     model_bytes = run.document.model.storage_bytes
-    assert world.card.memory.allocated < model_bytes + 300e6, "nothing of the cell that did not fit is held"
+    assert world.card.memory.allocated < model_bytes + 1e9, "nothing of the cell that did not fit is held"
 
 
 def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
