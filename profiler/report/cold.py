@@ -58,12 +58,23 @@ def _break_even_lines(run: Run) -> Iterator[str]:
     for start in run.document.fresh_starts[:1]:
         first, *others = start.engines
         for name in others:
-            yield _break_even_line(start, first, name, f"{grid.cells[0].depth} + {grid.new_tokens} tokens")
+            shape = f"{grid.cells[0].depth} + {grid.new_tokens} tokens"
+            yield _break_even_line(start, first, name, shape, differ=_differ(run, name))
 
 
-def _break_even_line(start: FreshStart, first: str, name: str, shape: str) -> str:
+def _differ(run: Run, engine: str) -> bool:
+    """Whether a step of the engine differs beyond noise in any cell: a fresh process tells of one call alone."""
+    return any(item.engine == engine and item.is_claim for item in run.document.engine.differences)
+
+
+def _break_even_line(start: FreshStart, first: str, name: str, shape: str, *, differ: bool) -> str:
     calls, own = start.engines[name], start.engines[first]
     once_s = calls.preparation_s + calls.first_s - calls.second_s
+    if not differ:
+        return (
+            f"{name} takes {duration(once_s)} once; from how many requests of {shape} it pays cannot be told: its steps"
+            f" differ from {first}'s by no more than noise here"
+        )
     requests = break_even(own, calls)
     if requests is None:
         return f"{name} saves nothing a request of {shape} against {first}: it loses at any rate"

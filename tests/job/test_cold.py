@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 from machines import HOST
 
 import profiler
+from profiler.diagnosis.cell import EngineDifference
 from profiler.diagnosis.cold import break_even
-from profiler.diagnosis.facts import FirstCalls
+from profiler.diagnosis.facts import FirstCalls, FreshStart
 from profiler.engines.base import DecodeState
-from profiler.grid import Cell
+from profiler.grid import Cell, Grid
 from profiler.job.cold import _forget
 from profiler.probes.silence import steps_after_silence
 from profiler.report.cold import cold_lines
@@ -28,6 +30,20 @@ def test_requests_until_a_compilation_is_paid_for() -> None:
     assert break_even(own, compiled) == pytest.approx((21.5 - 0.5) / 0.5)
     assert break_even(own, FirstCalls(20.0, 3.0, 2.0)) is None
     assert break_even(own, FirstCalls(0.0, 1.5, 1.5)) == 0
+
+
+@pytest.mark.parametrize(("low_s", "told"), [(0.1, "below 42 requests"), (-0.1, "cannot be told")])
+def test_what_lies_within_noise_pays_for_nothing(low_s: float, told: str) -> None:
+    difference = EngineDifference("decode", 1, 64, 0, 8, "compile", "eager", saves_s=0.2, low_s=low_s, high_s=0.3)
+    calls = {"eager": FirstCalls(0.0, 2.5, 2.0), "compile": FirstCalls(20.0, 3.0, 1.5)}
+    document = SimpleNamespace(
+        fresh_starts=[FreshStart("drawn", 2.0, 1.0, 10**9, calls)],
+        after_silence=[],
+        asked=Grid((64,), (1,), 8, engines=("eager", "compile")),
+        engine=SimpleNamespace(differences=[difference]),
+    )
+    [line] = [line for line in cold_lines(SimpleNamespace(document=document)) if "once" in line]  # type: ignore[arg-type]
+    assert told in line
 
 
 class Sleepy:
