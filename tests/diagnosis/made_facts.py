@@ -55,7 +55,7 @@ def facts(
     return Facts(
         model=model(**of_model),
         device=DeviceFacts(kind, "made", 1, 1, 1, ""),
-        grid=Grid([64], [1], [], 8, ["eager"]),
+        grid=Grid((64,), (1,), 8),
         ceilings=Ceilings({"float16": roof(flops_per_s)}, {READ: roof(bytes_per_s)}, 1, True),
         operators={KEY: operators},
         predicted_peak_bytes={CELL: 1},
