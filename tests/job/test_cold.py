@@ -110,4 +110,4 @@ def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypat
     assert "its weights from the disk" in first
     assert "after a silence of 0 s:" in silence
     assert "static" in pays
-    assert "loses" in pays or "cannot be told" in pays, "as the difference of two engines lies beyond noise or within it"
+    assert "loses" in pays or "cannot be told" in pays, "beyond noise, or within it"
