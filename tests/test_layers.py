@@ -27,12 +27,12 @@ ALLOWED = {
         "timing.outcomes", "timing.sampling", "work.causes",
     },
     "record": {
-        "diagnosis", "machine.links", "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling",
-        "work.causes", "work.step",
+        "diagnosis", "engines.scheduled", "machine.links", "machine.readings", "roofs.values", "timing.outcomes",
+        "timing.sampling", "work.causes", "work.step",
     },
     "report": {
-        "record", "diagnosis", "machine.datasheet", "machine.links", "machine.prices", "machine.readings",
-        "roofs.values", "timing.outcomes", "timing.sampling", "work.causes", "work.step",
+        "record", "diagnosis", "engines.scheduled", "machine.datasheet", "machine.links", "machine.prices",
+        "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling", "work.causes", "work.step",
     },
     "watching": {"diagnosis.why", "machine"},
     "probes": {"watching", "diagnosis", "timing", "roofs", "engines", "loading", "work", "machine"},

@@ -41,6 +41,8 @@ class OwnedModel:
     """Tokens of one block: a sequence takes whole ones."""
     tokens_an_iteration: int
     """Most tokens that its scheduler puts into one iteration: a longer prefill goes in chunks."""
+    cache_used_bytes: int = 0
+    """Most of its cache that was in use at once, over all visits of a run."""
 
 
 def scheduled_of(scheduler_stats: Any) -> Scheduled:

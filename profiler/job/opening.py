@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 
 from profiler._version import __version__
@@ -23,7 +23,6 @@ from profiler.record.document import (
     EngineRecord,
     GridRecord,
     HealthRecord,
-    OwnedRecord,
     RunDocument,
 )
 from profiler.record.migrations import SCHEMA_VERSION
@@ -56,9 +55,7 @@ def opening(
             instrument_s_per_step=instrument_s(subject.machine.clock),
             generate=tuple(name for name, engine in subject.engines.items() if isinstance(engine, GenerateEngine)),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
-            owned={
-                name: OwnedRecord(**asdict(engine.owned)) for name, engine in subject.engines.items() if engine.owned
-            },
+            owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
         ),
         counting=CountingRecord(
             coverage=subject.work.coverage,

@@ -14,6 +14,7 @@ from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.diagnosis.shares import RankStep
+from profiler.engines.scheduled import OwnedModel
 from profiler.grid import Grid, Phase
 from profiler.machine.links import Link
 from profiler.machine.readings import Health
@@ -64,26 +65,6 @@ class CeilingsRecord:
 
 
 @dataclass(frozen=True)
-class OwnedRecord:
-    """What an engine holds that owns its model and its cache."""
-
-    version: str
-    load_s: float
-    """Loading, compiling, capturing and warming up, all before the first cell."""
-    how: str
-    """How a step is issued."""
-    weight_bytes: int
-    cache_bytes: int
-    """Reserved, filled or not."""
-    cache_tokens: int
-    block_tokens: int
-    tokens_an_iteration: int
-    """Most tokens in one iteration of its scheduler."""
-    cache_used_bytes: int = 0
-    """Most of its cache that was in use at once, over all visits."""
-
-
-@dataclass(frozen=True)
 class EngineRecord:
     """How the model was stepped."""
 
@@ -95,7 +76,7 @@ class EngineRecord:
     """Engines whose decode step is one launch of recorded work."""
     generate: tuple[str, ...] = ()
     """Engines that are transformers' own `generate`."""
-    owned: Mapping[str, OwnedRecord] = field(default_factory=dict)
+    owned: Mapping[str, OwnedModel] = field(default_factory=dict)
     """Of the engines that own their model."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
     preparation_s: Mapping[str, float] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler.diagnosis.cell import CellEvidence, Lever
-from profiler.record.document import OwnedRecord
+from profiler.engines.scheduled import OwnedModel
 from profiler.record.run import Run
 from profiler.report.shown import evidence_of, first_engine
 from profiler.units import duration, percent, scaled
@@ -50,7 +50,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _owned(item: OwnedRecord) -> str:
+def _owned(item: OwnedModel) -> str:
     """What an engine holds that owns its model, and how it went."""
     return (
         f"{item.version}, {item.how}; {scaled(item.weight_bytes, 'B')} of weights;"
