@@ -74,8 +74,7 @@ def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
 def step_split(run: Run) -> Figure:
     """The cells' time as its terms, stacked to a whole; a negative term lies left of zero."""
     bars = split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
-    high_in = 0.34 * len(bars)
-    figure, axes = plt.subplots(figsize=(10, 1.6 + high_in))
+    figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
     for number, term in enumerate(TERM_NAMES):
         _draw_term(axes, bars, number, term)
     axes.axvline(100, color="black", lw=1)
@@ -83,7 +82,8 @@ def step_split(run: Run) -> Figure:
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlabel("share of the measured time, %")
     axes.set_title(title(run))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / high_in), ncols=4, frameon=False)
+    axes_in = axes.get_position().height * figure.get_figheight()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / axes_in), ncols=4, frameon=False)
     return figure
 
 
