@@ -55,6 +55,12 @@ def why_sentences(why: Why) -> list[str]:
                 f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
                 " choosing tokens, reading and printing them."
             )
+    if breaks := seen.graph_breaks:
+        count = sum(item.count for item in breaks)
+        lines.append(
+            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
+            f" between them: {breaks[0].reason}. fullgraph=True names the line."
+        )
     for first in why.first_calls:
         lines.append(
             f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
@@ -164,6 +170,7 @@ def why_json(why: Why) -> dict[str, object]:
         "overhead_s": seen.overhead_s,
         "floor_s": why.floor.seconds if why.floor else None,
         "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
+        "graph_breaks": [asdict(item) for item in seen.graph_breaks],
         "interrupted": seen.interrupted,
         "answer": why_sentences(why),
         "findings": [asdict(item) for item in why.findings],
