@@ -43,7 +43,9 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"Too close to tell, and less than a tenth each: {names}.")
     if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
-        lines.append(f"Nothing to change{tried}{_reached(why)}")
+        left = f"; {len(why.not_tried)} could not be tried (told below)" if why.not_tried else ""
+        nothing = f"Nothing to change{tried}{left}" if why.tried or not left else "Nothing could be tried (told below)"
+        lines.append(f"{nothing}{_reached(why)}")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")

@@ -264,6 +264,12 @@ def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
     assert not any("Too close" in sentence for sentence in why_sentences(costs))
 
 
+def test_where_nothing_could_be_tried_nothing_is_said_to_be_right() -> None:
+    found = judge(seen(call(0, 1.0)), [], Floor(0.1, 0.0), ["what else there is: interrupted"])
+    assert "Nothing could be tried" in " ".join(why_sentences(found))
+    assert "Nothing to change" not in " ".join(why_sentences(found))
+
+
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
     loads = tuple(Load(name, 2.0, "s.py:9") for name in ("a", "a", "b", "a"))
     [finding] = judge(seen(call(0, 2.0), loads=loads), []).findings
