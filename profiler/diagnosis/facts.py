@@ -211,6 +211,16 @@ class GenerateSteps:
 
 
 @dataclass(frozen=True)
+class QueueTrial:
+    """The prompts of a queue prefilled as they come and batched in another way, in turn: seconds of all of them."""
+
+    cell: Cell
+    way: str
+    as_they_come_s: tuple[float, ...]
+    this_way_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class FirstCalls:
     """The first requests of a process to one engine."""
 
@@ -384,6 +394,8 @@ class Facts:
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
     trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
+    queue_trials: Mapping[Cell, Mapping[str, QueueTrial]] = field(default_factory=dict)
+    """By cell and way."""
     rank_steps: Mapping[Cell, RankSteps] = field(default_factory=dict)
 
     @property

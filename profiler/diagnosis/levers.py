@@ -85,7 +85,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     known = {change for tried in cell.tried for change in _STANDS_FOR.get(tried.form, ())}
     least_s = _LEAST_SHARE * cell.split.latency_s
     found = [lever for lever in computed if lever.saves_s > least_s and lever.change not in known]
-    found += [lever for lever in _tried(cell) if lever.is_claim and abs(lever.saves_s) > least_s]
+    found += [lever for lever in (*_tried(cell), *cell.ways) if lever.is_claim and abs(lever.saves_s) > least_s]
     return sorted(found, key=lambda lever: -lever.saves_s)
 
 

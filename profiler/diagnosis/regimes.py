@@ -200,6 +200,7 @@ class _Redrawn:
     dequantise_s: Any
     kernel_s: Any
     avoidable_s: Any
+    padding_s: Any
     link_s: Any
     dispatch_s: Any
     generate_s: float
@@ -238,7 +239,7 @@ def _shares(s: _Terms) -> _Shares:
         compute=s.compute_s / own_s,
         kernel=lost_s / own_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
-        avoidable=s.avoidable_s / own_s,
+        avoidable=(s.avoidable_s + s.padding_s) / own_s,
         overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
     )
@@ -458,6 +459,7 @@ def _stability(m: Measurement, regime: Regime) -> float:
         dequantise_s=s.dequantise_s,
         kernel_s=s.kernel_s,
         avoidable_s=s.avoidable_s * memory,
+        padding_s=s.padding_s,
         link_s=s.link_s,
         dispatch_s=s.dispatch_s * dispatch,
         generate_s=s.generate_s,
