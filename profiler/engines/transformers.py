@@ -35,6 +35,7 @@ class EagerEngine:
     replays_as_graph: ClassVar[bool] = False
     owns_model: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = False
+    taxes: ClassVar[bool] = False
     kept_bytes: int = 0
     beside: int = 0
     graph_breaks: int | None = None
