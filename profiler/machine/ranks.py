@@ -53,6 +53,9 @@ class Group:
     """The ranks of a run. Rank 0 leads: it gives orders, and the others wait for them and follow."""
 
     def __init__(self, device_type: str) -> None:
+        # Until all are there, and on the others ever, there is nothing to keep: who waits in C++ for a rank that will
+        # not come hears no handler of Python's, and torchrun waits half a minute for it.
+        keeps = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         local = dist.get_node_local_rank(0)
         self.device = torch.device("cpu") if device_type == "cpu" else torch.device("cuda", local)
         if self.device.type == "cuda":
@@ -65,6 +68,8 @@ class Group:
         self._orders = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._peers: list[_Peer] = [_Peer("", 0)] * self.size
         dist.all_gather_object(self._peers, _Peer(socket.gethostname(), os.getpid()), group=self._orders)
+        if self.rank == 0:
+            signal.signal(signal.SIGTERM, keeps)
 
     def order(self, order: object) -> None:
         """Tell the others what comes next (rank 0). Raises RankError where one of them is gone."""
