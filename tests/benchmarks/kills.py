@@ -94,6 +94,11 @@ def reads(folder: Path) -> str:
     return ""
 
 
+def finished(run: Path) -> bool:
+    document = run / "run.json"
+    return document.exists() and '"finished": true' in document.read_text()
+
+
 Commands = dict[str, Callable[[Path], Sequence[str]]]
 
 
@@ -178,16 +183,14 @@ def main() -> None:
             except Exception as error:
                 trouble = f"{type(error).__name__}: {error}"
             wrong += [f"kill {number}: {trouble}"] if trouble else []
-            document = folder / "run" / "run.json"
-            runs += document.exists() and '"finished": true' in document.read_text()
+            runs += finished(folder / "run")
         last = out / str(runs)
         last.mkdir(exist_ok=True)
         left_alone_s(arguments(last), out)
         wrong += [f"at the end: {trouble}"] if (trouble := reads(last)) else []
         for run in out.glob("*/run"):
             wrong += [f"{cell} is there twice" for cell in twice(run)]
-            unfinished = '"finished": true' not in (run / "run.json").read_text()
-            wrong += [f"{run} is not finished"] if unfinished else []
+            wrong += [] if finished(run) else [f"{run} is not finished"]
         told = f"{name}: {hit} of {asked.kills} kills while it was at work ({whole_s:.1f} s), {len(wrong)} faults"
         print(told, *wrong, sep="\n  ", flush=True)
 
