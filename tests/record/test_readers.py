@@ -145,7 +145,7 @@ def test_a_newer_genai_perf_nests_its_concurrency(tmp_path: Path) -> None:
 
 
 def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:
-    """304 tokens/s at 10.65 ms a token: 3.2 sequences at a time; the client asked for four, and prompts took the rest."""
+    """304 tokens/s at 10.65 ms a token: 3.2 sequences at a time of the four that were asked for."""
     content = json.loads((FILES / "vllm-serve.json").read_text())
     path = tmp_path / "serve.json"
     path.write_text(json.dumps({**content, "max_concurrency": None}))

@@ -140,9 +140,8 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_killed_before_its_first_word(tmp_path: Path) -> None:
     """While the model loads nothing is known yet: the same command begins again. One fact is something to keep."""
-    with RunStore(tmp_path / "run") as alive:
-        with pytest.raises(RunError, match="another roofscope is writing"):
-            RunStore(alive.folder)
+    with RunStore(tmp_path / "run") as alive, pytest.raises(RunError, match="another roofscope is writing"):
+        RunStore(alive.folder)
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "samples.jsonl").touch()
     with RunStore(tmp_path / "run") as again:
