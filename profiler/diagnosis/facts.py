@@ -181,6 +181,10 @@ class Stepped:
     """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
 
 
+UNQUANTISED = "unquantised "
+"""What the name of a trial begins with that leaves the run's quantisation out."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
