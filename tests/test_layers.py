@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "profiler"
 
 WORDS = {"errors", "units", "_version"}
 # What each room may import beside the words and `grid`: a whole room, or single modules of it. Every module of the
-# package lies in a room or is a word. `diagnosis`, `record` and `report` take of the rooms that measure their values alone.
+# package lies in a room or is a word. `diagnosis`, `record` and `report` take of the rooms that measure their values
+# alone.
 ALLOWED = {
     "grid": set(),
     "machine": set(),
