@@ -156,6 +156,56 @@ class Curve:
         return np.asarray(self.usd_per_s * self.tpot.typical_s / np.arange(1, self.largest + 1))
 
 
+@dataclass(frozen=True)
+class CostLine:
+    """What an output token costs on one card in one precision, over the sequences in flight."""
+
+    card: str
+    precision: str
+    usd_per_h: float
+    batches: tuple[int, ...]
+    usd_per_million: tuple[Span, ...]
+    crossover_batch: int | None
+    """From here on it undercuts a card of these that is cheaper an hour."""
+
+
+@dataclass(frozen=True)
+class CostOverLoad:
+    """The best offers of an answer as lines over the load."""
+
+    model: str
+    prompt_len: int
+    new_tokens: int
+    lines: tuple[CostLine, ...]
+
+
+_MOST_LINES = 5
+_BATCHES_A_LINE = 60
+
+
+def cost_over_load(found: Rented) -> CostOverLoad:
+    """The first offers that fit, in their order."""
+    chosen = [offer for offer in found.offers if offer.fits][:_MOST_LINES]
+    drawn = {(offer.card, offer.precision) for offer in chosen}
+    lines = []
+    for offer in chosen:
+        curve = found.curves[offer.card, offer.precision]
+        at = offer.crossover_batch if (offer.crossover_from, offer.precision) in drawn else None
+        batches = np.unique(np.append(np.geomspace(1, curve.largest, _BATCHES_A_LINE).astype(int), [at or 1]))
+        factor = _MILLION * curve.usd_per_s / batches
+        spans = [
+            Span(*map(float, values))
+            for values in zip(
+                factor * curve.tpot.low_s[batches - 1],
+                factor * curve.tpot.typical_s[batches - 1],
+                factor * curve.tpot.high_s[batches - 1],
+                strict=True,
+            )
+        ]
+        lines.append(CostLine(offer.card, offer.precision, offer.usd_per_h, tuple(map(int, batches)), tuple(spans), at))
+    return CostOverLoad(found.model, found.prompt_len, found.new_tokens, tuple(lines))
+
+
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
     """The engine whose published figures tell of a format: the one asked for, or the one that has some."""
     has = {point.kind for point in published() if point.format == format_}

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from profiler.diagnosis.precisions import sentences
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
-from profiler.record.forecasts import read_forecast
+from profiler.record.forecasts import read_costs, read_forecast
 from profiler.record.run import Run
 from profiler.report.cell_table import COLUMNS, entries
 from profiler.report.cold import cold_lines
@@ -58,6 +58,7 @@ _MOST_BARS_A_PHASE = 100
 _MOST_SERIES = 12
 _ROOFLINE = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
 _ENGINES = "From the first engine's time to another's, term by term"
+_COSTS = "USD a million output tokens over the sequences at once, by card, with the crossovers between them"
 _FORECAST = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
 _PRECISIONS = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
 
@@ -119,6 +120,7 @@ def html_report(run: Run) -> str:
             forecast_columns=FORECAST_COLUMNS,
             forecast_cells=forecast_cells,
             carried=carried,
+            costs=inline_svg([run], "cost", _COSTS) if read_costs(run.folder) else None,
             rows=[entries(result) for result in spanning(run.results, MOST_ROWS_A_PHASE)],
             all_rows=len(run.results),
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
