@@ -33,7 +33,7 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
     first = prepare(replace(options, batch_sizes=[1]))
     depths = [*first.grid.prompt_lens, *first.grid.context_lens]
-    if len(depths) != 1:
+    if len(depths) != 1 or first.grid.ragged:
         raise RequestError("a batch test doubles the batch at one length; give a single --prompt-len or --context-len.")
     request, machine = first.request, machine_for(first.request.device)
     with quiet_libraries():

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from profiler._version import __version__
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.facts import DeviceFacts, DispatchSamples
-from profiler.engines.generate import GenerateEngine
 from profiler.grid import Phase
 from profiler.job.request import Prepared
 from profiler.loading.request import dtype_name
@@ -48,12 +47,12 @@ def opening(
         device=device_facts(subject.machine.info, dtype_name(subject.request.dtype)),
         software=software(),
         ceilings=ceilings_record(ceilings, dispatch),
-        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens),
+        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
             instrument_s_per_step=instrument_s(subject.machine.clock),
-            generate=tuple(name for name, engine in subject.engines.items() if isinstance(engine, GenerateEngine)),
+            generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
             owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
         ),

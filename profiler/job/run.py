@@ -13,7 +13,7 @@ from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.run import judge_run
 from profiler.engines.registry import OWNING
 from profiler.errors import DeviceError, RankError, RequestError, first_line
-from profiler.grid import Cell
+from profiler.grid import Cell, CellKey
 from profiler.job.cold import fresh_starts
 from profiler.job.engines import beside, make_engines
 from profiler.job.judging import judge_folder
@@ -35,6 +35,7 @@ from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
 from profiler.probes.kernels import replay_kernels
 from profiler.probes.quality import check_quality
+from profiler.probes.ragged import try_ways
 from profiler.probes.silence import steps_after_silence
 from profiler.probes.subject import Subject, execution_paths
 from profiler.probes.trace import trace_cell
@@ -63,6 +64,8 @@ _WARM_UP_BUDGET_S = 3.0
 _REPLAY_SHARE = 0.15
 # Timing the parts of `generate` gets this share of it, and one cell at least.
 _GENERATE_SHARE = 0.1
+# Batching a queue of unequal prompts in other ways gets this share of it.
+_QUEUE_SHARE = 0.25
 # Stepping the hollow twin, for each phase, batch size and engine.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
@@ -228,7 +231,7 @@ def _set_up(prepared: Prepared, stages: _Stages) -> tuple[Subject, Ceilings, lis
         weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
     )
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid))
+    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid)
     twin_s = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
     return subject, ceilings, dispatch
@@ -295,6 +298,9 @@ def _measure(
     with _cut_short(stages, "looking inside generate"):
         for steps in time_generate(subject, measured, _GENERATE_SHARE * budget_s):
             ledger.add(steps)
+    with _cut_short(stages, "batching the prompts otherwise"):
+        for queue in try_ways(subject, _latencies_s(ledger), _QUEUE_SHARE * budget_s):
+            ledger.add(queue)
     with _cut_short(stages, "trying levers"):
         _try_levers(prepared, subject, ledger, stages)
     deadline_s = machine.now_s() + _CARRIERS_SHARE * budget_s
@@ -332,11 +338,15 @@ def _try_levers(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _S
     if prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
         return
     stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
-    results = judge_run(ledger.facts).cells
-    latencies_s = {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
     if not ledger.gathered.trials:
-        for trial in try_forms(subject, prepared.config, latencies_s, budget_s):
+        for trial in try_forms(subject, prepared.config, _latencies_s(ledger), budget_s):
             ledger.add(trial)
+
+
+def _latencies_s(ledger: Ledger) -> dict[CellKey, float]:
+    """The time of every cell that has one."""
+    results = judge_run(ledger.facts).cells
+    return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
 
 
 def _look_inside(prepared: Prepared, subject: Subject, ledger: Ledger, stages: _Stages, store: RunStore) -> None:

@@ -153,7 +153,10 @@ TERMS: dict[str, Term] = {
         "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not.",
         _counted("overhead-bound"),
     ),
-    "mixed": Term("two causes share the time so evenly that neither decides alone.", _counted("mixed")),
+    "mixed": Term(
+        "two causes share the time and neither decides alone, or an engine's own time holds what outside cannot see.",
+        _counted("mixed"),
+    ),
     "kernel-bound": Term(
         "replayed alone, the kernels stay far below every roof at these shapes; other kernels or formats help.",
         _counted("kernel-bound"),
@@ -176,6 +179,10 @@ TERMS: dict[str, Term] = {
     "engine": Term(
         "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
         _share("engine_s"),
+    ),
+    "padding": Term(
+        "positions of a batch of unequal prompts that hold no token: computed in a prefill, read again by every step.",
+        _share("padding_s"),
     ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
