@@ -227,6 +227,7 @@ def card_steps(needed: Demanded, sheet: Datasheet, format_: str, layers: int) ->
         np.full(count, peak_of(sheet, format_)),
         np.full(count, sheet.bandwidth_bytes_per_s),
         np.full(count, host_index_of(sheet.gpu)),
+        needed.steps.batch,
     )
 
 
@@ -259,6 +260,7 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
             np.full(len(chosen), peak_of(sheet, plan.format)),
             np.full(len(chosen), sheet.bandwidth_bytes_per_s),
             np.full(len(chosen), host),
+            plan.batches[chosen],
         )
         told = attained(engine, str(family)).range_s(steps, phase)
         for into, values in zip(found, (told.low_s, told.typical_s, told.high_s), strict=True):
