@@ -168,6 +168,13 @@ class CostLine:
     crossover_batch: int | None
     """From here on it undercuts a card of these that is cheaper an hour."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be drawn: a kept file may hold anything."""
+        ends = [end for span in self.usd_per_million for end in (span.low, span.typical, span.high)]
+        drawable = self.batches and len(self.batches) == len(self.usd_per_million)
+        if not drawable or not all(0 < value < math.inf for value in (*self.batches, *ends)):
+            raise ValueError("a line of costs has a positive cost for every batch")
+
 
 @dataclass(frozen=True)
 class CostOverLoad:

@@ -18,6 +18,7 @@ from profiler.diagnosis.rent import Curve, Limits, Rented, cost_over_load, cross
 from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
+from profiler.record.forecasts import read_costs
 
 TODAY = date(2026, 11, 20)
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
@@ -175,3 +176,16 @@ def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> Non
         step_s = mistral.curves[line.card, line.precision].tpot.typical_s[batch - 1]
         assert span.typical == pytest.approx(1e6 * line.usd_per_h / 3600 * step_s / batch)
         assert span.low <= span.typical <= span.high
+
+
+@pytest.mark.parametrize("batches", [[], [0], [1, 2], ["a"]])
+def test_kept_costs_that_cannot_be_drawn_are_none(batches: list[Any], tmp_path: Path) -> None:
+    span = {"low": 1.0, "typical": 2.0, "high": 3.0}
+    line = {"card": "T4", "precision": "none", "usd_per_h": 1.0, "batches": batches, "usd_per_million": [span],
+            "crossover_batch": None}  # fmt: skip
+    costs = {"model": "a model", "prompt_len": 1, "new_tokens": 1, "lines": [line]}
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    assert read_costs(tmp_path) is None
+    line["batches"] = [4]
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    assert read_costs(tmp_path) is not None
