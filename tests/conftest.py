@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import pytest
 import torch
+from hurry import hurry
 from machines import CPU
 
 from profiler.loading.catalog import resolve
@@ -191,14 +192,32 @@ def short_model(short_folder: Path) -> torch.nn.Module:
     return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
 
 
-@pytest.fixture(autouse=True)
-def hurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a test makes no claim about time, a run takes none to be sure of it: roofs that were kept stand, and one
-    look at the machine is enough. The roofs' own tests are left alone.
-    """
-    if request.node.get_closest_marker("timing") or request.path.parent.name == "roofs":
+_LOOKED_AT = ("report", "record", "docs")
+"""Folders whose tests open the pictures beside a run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hurried(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch | None]:
+    """A module's runs are hurried if one of its tests makes no claim about time; the roofs' own tests are not."""
+    folder, items = request.path.parent.name, request.session.items
+    if folder == "roofs" or all(_is_timed(item) for item in items if item.path == request.path):
+        yield None
         return
-    monkeypatch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-    monkeypatch.setattr("profiler.job.run.look_again", lambda *_: None)
-    monkeypatch.setattr("profiler.roofs.sentinel._CALLS", 1)
-    monkeypatch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch, pictures=folder in _LOOKED_AT)
+        yield patch
+
+
+@pytest.fixture(autouse=True)
+def unhurried(request: pytest.FixtureRequest, hurried: pytest.MonkeyPatch | None) -> Iterator[None]:
+    """A claim about time takes its time, in a module of others too."""
+    if hurried is None or not _is_timed(request.node):
+        yield
+        return
+    hurried.undo()
+    yield
+    hurry(hurried, pictures=request.path.parent.name in _LOOKED_AT)
+
+
+def _is_timed(item: pytest.Item) -> bool:
+    return item.get_closest_marker("timing") is not None

@@ -54,8 +54,11 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
-    """One kernel for all, emptied between them: each would import torch and transformers again."""
+    """One kernel for all, hurried, emptied between them: each would import torch and transformers again."""
     manager, client = start_new_kernel(cwd=str(tmp_path_factory.mktemp("kernel")))
+    hurried = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport pytest, hurry\n"
+    reply = client.execute_interactive(hurried + "hurry.hurry(pytest.MonkeyPatch())", timeout=120)
+    assert reply["content"]["status"] == "ok"
     client.stop_channels()
     yield manager
     manager.shutdown_kernel(now=True)

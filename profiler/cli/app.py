@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -85,7 +86,16 @@ def main() -> None:
         if debug:
             raise
         code = _complain_unexpected(error)
+    if code and run.under_torchrun():
+        _leave(code)
     sys.exit(code or 0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: a group that has lost a rank waits for it when it is taken apart, and torchrun half a minute."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -177,7 +177,8 @@ def _largest_terms(s: Split) -> str:
         "the engine takes": s.engine_s,
         "unexplained is": s.unexplained_s,
     }
-    ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]
+    # Parts that add up to more than the step leave a negative rest, which is told as any other.
+    ranked = sorted(terms.items(), key=lambda item: -abs(item[1]))[:3]
     return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
 
 

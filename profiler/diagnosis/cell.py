@@ -280,11 +280,13 @@ class JudgedCell:
     memory_bytes: float = 0.0
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[Tried, ...] = ()
     """Changes that were tried at this shape."""
-    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     ways: tuple[Lever, ...] = ()
     """Other ways to batch the same prompts, where they are of unequal lengths."""
+    lost_s: Mapping[str, float] = field(default_factory=dict)
+    """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
     host_pace_s: float = 0.0
     """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""
     clock_share: float = 1.0

@@ -181,6 +181,10 @@ class Stepped:
     """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
 
 
+UNQUANTISED = "unquantised "
+"""What the name of a trial begins with that leaves the run's quantisation out."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
@@ -360,9 +364,17 @@ class RankSteps:
     prefill_s: tuple[float, ...]
     """Empty where the cell has no prefill."""
     decode_s: tuple[float, ...]
+    prefill_last_s: float = 0.0
+    decode_last_s: float = 0.0
+    """The same where every exchange waits for the rank that comes to it last; nothing in older runs."""
 
     def seconds(self, phase: Phase) -> tuple[float, ...]:
         return self.prefill_s if phase == "prefill" else self.decode_s
+
+    def last_s(self, phase: Phase) -> float:
+        """Seconds of the shares, waiting for the last at every exchange; of the slowest rank where that is unknown."""
+        found = self.prefill_last_s if phase == "prefill" else self.decode_last_s
+        return found or max(self.seconds(phase))
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,13 @@ def split_of(
     return parts, by_cause
 
 
+def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
+    """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
+    replays, memory = facts.replays.get(key, {}), roofs_of(facts, key).memory_bytes_per_s
+    alone = [_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays]
+    return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in alone}
+
+
 def _small_kernels(rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs) -> Demand:
     """All kernels between the replayed ones, run alone: what they take beyond their traffic is lost to their number.
 

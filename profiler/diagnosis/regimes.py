@@ -36,6 +36,9 @@ gains this share and no more, then the device sets the pace."""
 OVERHEAD_AGAINST = 0.25
 LINK_SHARE = 0.50
 """Link over step: half of it."""
+ENGINE_SHARE = 0.50
+"""What an engine that owns its model adds, over step, from which that is more than what the work demands. Its host and
+its kernels are not told apart from outside, so that it is mixed, unless the device's own counter saw it idle."""
 KERNEL_SHARE = 0.50
 """Of the device's time, that its kernels lose against their roofs when run alone (dequantising too)."""
 KERNEL_SHARE_SURE = 0.40
@@ -190,31 +193,9 @@ def beside(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Redrawn:
-    """A split whose terms are arrays of redraws, or numbers where all redraws share them."""
-
-    latency_s: Any
-    weights_s: Any
-    kv_s: Any
-    compute_s: Any
-    dequantise_s: Any
-    kernel_s: Any
-    avoidable_s: Any
-    padding_s: Any
-    link_s: Any
-    dispatch_s: Any
-    generate_s: float
-    unexplained_s: Any
-    replayed_share: float
-    half_widths_s: Mapping[str, float]
-
-
-_Terms = Split | _Redrawn
-
-
-@dataclass(frozen=True)
 class _Shares:
-    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch and the link of the whole step.
+    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch, the link and an engine's own of the
+    whole step.
 
     Numbers, or arrays of redraws.
     """
@@ -227,9 +208,10 @@ class _Shares:
     avoidable: Any
     overhead: Any
     link: Any
+    engine: Any
 
 
-def _shares(s: _Terms) -> _Shares:
+def _shares(s: Split) -> _Shares:
     # What `generate` adds is the host's time as dispatch is.
     host_s = s.dispatch_s + max(0.0, s.generate_s)
     own_s = np.maximum(s.latency_s - host_s, 1e-12)
@@ -242,6 +224,7 @@ def _shares(s: _Terms) -> _Shares:
         avoidable=(s.avoidable_s + s.padding_s) / own_s,
         overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
+        engine=s.engine_s / s.latency_s,
     )
 
 
@@ -263,8 +246,8 @@ def _label(m: Measurement, s: Split) -> Regime:
     return cast(Regime, _labels(m, s).item())
 
 
-def _labels(m: Measurement, s: _Terms) -> NDArray[np.str_]:
-    """What bounds a measurement if its step were split like this; a label each where the terms are arrays."""
+def _labels(m: Measurement, s: Split) -> NDArray[np.str_]:
+    """What bounds a measurement if its step were split like this; a label each where terms are arrays of redraws."""
     shares = _shares(s)
     saved = _graph_share(m, s)
     pays = shares.overhead >= OVERHEAD_SHARE
@@ -276,7 +259,7 @@ def _labels(m: Measurement, s: _Terms) -> NDArray[np.str_]:
     reaches = np.where(by_memory, shares.memory >= MEMORY_SHARE, shares.compute >= COMPUTE_SHARE)
     moved_s = s.weights_s + s.kv_s + s.avoidable_s
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
-    every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link)
+    every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link, shares.engine)
     parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
     two = (parts[0] + parts[1] >= MEMORY_SHARE) & (parts[1] * DOMINANCE >= MEMORY_SHARE / 2)
     rules: tuple[tuple[Any, Regime], ...] = (
@@ -288,12 +271,19 @@ def _labels(m: Measurement, s: _Terms) -> NDArray[np.str_]:
         (reaches & by_memory, "memory-bound"),
         (reaches, "compute-bound"),
         (moves, "memory-bound"),
+        (_engine_idles(m, shares), "overhead-bound"),
+        (shares.engine >= ENGINE_SHARE, "mixed"),
         (two | _replays_explain(s), "mixed"),
     )
     return np.select([np.asarray(holds) for holds, _ in rules], [name for _, name in rules], default="inconclusive")
 
 
-def _kernels_bind(s: _Terms, shares: _Shares) -> NDArray[np.bool_]:
+def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
+    """Whether a device waits while an engine that owns its model takes more than the work demands."""
+    return np.asarray((shares.engine >= ENGINE_SHARE) & (m.sm_active is not None and m.sm_active < SM_IDLE))
+
+
+def _kernels_bind(s: Split, shares: _Shares) -> NDArray[np.bool_]:
     """Whether kernels that run far below every roof are what the step waits for.
 
     It predicts that other kernels for these very operators recover at least half of what these lose.
@@ -303,7 +293,7 @@ def _kernels_bind(s: _Terms, shares: _Shares) -> NDArray[np.bool_]:
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
-def _replays_explain(s: _Terms) -> NDArray[np.bool_]:
+def _replays_explain(s: Split) -> NDArray[np.bool_]:
     """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
     little = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
     return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & little)
@@ -311,6 +301,7 @@ def _replays_explain(s: _Terms) -> NDArray[np.bool_]:
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     shares = _shares(m.split)
+    vote: Vote
     ridge = m.compute_flops_per_s / m.roofs.memory_bytes_per_s
     intensity = m.model_flops / m.model_bytes
     items = [
@@ -361,8 +352,12 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
             )
         )
     if m.split.link_s:
-        vote: Vote = "link-bound" if shares.link >= LINK_SHARE else ""
+        vote = "link-bound" if shares.link >= LINK_SHARE else ""
         items.append(Evidence("link / step", shares.link, f">= {LINK_SHARE} link", vote, 2.0))
+    if m.split.engine_s:
+        vote = "overhead-bound" if _engine_idles(m, shares) else ""
+        signal = "what the engine adds / step: its host and its kernels, not told apart from outside"
+        items.append(Evidence(signal, shares.engine, f">= {ENGINE_SHARE} more than the work", vote, 2.0))
     return (*items, *_optional_evidence(m, shares))
 
 
@@ -418,7 +413,7 @@ def _tolerance(m: Measurement) -> float:
     return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
 
 
-def _graph_share(m: Measurement, s: _Terms) -> NDArray[np.float64] | None:
+def _graph_share(m: Measurement, s: Split) -> NDArray[np.float64] | None:
     """Share of the step that a graph saves; None where none was replayed."""
     return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
@@ -451,20 +446,12 @@ def _stability(m: Measurement, regime: Regime) -> float:
     memory, compute, dispatch, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
     latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
     memory, compute, dispatch = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * dispatch
-    redrawn = _Redrawn(
-        latency_s=latency_s,
-        weights_s=s.weights_s * memory,
-        kv_s=s.kv_s * memory,
-        compute_s=s.compute_s * compute,
-        dequantise_s=s.dequantise_s,
-        kernel_s=s.kernel_s,
-        avoidable_s=s.avoidable_s * memory,
-        padding_s=s.padding_s,
-        link_s=s.link_s,
-        dispatch_s=s.dispatch_s * dispatch,
-        generate_s=s.generate_s,
-        unexplained_s=s.unexplained_s + latency_s - s.latency_s,
-        replayed_share=s.replayed_share,
-        half_widths_s=s.half_widths_s,
-    )
+    drawn: dict[str, Any] = {
+        "weights_s": s.weights_s * memory,
+        "kv_s": s.kv_s * memory,
+        "compute_s": s.compute_s * compute,
+        "avoidable_s": s.avoidable_s * memory,
+        "dispatch_s": s.dispatch_s * dispatch,
+    }
+    redrawn = replace(at(s, cast(Any, latency_s)), **drawn)
     return float(np.mean(_labels(m, redrawn) == regime))

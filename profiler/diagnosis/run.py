@@ -17,7 +17,7 @@ from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.generate import GenerateTax, generate_taxes, tax_of
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
-from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
+from profiler.diagnosis.parts import faults_of, lost_s, model_work, roofs_of, split_of
 from profiler.diagnosis.ragged import RaggedStep, ragged_step
 from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
@@ -228,6 +228,7 @@ def _judged(
         operators=facts.operators[key],
         memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
         avoidable_s=avoidable_s,
+        lost_s=lost_s(facts, key),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         clock_share=clock_share,
         tried=tuple(tried(facts.trials.get(key, ()))),

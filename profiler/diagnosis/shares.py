@@ -20,14 +20,16 @@ class RankStep(Keyed):
 
     own_s: tuple[float, ...]
     """Seconds of each rank's own share, with nothing exchanged."""
+    last_s: float
+    """The same where every exchange waits for the rank that comes to it last."""
     exchanged_s: float
     """What the collectives take, by the measured link."""
     measured_s: float
 
     @property
     def predicted_s(self) -> float:
-        """The slowest rank's share, and then the link: collectives wait for the last, and hide behind nothing."""
-        return max(self.own_s) + self.exchanged_s
+        """The shares and then the link: collectives wait for the last rank, and hide behind nothing."""
+        return self.last_s + self.exchanged_s
 
     @property
     def slowest(self) -> int:
@@ -46,7 +48,10 @@ def rank_steps(facts: Facts, latencies_s: Mapping[CellKey, float]) -> tuple[Rank
         own = facts.rank_steps.get(key.cell)
         if own is not None and latency_s == latency_s and (seconds := own.seconds(key.phase)):
             exchanged = exchanged_s(facts, key)
-            found.append(RankStep(**columns_of(key), own_s=seconds, exchanged_s=exchanged, measured_s=latency_s))
+            last_s = own.last_s(key.phase)
+            found.append(
+                RankStep(**columns_of(key), own_s=seconds, last_s=last_s, exchanged_s=exchanged, measured_s=latency_s)
+            )
     return tuple(found)
 
 

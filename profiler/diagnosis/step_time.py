@@ -167,8 +167,11 @@ class Split:
 
 
 def at(parts: Split, latency_s: float) -> Split:
-    """The same split if the step had taken so long: what is known stays, the residual takes the difference."""
-    return replace(parts, latency_s=latency_s, unexplained_s=parts.unexplained_s + latency_s - parts.latency_s)
+    """The same split if the step had taken so long: what is known stays, the residual takes the difference; it is the
+    engine's where that takes all that is not known."""
+    residual = "engine_s" if parts.engine_s else "unexplained_s"
+    moved = {"latency_s": latency_s, residual: getattr(parts, residual) + latency_s - parts.latency_s}
+    return replace(parts, **moved)
 
 
 def taxed(parts: Split, tax_s: float, half_width_s: float) -> Split:

@@ -38,6 +38,8 @@ class Engine(Protocol):
     """Whether prompts of unequal lengths come padded to the longest, with a mask."""
     whole_calls: ClassVar[bool]
     """Whether a cell is timed by `call`, which runs the prompt and all steps by itself."""
+    taxes: ClassVar[bool]
+    """Whether such a call wraps the very steps of our own loop, so that what it adds to them is told apart."""
     keeps_last_logits: bool
     """Whether the LM head runs on the last position alone in a prefill."""
     kept_bytes: int
@@ -46,8 +48,10 @@ class Engine(Protocol):
     """Processes on this host's own cores that work in step with this one, and are no foreign load."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
-    owned: OwnedModel | None
-    """What it holds where it owns its model."""
+
+    @property
+    def owned(self) -> OwnedModel | None:
+        """What it holds where it owns its model."""
 
     @property
     def scheduled(self) -> tuple[Scheduled, ...]:

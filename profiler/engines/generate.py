@@ -19,6 +19,7 @@ class GenerateEngine(EagerEngine):
     name = "generate"
     hookable = False
     whole_calls = True
+    taxes = True
 
     def call(
         self,

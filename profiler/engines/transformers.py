@@ -36,6 +36,7 @@ class EagerEngine:
     owns_model: ClassVar[bool] = False
     pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = False
+    taxes: ClassVar[bool] = False
     kept_bytes: int = 0
     beside: int = 0
     graph_breaks: int | None = None

@@ -69,12 +69,13 @@ class VllmEngine:
     replays_as_graph: ClassVar[bool] = False
     pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = True
+    taxes: ClassVar[bool] = False
     owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
     kept_bytes: int = 0
     beside: int = 0
     graph_breaks: int | None = None
-    owned: OwnedModel | None
+    owned: OwnedModel
 
     def __init__(self, wanted: Wanted, machine: Machine) -> None:
         """Load and warm up. Raises RequestError where vLLM does not take this model."""
@@ -92,7 +93,7 @@ class VllmEngine:
             cache = self._engine.engine_core.engine_core.scheduler.kv_cache_config
             self._block_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors) // cache.num_blocks
             self._usable_blocks: int = cache.num_blocks - 1  # vLLM keeps one empty
-            self._owned = OwnedModel(
+            self.owned = OwnedModel(
                 version=version() or "unknown",
                 load_s=0.0,
                 how=_how(settings.compilation_config),
@@ -106,7 +107,7 @@ class VllmEngine:
             self.call(torch.zeros(1, _TRIED_TOKENS, dtype=torch.long), _TRIED_TOKENS, lambda: None)
         except Exception as error:
             raise RequestError(f"--engine vllm: vLLM does not take this model here: {_reason(error)}.") from error
-        self.owned = self._owned = replace(self._owned, load_s=now_s() - start_s)
+        self.owned = replace(self.owned, load_s=now_s() - start_s)
 
     @property
     def scheduled(self) -> tuple[Scheduled, ...]:
@@ -144,7 +145,7 @@ class VllmEngine:
                     mark()
             finally:
                 self._drop(tokens)
-        if why := trouble(self._seen, batch, self._owned):
+        if why := trouble(self._seen, batch, self.owned):
             raise NoRoomError(f"vLLM: {why}.")
         return torch.tensor([list(found)[:new_tokens] for found in tokens.values()])
 

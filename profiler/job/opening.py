@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from profiler._version import __version__
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.facts import DeviceFacts, DispatchSamples
-from profiler.engines.generate import GenerateEngine
 from profiler.grid import Phase
 from profiler.job.request import Prepared
 from profiler.loading.request import dtype_name
@@ -53,7 +52,7 @@ def opening(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
             instrument_s_per_step=instrument_s(subject.machine.clock),
-            generate=tuple(name for name, engine in subject.engines.items() if isinstance(engine, GenerateEngine)),
+            generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
             owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
         ),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from profiler.diagnosis.facts import DispatchSamples, RankSteps
 from profiler.engines.ranks import LeadingEngine
 from profiler.engines.transformers import EagerEngine
@@ -43,6 +45,38 @@ class Order:
     dtypes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Alone:
+    """One rank's share of a cell, with nothing exchanged."""
+
+    prefill_s: float | None
+    decode_s: tuple[float, ...]
+    reached_s: tuple[float, ...]
+    """When each exchange would have begun: as many in the first pass, which fills the cache, as in each step behind it;
+    nothing where that is not known."""
+
+
+def together(cell: Cell, every: Sequence[Alone]) -> RankSteps:
+    """The ranks' shares of a cell beside each other, and what they take where each exchange waits for the last rank."""
+    prefill_s = tuple(alone.prefill_s for alone in every if alone.prefill_s is not None)
+    decode_s = tuple(statistics.median(alone.decode_s) for alone in every)
+    steps = len(every[0].decode_s)
+    exchanges, odd = divmod(len(every[0].reached_s), steps + 1)
+    if not exchanges or odd:
+        return RankSteps(cell, prefill_s, decode_s)
+    between_s = np.diff([alone.reached_s for alone in every], axis=1)  # [rank, exchange]
+    within_s, later_s = between_s[:, : exchanges - 1], between_s[:, exchanges - 1 :]
+    around_s = max(np.subtract(prefill_s, within_s.sum(axis=1))) if prefill_s else 0.0
+    last_s = later_s.reshape(len(every), steps, exchanges).max(axis=0).sum(axis=1)  # [step]
+    return RankSteps(
+        cell,
+        prefill_s,
+        decode_s,
+        prefill_last_s=float(within_s.max(axis=0).sum() + around_s) if prefill_s else 0.0,
+        decode_last_s=float(np.median(last_s[min(1, steps - 1) :])),  # the first step pays for the cache's growth
+    )
+
+
 class Ranks:
     """One rank's side of a run: its share of the model, and what it does in step with the others."""
 
@@ -74,9 +108,7 @@ class Ranks:
         found = []
         for cell in cells:
             self.group.order(Order("alone", cell))
-            every = self.group.gather(self._alone(cell))
-            prefills = tuple(prefill for prefill, _ in every if prefill is not None)
-            found.append(RankSteps(cell, prefills, tuple(decode for _, decode in every)))
+            found.append(together(cell, self.group.gather(self._alone(cell))))
         return found
 
     def follow(self) -> None:
@@ -99,12 +131,13 @@ class Ranks:
         name = "gloo" if self.group.device.type == "cpu" else "NCCL"
         return roofs, fitted(f"{name}, {self.group.size} ranks", points, "measured in this run")
 
-    def _alone(self, cell: Cell) -> tuple[float | None, float]:
-        """(seconds of the prefill, of a decode step) of this rank's share; the second of two, since shapes warm up."""
-        with silent(self.group.size):
-            for _ in range(2):
-                prefill, decode = follow(self._engine, cell, min(_OWN_STEPS, cell.decode_steps), self.bench)
-        return prefill, statistics.median(decode)
+    def _alone(self, cell: Cell) -> Alone:
+        """This rank's share of a cell; the second of two, since shapes warm up."""
+        for _ in range(2):
+            with silent(self.group.size, self.machine.now_s) as reached_s:
+                prefill_s, decode_s = follow(self._engine, cell, min(_OWN_STEPS, cell.decode_steps), self.bench)
+        # A host that runs ahead of its device tells nothing of when the device was there.
+        return Alone(prefill_s, decode_s, () if self.machine.is_cuda else tuple(reached_s))
 
 
 def set_up_ranks(

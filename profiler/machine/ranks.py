@@ -8,7 +8,7 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ _NOTICE_S = 3.0
 """A process that was killed is seen to be gone within this."""
 SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
 """1 KiB to 64 MiB."""
-_MOST_CALLS = 20
+_MOST_CALLS = 200
 _LEAST_CALLS = 3
 _LARGE_BYTES = 1 << 20
 _WARM_CALLS = 3
@@ -53,6 +53,9 @@ class Group:
     """The ranks of a run. Rank 0 leads: it gives orders, and the others wait for them and follow."""
 
     def __init__(self, device_type: str) -> None:
+        # Until all are there, and on the others ever, there is nothing to keep: who waits in C++ for a rank that will
+        # not come hears no handler of Python's, and torchrun waits half a minute for it.
+        keeps = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         local = dist.get_node_local_rank(0)
         self.device = torch.device("cpu") if device_type == "cpu" else torch.device("cuda", local)
         if self.device.type == "cuda":
@@ -65,6 +68,8 @@ class Group:
         self._orders = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._peers: list[_Peer] = [_Peer("", 0)] * self.size
         dist.all_gather_object(self._peers, _Peer(socket.gethostname(), os.getpid()), group=self._orders)
+        if self.rank == 0:
+            signal.signal(signal.SIGTERM, keeps)
 
     def order(self, order: object) -> None:
         """Tell the others what comes next (rank 0). Raises RankError where one of them is gone."""
@@ -119,7 +124,10 @@ class Group:
         dist.destroy_process_group()
 
     def measure_exchange(self, machine: Machine, budget_s: float) -> tuple[Point, ...]:
-        """All-reduces of 1 KiB to 64 MiB, all ranks in step; seconds are the median on the rank that took longest."""
+        """All-reduces of 1 KiB to 64 MiB, all ranks in step; seconds are the mean on the rank that took longest.
+
+        The mean, as nccl-tests gives it: a step makes dozens of calls, and takes the sum of them, slow ones included.
+        """
         return tuple(self._exchange(nbytes, machine, budget_s / len(SWEEP_BYTES)) for nbytes in SWEEP_BYTES)
 
     def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> Point:
@@ -136,23 +144,28 @@ class Group:
         # Rank 0 says for how many there is time: all must make the same number of calls.
         calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, int(budget_s / max(warm_s, 1e-9))))])
         dist.broadcast(calls, src=0, group=self._orders)
-        slowest = torch.tensor(statistics.median(once() for _ in range(int(calls))), dtype=torch.float64)
+        slowest = torch.tensor(statistics.fmean(once() for _ in range(int(calls))), dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self._orders)
         return Point(self.size, nbytes, float(slowest))
 
 
 @contextlib.contextmanager
-def silent(size: int) -> Iterator[None]:
-    """Within, nothing is exchanged: sums stay partial and gathered wholes are copies of this rank's piece.
+def silent(size: int, now_s: Callable[[], float]) -> Iterator[list[float]]:
+    """Within, nothing is exchanged: sums stay partial and gathered wholes are copies of this rank's piece. Gives when
+    each exchange would have begun.
 
     For the time of a rank's own work. What transformers (5.23) and DTensor call is replaced by name.
     """
     import torch.distributed._functional_collectives as functional
 
+    reached_s: list[float] = []
+
     def keeps(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        reached_s.append(now_s())
         return tensor
 
     def repeats(tensor: torch.Tensor, gather_dim: int, *_: object, **__: object) -> torch.Tensor:
+        reached_s.append(now_s())
         return torch.cat([tensor] * size, dim=gather_dim)
 
     gathers = [name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)]
@@ -162,7 +175,7 @@ def silent(size: int) -> Iterator[None]:
     try:
         for owner, name, other in replaced:
             setattr(owner, name, other)
-        yield
+        yield reached_s
     finally:
         for owner, name, own in plain:
             setattr(owner, name, own)

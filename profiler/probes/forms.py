@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from profiler.machine.memory import available_bytes
+from profiler.watching.recorder import in_turn
 
 # A copy may take this share of the free memory.
 _MEMORY_SHARE = 0.8
@@ -34,9 +35,10 @@ def other_forms(model: Any, dtype: str) -> Iterator[Form]:
     if _is_spread(model):
         if weights * model.dtype.itemsize <= room_bytes:
             places = sorted({str(place) for place in model.hf_device_map.values()})
+            spread = f"weights are spread over {', '.join(places)}"
             yield Form(
                 "offload",
-                f"weights are spread over {', '.join(places)}, and cross a link at every step",
+                f"{spread}: {turns}" if (turns := in_turn(model)) else f"{spread}, and cross a link at every step",
                 f'device_map={{"": "{model.device}"}}: there is room for all of them',
                 lambda: _gathered(model),
             )

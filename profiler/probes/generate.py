@@ -34,20 +34,19 @@ def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> I
     """
     deadline_s = subject.machine.now_s() + budget_s
     for cell in cells:
-        engine = subject.engines[cell.engine]
-        if not isinstance(engine, GenerateEngine):
+        if not subject.engines[cell.engine].taxes:
             continue
         if subject.machine.now_s() > deadline_s:
             return
         with torch.inference_mode(), no_gc():
-            yield _of_cell(subject, engine, cell)
+            yield _of_cell(subject, cell)
 
 
-def _of_cell(subject: Subject, engine: GenerateEngine, cell: Cell) -> GenerateSteps:
+def _of_cell(subject: Subject, cell: Cell) -> GenerateSteps:
     import transformers
 
     model: Any = subject.loaded.module
-    own_loop = EagerEngine(model, subject.machine)
+    own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
     ids = seeded_prompts(cell, subject.vocab_size).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
     own: Steps = {}

@@ -153,7 +153,10 @@ TERMS: dict[str, Term] = {
         "the host's dispatch sets the pace; graphs, compiling or larger batches help, a faster device does not.",
         _counted("overhead-bound"),
     ),
-    "mixed": Term("two causes share the time so evenly that neither decides alone.", _counted("mixed")),
+    "mixed": Term(
+        "two causes share the time and neither decides alone, or an engine's own time holds what outside cannot see.",
+        _counted("mixed"),
+    ),
     "kernel-bound": Term(
         "replayed alone, the kernels stay far below every roof at these shapes; other kernels or formats help.",
         _counted("kernel-bound"),

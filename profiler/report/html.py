@@ -28,6 +28,7 @@ from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
+    engine_claims,
     host_line,
     instrument_line,
     no_claim_lines,
@@ -51,7 +52,7 @@ from profiler.report.rows import (
     split_rows,
 )
 from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
-from profiler.report.splits import split_bars
+from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.report.svg import Mark, inline_svg
 from profiler.units import duration, scaled
 
@@ -92,7 +93,7 @@ def _policy(environment: Environment) -> str:
 def html_report(run: Run) -> str:
     """The report of a run as one HTML document; needs nothing but the run."""
     measured = run.measured
-    differences = [item for item in run.document.engine.differences if item.terms]
+    bars = split_bars(measured, _MOST_BARS_A_PHASE)
     forecast = read_forecast(run.folder)
     forecast_cells, carried = forecast_rows(forecast.cells) if forecast else ((), [])
     return (
@@ -105,8 +106,8 @@ def html_report(run: Run) -> str:
             measured=len(measured),
             roofline=_roofline(run) if measured else None,
             drawn=len(cell_points(run)),
-            terms=[(css_name(term), name) for term, name in TERM_NAMES.items()],
-            bars=_bars(run),
+            terms=[(css_name(term), TERM_NAMES[term]) for term in terms_of(bars)],
+            bars=_drawn_bars(bars),
             uncertain=split_rows(run),
             ran_columns=RAN_COLUMNS,
             ran=ran_rows(run),
@@ -131,7 +132,7 @@ def html_report(run: Run) -> str:
             generate=generate_lines(run),
             ragged=ragged_lines(run),
             cold=cold_lines(run),
-            engine_waterfall=inline_svg([run], "engines", _ENGINES) if differences else None,
+            engine_waterfall=inline_svg([run], "engines", _ENGINES) if engine_claims(run) else None,
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),
@@ -202,9 +203,8 @@ def css_name(term: str) -> str:
     return term.removesuffix("_s")
 
 
-def _bars(run: Run) -> list[_Bar]:
-    """The split of every cell, all on one scale; of many cells those that span them."""
-    bars = split_bars(run.measured, _MOST_BARS_A_PHASE)
+def _drawn_bars(bars: Sequence[SplitBar]) -> list[_Bar]:
+    """The splits of cells, all on one scale."""
     low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
     high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
     percent = 100 / (high - low)

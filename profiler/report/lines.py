@@ -107,7 +107,8 @@ def rank_lines(run: Run) -> list[str]:
     for step in run.document.rank_steps:
         own = ", ".join(duration(seconds) for seconds in step.own_s)
         lines.append(
-            f"{step.key.name}: the ranks' own shares take {own}, the link {duration(step.exchanged_s)}:"
+            f"{step.key.name}: the ranks' own shares take {own}, {duration(step.last_s)} waiting for the last at every"
+            f" exchange, the link {duration(step.exchanged_s)}:"
             f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
         )
     return lines

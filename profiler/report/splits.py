@@ -56,6 +56,12 @@ def split_bars(results: Sequence[CellResult], most_a_phase: int) -> list[SplitBa
     return [SplitBar(result, tuple(_segments(result))) for result in spanning(results, most_a_phase)]
 
 
+def terms_of(bars: Sequence[SplitBar]) -> list[str]:
+    """The terms that any of these bars shows, in their order."""
+    shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
+    return [term for term in TERM_NAMES if term in shown]
+
+
 def _segments(result: CellResult) -> Iterator[Segment]:
     above = below = 0.0
     for term in TERM_NAMES:

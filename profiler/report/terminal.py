@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -36,7 +37,7 @@ from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import breakdown_rows
 from profiler.report.shown import evidence_of, half_width, of_first_engine
-from profiler.report.splits import SplitBar, split_bars
+from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.units import count, duration, percent, significant
 
 _BAR_WIDTH = 48
@@ -56,7 +57,6 @@ _BAR_STYLE = {
     "engine_s": ("e", "bright_cyan"),
     "unexplained_s": ("?", "bright_black"),
 }
-BAR_LEGEND = ", ".join(f"{letter} {TERM_NAMES[term]}" for term, (letter, _) in _BAR_STYLE.items())
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 
 
@@ -217,7 +217,7 @@ def _print_bars(run: Run, console: Console) -> None:
     if not bars:
         return
     console.print()
-    console.print(Text(f"where the time goes: {BAR_LEGEND}"))
+    console.print(Text(f"where the time goes: {bar_legend(bars)}"))
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:
         console.print(Text(f"{bar.name:<{widest}} ").append(letters(bar)).append(f" {bar.below_zero}"))
@@ -227,6 +227,11 @@ def _print_bars(run: Run, console: Console) -> None:
 def shown_bars(run: Run) -> list[SplitBar]:
     """The first engine's cells, of many those that span them."""
     return split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
+
+
+def bar_legend(bars: Sequence[SplitBar]) -> str:
+    """What the letters of these bars stand for."""
+    return ", ".join(f"{_BAR_STYLE[term][0]} {TERM_NAMES[term]}" for term in terms_of(bars))
 
 
 def letters(bar: SplitBar) -> Text:

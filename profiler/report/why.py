@@ -154,6 +154,8 @@ def _ran_with(call: Call, padding: float) -> list[str]:
     if padding:
         words.append(f"{100 * padding:.0f} % padding")
     words += [word for name, as_usual, word in _UNUSUAL if told.get(name, as_usual) != as_usual]
+    if told.get("placement", "-") != "-":
+        words.append(told["placement"])
     if told.get("beams", "-") not in ("-", "1"):
         words.append(f"{told['beams']} beams")
     return words

@@ -438,6 +438,7 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
+        "placement": in_turn(model) or "-",
         "attention": str(getattr(config, "_attn_implementation", None) or "-"),
         "experts": str(getattr(config, "_experts_implementation", None) or "-"),
         "cache": "on" if cache else "off",
@@ -448,6 +449,16 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "assistant": "yes" if named.get("assistant_model") is not None else "no",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def in_turn(model: Any) -> str:
+    """What a `device_map` over several cards comes to, in words; empty where one card does all.
+
+    accelerate's hooks hand the hidden states from card to card, so that a step takes as long as on one of them.
+    """
+    places = {str(place).removeprefix("cuda:") for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    cards = len(places - {"cpu", "disk", "meta"})
+    return f"layers run card after card: one of {cards} works at a time" if cards > 1 else ""
 
 
 def _where() -> str:

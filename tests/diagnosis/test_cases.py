@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.diagnosis.regimes import Flag, Measurement, Verdict, judge
-from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
+from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, of_engine, split
 
 W, P = 1e12, 100e12
 MS = 1e-3
@@ -40,11 +40,13 @@ def verdict(case: dict[str, str]) -> Verdict:
             sizes = (part * flops, part * weight_bytes, part * kv_bytes)
             demands.append(Demand(name, "mlp", *sizes, flops_per_s, alone_s, dequantise_s=converting_s))
     overlaps = case["overlaps"] == "1"
-    roofs = Roofs(W, Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
+    owns = case["owns"] == "1"
+    roofs = Roofs(W, None if owns else Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
     latency_s, width = ms["latency_ms"], float(case["half_width"])
+    parts = split(latency_s, demands, ms["avoidable_ms"], roofs)
     return judge(
         Measurement(
-            split=split(latency_s, demands, ms["avoidable_ms"], roofs),
+            split=of_engine(parts) if owns else parts,
             model_flops=times["compute"] * P,
             model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
             compute_flops_per_s=flops_per_s,
@@ -54,6 +56,7 @@ def verdict(case: dict[str, str]) -> Verdict:
             noise=case["noise"],
             graph_step_s=ms.get("graph_ms"),
             clock_share=clock_share,
+            sm_active=float(case["sm_active"]) if case["sm_active"] else None,
             offloaded=ms["link_ms"] > 0,
         )
     )

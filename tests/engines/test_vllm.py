@@ -100,7 +100,6 @@ def test_its_scheduler_tells_prefill_from_decode(engine: VllmEngine) -> None:
     ]
     assert told == [(3, 120, 0, 0, 1), (0, 0, 3, 3, 23)]
     assert engine.cache_used_bytes == 3 * BLOCK_BYTES
-    assert engine.owned is not None
     assert engine.owned.cache_bytes == BLOCKS * BLOCK_BYTES
     assert engine.owned.cache_tokens == (BLOCKS - 1) * BLOCK
 
@@ -108,7 +107,6 @@ def test_its_scheduler_tells_prefill_from_decode(engine: VllmEngine) -> None:
 def test_a_prefill_in_chunks_is_told_and_gives_the_same_tokens(engine: VllmEngine, folder: Path) -> None:
     """4500 prompt tokens where an iteration takes 4096: those that are through decode beside the rest of the others."""
     found = call(engine, 9, 500, 4)
-    assert engine.owned is not None
     assert engine.owned.tokens_an_iteration == 4096
     first, second, *rest = engine.scheduled
     assert (first.prefill_requests, first.prefill_tokens, first.decode_requests) == (9, 4096, 0)
@@ -188,7 +186,7 @@ def test_a_run_with_vllm_beside_eager(folder: Path, tmp_path: Path) -> None:
             rows[name, item.phase, str(item.batch_size)]["latency_s"] for name in (item.against, item.engine)
         )
         assert sum(item.terms.values()) == pytest.approx(float(after) - float(before))
-    assert (run.folder / "engines.png").stat().st_size > 10_000
+    assert (run.folder / "engines.png").exists() == any(item.is_claim for item in differences)
     assert "reserved for" in (run.folder / "report.html").read_text()
     before_json = (run.folder / "cells.csv").read_bytes()
     assert judge_folder(run.folder).folder == run.folder

@@ -22,9 +22,12 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> 
 
 @pytest.mark.slow
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shares = acceptance._shares
+    few = ("none", "nf4", "int8wo")  # one that converts by groups, one by rows; each is tested of itself elsewhere
+    monkeypatch.setattr(acceptance, "_shares", lambda bench: [pair for pair in shares(bench) if pair[0] in few])
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
-    assert found["passed"] >= 15
+    assert found["passed"] >= 12
     names = {check["name"] for check in found["checks"] if check["passed"] is None}
     assert any("second process" in name for name in names)
     assert all(check["why"] for check in found["checks"] if check["passed"] is None)

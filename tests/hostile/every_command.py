@@ -14,6 +14,11 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from hurry import hurry
+
 _SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
 
 
@@ -38,12 +43,12 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
 
 def hurried() -> None:
     """What is measured is not the question here."""
-    from profiler.job import why
     from profiler.roofs import measure
 
-    measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
-    measure.look_again = lambda *_: None
-    why._LEAST_TRIALS_S = 1.0
+    patch = pytest.MonkeyPatch()
+    hurry(patch, pictures=True)
+    patch.setitem(measure.measure.__kwdefaults__, "stage_budget_s", 0.1)
+    patch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
 
 
 def main(model: str, script: str, runs: str) -> None:

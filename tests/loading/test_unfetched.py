@@ -12,6 +12,7 @@ import pytest
 
 from profiler.machine.unfetched import import_bitsandbytes
 
+TESTS = Path(__file__).parents[1]
 # Every way out of the process raises, and says so; the hub's own library does not know that it is offline.
 GUARDED = """
 import os, socket, sys
@@ -22,6 +23,9 @@ def refuse(*arguments, **named):
 
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
 from profiler.cli.app import main
+import pytest
+from hurry import hurry
+hurry(pytest.MonkeyPatch())
 main()
 """
 # What bitsandbytes asks for a kernel as it is imported, where the package is installed.
@@ -56,7 +60,7 @@ def test_kernels_are_hidden_while_bitsandbytes_is_imported(
 def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS)
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(TESTS), environment.get("PYTHONPATH", "")])
     grid = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
     command = ("run", str(tiny_folder), *grid, *arguments, "--out", str(tmp_path / "run"))
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -128,6 +129,27 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_pa
     if ended_s >= 10 and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
         pytest.skip(f"others keep this machine busy (load {os.getloadavg()[0]:.1f}): {ended_s:.0f} s say nothing")
     assert ended_s < 10
+
+
+@pytest.mark.slow
+def test_who_waits_for_a_rank_that_will_not_come_ends_when_torchrun_asks() -> None:
+    """The wait is in C++, where no handler of Python's is heard; torchrun gives it 30 s, then kills it."""
+    program = "from profiler.cli.app import *; from profiler.machine.ranks import Group; signal.signal(signal.SIGTERM,"
+    program += "lambda *_: None); print(flush=True); Group('cpu')"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | ranks)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # imported: what is left is the wait
+        time.sleep(2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == -signal.SIGTERM
+    finally:
+        process.kill()
 
 
 def _second_rank(torchrun_pid: int, out: Path) -> int:

@@ -304,7 +304,7 @@ def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None
     """Another process takes one core: the run ends, and its cells say so."""
     with busy_neighbour():
         run = profiler.profile(
-            str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=16, budget_s=3, out=tmp_path / "run"
+            str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=16, budget_s=1.5, out=tmp_path / "run"
         )
     assert run.document.finished
     assert (run.cells["noise"] != "quiet").all()

@@ -80,8 +80,32 @@ def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
     ]  # fmt: skip
     spans = [(round(bar.get_y(), 6), round(bar.get_y() + bar.get_height(), 6)) for bar in axes.patches]
     assert spans == [(0, 20), (19, 20), (11, 19), (11, 14), (0, 14)]
+    assert axes.get_ylim()[0] == 0
     with pytest.raises(RequestError, match="no cell that two engines have stepped"):
         draw([whole_run()], "engines")
+
+
+def test_a_waterfall_of_engines_draws_claims_alone_and_says_where_its_axis_is_cut() -> None:
+    """Of a gain of 0.2 ms beyond noise the axis shows the top; one from -0.1 to 0.5 ms is not drawn."""
+    eager, static = key(), key(engine="static")
+    found = EngineDifference(
+        **columns_of(static), against="eager", saves_s=2e-4, low_s=1e-4, high_s=3e-4, terms={"dispatch_s": -2e-4}
+    )
+    run = replace(whole_run(), results=(result(eager, 20e-3), result(static, 19.8e-3)))
+    record = replace(run.document.engine, names=("eager", "static"))
+    [axes] = draw([with_document(run, engine=replace(record, differences=(found,)))], "engines").axes
+    least_ms = axes.get_ylim()[0]
+    assert 18 < least_ms < 19.8
+    assert "axis cut at 19" in axes.get_title(loc="left")
+    noise = replace(found, low_s=-1e-4, high_s=5e-4)
+    with pytest.raises(RequestError, match="in 1 cells engines differ by no more than noise"):
+        draw([with_document(run, engine=replace(record, differences=(noise,)))], "engines")
+
+
+def test_a_legend_names_the_terms_that_a_run_has() -> None:
+    cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
+    [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "dispatch", "unexplained"]
 
 
 def test_a_bar_stands_where_its_segments_say() -> None:

@@ -6,6 +6,8 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.grid import Grid
 from profiler.job.cards import AskedRanks, forecast_ranks
@@ -15,6 +17,7 @@ from profiler.job.several import device_healths, run_devices
 from profiler.machine.links import link_called
 from profiler.report.healths import health_lines
 from profiler.report.progress import QuietListener
+from profiler.watching.recorder import in_turn
 
 from .guard import why_not
 from .scenario import Scenario
@@ -56,6 +59,47 @@ def test_the_ill_card_is_named_and_a_link_binds_where_it_must(tmp_path: Path) ->
     assert "memory roof" in line
 
     _links(runs[0].folder, runs[0].document.asked)
+
+
+def test_layers_that_a_device_map_spreads_run_card_after_card_and_are_called_so() -> None:
+    """Two of four layers a card: together the cards work as long as one does alone, and never at once."""
+    alone, (first, second) = _step([]), _step(["model.layers.2", "model.layers.3", "model.norm", "lm_head"])
+    assert alone[1] == []
+    assert max(end_s for _, end_s in first) <= min(start_s for start_s, _ in second)
+    assert _worked_s(first) + _worked_s(second) == pytest.approx(_worked_s(alone[0]), rel=0.05)
+
+
+def _step(on_second: list[str]) -> list[list[tuple[float, float]]]:
+    """When each kernel of a step began and ended, by card."""
+    from accelerate import dispatch_model
+
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
+        num_hidden_layers=4, vocab_size=32000,
+    )  # fmt: skip
+    with simulated(A100, A100) as world:
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config).to(torch.float16).eval()
+        model = model.to_empty(device="cuda:0")
+        assert in_turn(model) == ""
+        if on_second:
+            names = ["embed_tokens", "rotary_emb", *(f"layers.{number}" for number in range(4)), "norm"]
+            names = [*(f"model.{name}" for name in names), "lm_head"]
+            model = dispatch_model(model, {name: f"cuda:{int(name in on_second)}" for name in names})
+            assert in_turn(model) == "layers run card after card: one of 2 works at a time"
+        ids = torch.zeros(1, 1, dtype=torch.long, device="cuda:0")
+        with torch.inference_mode():
+            model(input_ids=ids, use_cache=False)
+            for card in world.cards:
+                card.log = []
+            model(input_ids=ids, use_cache=False)
+        return [
+            [(kernel.start_s, kernel.start_s + kernel.duration_s) for kernel in card.log or []] for card in world.cards
+        ]
+
+
+def _worked_s(kernels: list[tuple[float, float]]) -> float:
+    return sum(end_s - start_s for start_s, end_s in kernels)
 
 
 def _links(folder: Path, asked: Grid) -> None:

@@ -265,7 +265,7 @@ def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
 
 
 def test_forwards_behind_a_cache_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that records gradients which nobody asked for: what one of its steps takes without is tried, not missed."""
+    """A loop that records gradients which nobody asked for: what a step takes without is tried, and not missed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)

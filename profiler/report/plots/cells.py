@@ -23,7 +23,7 @@ from profiler.report.plots.style import (
     title,
 )
 from profiler.report.shown import of_first_engine
-from profiler.report.splits import SplitBar, split_bars
+from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.units import significant
 
 _MOST_BARS_A_PHASE = 12
@@ -75,8 +75,8 @@ def step_split(run: Run) -> Figure:
     """The cells' time as its terms, stacked to a whole; a negative term lies left of zero."""
     bars = split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
     figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
-    for number, term in enumerate(TERM_NAMES):
-        _draw_term(axes, bars, number, term)
+    for term in terms_of(bars):
+        _draw_term(axes, bars, term)
     axes.axvline(100, color="black", lw=1)
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
@@ -87,9 +87,9 @@ def step_split(run: Run) -> Figure:
     return figure
 
 
-def _draw_term(axes: Axes, bars: list[SplitBar], number: int, term: str) -> None:
+def _draw_term(axes: Axes, bars: list[SplitBar], term: str) -> None:
     color, hatch = TERM_STYLE[term]
-    segments = [bar.segments[number] for bar in bars]
+    segments = [segment for bar in bars for segment in bar.segments if segment.term == term]
     widths, starts = [100 * abs(item.share) for item in segments], [100 * item.start for item in segments]
     at = range(len(bars))
     axes.barh(at, widths, left=starts, color=color, hatch=hatch, ec="white", lw=0.4, label=TERM_NAMES[term])

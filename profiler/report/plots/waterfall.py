@@ -15,7 +15,9 @@ from profiler.errors import RequestError
 from profiler.grid import PHASES
 from profiler.record.run import Run
 from profiler.record.sides import side_of_run
+from profiler.report.lines import engine_claims, no_claim_lines
 from profiler.report.plots.style import TERM_STYLE, title
+from profiler.units import significant
 
 _PANELS_A_PHASE = 2
 _TOTAL_COLOR = "#888888"
@@ -47,11 +49,13 @@ def waterfall(runs: Sequence[Run]) -> Figure:
 def engines(run: Run) -> Figure:
     """The cells of each phase in which engines differ most: from the run's first engine to another, term by term.
 
-    Raises RequestError for a run of one engine, and where no cell was timed with two of them.
+    Raises RequestError for a run of one engine, and where no difference is more than noise.
     """
-    differences = [item for item in run.document.engine.differences if item.terms]
-    if not differences:
+    if not run.document.engine.differences:
         raise RequestError(f"{run.folder} has no cell that two engines have stepped; use --engine eager,vllm.")
+    differences = engine_claims(run)
+    if not differences:
+        raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(no_claim_lines(run))}.")
     results = run.by_key()
     panels = []
     for phase in reversed(PHASES):
@@ -102,8 +106,19 @@ def _draw(axes: Axes, panel: _Panel) -> None:
         at_s += gain
         least_s = min(least_s, at_s)
     axes.bar(len(names) - 1, 1e3 * after_s, color=_TOTAL_COLOR)
-    # Gains are small beside the whole: the axis begins a little below the least that is drawn.
-    least_s = min(least_s, after_s)
-    axes.set_ylim(1e3 * max(0.0, least_s - 2 * sum(map(abs, moved.values())) - 0.02 * total_s))
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    axes.set_title(panel.name, fontsize=10)
+    cut = _begin(axes, 1e3 * (min(least_s, after_s) - 2 * sum(map(abs, moved.values())) - 0.02 * total_s))
+    axes.set_title(panel.name + cut, fontsize=10)
+
+
+def _begin(axes: Axes, least_ms: float) -> str:
+    """Begin the axis at zero, or where gains are small beside the whole a little below the least that is drawn, with
+    slashes through its foot; what a title then says."""
+    if least_ms <= 0:
+        axes.set_ylim(0)
+        return ""
+    axes.set_ylim(least_ms)
+    foot = axes.get_xaxis_transform()
+    for height in (0.015, 0.04):
+        axes.plot([-0.45, 0.45], [height - 0.01, height + 0.01], transform=foot, color="white", lw=2)
+    return f"\n(axis cut at {significant(least_ms)} ms)"

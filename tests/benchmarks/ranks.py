@@ -1,0 +1,168 @@
+"""How far off a step over several ranks is from its ranks' own shares and the link: python tests/benchmarks/ranks.py
+
+Two ranks (or `--ranks`) of one model on this machine's cores. The link is slowed on purpose to three latencies and
+bandwidths; under each, all-reduces are swept, and every step is timed in turn with the ranks' own shares, for which
+nothing is exchanged. Then what both predict stands beside what was measured. It wants a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig
+
+from profiler.engines.transformers import EagerEngine
+from profiler.grid import Cell, CellKey
+from profiler.job.options import Options
+from profiler.job.ranks import Alone, Ranks, together
+from profiler.job.request import prepare
+from profiler.loading.skeleton import quiet_libraries
+from profiler.machine.links import Link, fitted
+from profiler.machine.machine import machine_for
+from profiler.machine.ranks import Group, silent, under_torchrun
+from profiler.timing.visit import follow
+from profiler.work.parallel import Collective
+from profiler.work.step import ExecutionPath, Step
+
+SLOWED = ((0.0, 1000.0), (200.0, 4.0), (1000.0, 1.0), (4000.0, 0.25))
+"""(latency in us, GB/s) on top of gloo's own; the first is gloo as it is."""
+SWEEP_S = 1.5
+WITHIN = {"prefill": 0.15, "decode": 0.10}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--model", help="a card, a folder or a hub id; else a small Llama of 12 layers")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch-sizes", default="1,4")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=4)
+    asked = parser.parse_args()
+    if not under_torchrun():
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.ranks}", __file__]
+        with tempfile.TemporaryDirectory() as folder:
+            model = [] if asked.model else ["--model", _small(folder)]
+            done = subprocess.run([sys.executable, *ranks, *sys.argv[1:], *model], check=False)
+        sys.exit(done.returncode)
+    options = Options(
+        model=asked.model, tp=asked.ranks, dtype=asked.dtype, prompt_lens=[asked.prompt],
+        batch_sizes=asked.batch_sizes, new_tokens=16, device="cpu", weights="random", out=Path("unused"),
+    )  # fmt: skip
+    prepared = prepare(options)
+    group = Group("cpu")
+    machine = machine_for(group.device)
+    with quiet_libraries():
+        held = Ranks(prepared, group, machine)
+    engine = EagerEngine(held.share.joined, machine)
+    found = [
+        row
+        for alpha_us, gb_per_s in SLOWED
+        for row in _under(held, engine, prepared.grid.cells, (alpha_us * 1e-6, gb_per_s * 1e9), asked.turns)
+    ]
+    if group.rank == 0:
+        _print(found)
+    group.close()
+
+
+def _small(folder: str) -> str:
+    LlamaConfig(
+        hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=12,
+        vocab_size=8192, max_position_embeddings=2048, architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def _under(
+    held: Ranks, engine: EagerEngine, cells: tuple[Cell, ...], planted: tuple[float, float], turns: int
+) -> Iterator[tuple[str, ...]]:
+    """A row for each step under one link; on rank 0 they tell."""
+    group, machine = held.group, held.machine
+    with slowed(*planted):
+        link = fitted("gloo", group.measure_exchange(machine, SWEEP_S), "measured")
+    for cell in cells:
+        own: list[Alone] = []
+        whole: list[Any] = []
+        for turn in range(turns):
+            with silent(group.size, machine.now_s) as reached_s:
+                alone = Alone(*follow(engine, cell, cell.decode_steps, held.bench), tuple(reached_s))
+            with slowed(*planted):
+                joint = follow(engine, cell, cell.decode_steps, held.bench)
+            if turn:  # shapes warm up in the first
+                own.append(alone)
+                whole.append(joint)
+        every = group.gather(own)
+        for key in cell.keys if every else ():
+            shares = [together(cell, alone) for alone in zip(*every, strict=True)]
+            own_s = [
+                statistics.median(times) for times in zip(*(share.seconds(key.phase) for share in shares), strict=True)
+            ]
+            last_s = statistics.median(share.last_s(key.phase) for share in shares)
+            if key.phase == "prefill":
+                measured_s = statistics.median(prefill for prefill, _ in whole)
+            else:
+                measured_s = statistics.median(step for _, decode in whole for step in decode[1:])
+            yield _row(key, planted, (own_s, last_s, exchanged_s(held, key, link)), measured_s)
+
+
+def exchanged_s(held: Ranks, key: CellKey, link: Link) -> float:
+    step, path = Step.of(key), ExecutionPath()
+    sent = [operator for operator in held.work.operators if isinstance(operator, Collective)]
+    return sum(
+        operator.count * link.seconds(operator.kind, float(operator.each(step, path).link_bytes), operator.ranks)
+        for operator in sent
+    )
+
+
+def _row(
+    key: CellKey, planted: tuple[float, float], told: tuple[list[float], float, float], measured_s: float
+) -> tuple[str, ...]:
+    own_s, last_s, link_s = told
+    predicted_s = last_s + link_s
+    off = predicted_s / measured_s - 1
+    return (
+        f"{1e6 * planted[0]:.0f} us, {planted[1] / 1e9:g} GB/s",
+        key.name,
+        " ".join(f"{1e3 * seconds:.2f}" for seconds in own_s),
+        f"{1e3 * last_s:.2f}",
+        f"{1e3 * link_s:.2f}",
+        f"{1e3 * predicted_s:.2f}",
+        f"{1e3 * measured_s:.2f}",
+        f"{100 * off:+.0f} %",
+        "yes" if abs(off) <= WITHIN[key.phase] else "no",
+    )
+
+
+def _print(rows: list[tuple[str, ...]]) -> None:
+    for row in (("link", "step", "own ms", "waiting", "link ms", "predicted", "measured", "off", "within"), *rows):
+        print("{:<20} {:<20} {:<16} {:>9} {:>9} {:>9} {:>9} {:>7} {}".format(*row))
+    print(f"{sum(row[-1] == 'yes' for row in rows)} of {len(rows)} steps within 10 % (prefill 15 %)")
+
+
+@contextmanager
+def slowed(alpha_s: float, bytes_per_s: float) -> Iterator[None]:
+    """Within, every all-reduce first waits as long as a link of that latency and bandwidth would need."""
+    from slowed import slow
+
+    plain = dist.all_reduce
+    slow(alpha_s, bytes_per_s)
+    try:
+        yield
+    finally:
+        dist.all_reduce = plain
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "ranks"))
+    torch.set_num_threads(1)
+    main()
