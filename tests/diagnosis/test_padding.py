@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from made_facts import KEY, facts
 
 from profiler.diagnosis.facts import OperatorWork, Replay
 from profiler.diagnosis.parts import split_of
 from profiler.diagnosis.step_time import TERMS
 from profiler.work.causes import Cause
-
-from .made_facts import KEY, facts
 
 
 def work(flops: int, padded: int) -> OperatorWork:
