@@ -9,8 +9,8 @@ from profiler.diagnosis.cell import Keyed, Lever, columns_of
 from profiler.diagnosis.facts import Facts, QueueTrial
 from profiler.diagnosis.step_time import Split
 from profiler.grid import DEFAULT_ENGINE, CellKey
+from profiler.grid.ragged import Batch, bucketed_batches, padding, positions, sorted_batches, waiting
 from profiler.machine.clock import timing_of
-from profiler.ragged import Batch, bucketed_batches, padding, positions, sorted_batches, waiting
 from profiler.timing.outcomes import phase_samples
 from profiler.timing.sampling import CLAIM_VISITS, Estimate, Spread, difference
 

@@ -14,8 +14,8 @@ from profiler.engines.caches import cache_of, deepen, greedy_token
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.grid import Cell
+from profiler.grid.ragged import PADDED_ENGINE, Batch
 from profiler.machine.machine import Machine
-from profiler.ragged import PADDED_ENGINE, Batch
 
 
 @dataclass

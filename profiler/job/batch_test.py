@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from profiler.diagnosis.scaling import crossover
 from profiler.errors import RequestError
+from profiler.job.foundation import measure_ceilings
 from profiler.job.options import Options
 from profiler.job.request import Prepared, prepare
-from profiler.job.run import measure_ceilings
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.skeleton import plan, quiet_libraries
 from profiler.machine.machine import machine_for

@@ -10,11 +10,11 @@ from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.vllm import Wanted
 from profiler.grid import Grid
+from profiler.grid.ragged import PADDED_ENGINE
 from profiler.job.request import Prepared
 from profiler.loading.config import pretrained_location
 from profiler.loading.request import LoadedModel, dtype_name
 from profiler.machine.machine import Machine
-from profiler.ragged import PADDED_ENGINE
 from profiler.work.attention import AttentionCore
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.walk import ModelWork

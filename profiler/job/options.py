@@ -9,7 +9,7 @@ from typing import Any
 
 from profiler.errors import RequestError, near_misses
 from profiler.grid import DEFAULT_ENGINE
-from profiler.ragged import Ragged
+from profiler.grid.ragged import Ragged
 
 DEFAULT_MODEL = "smollm2-135m"
 QUANT_HELP = "none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo or fp8 (torchao)"

@@ -16,6 +16,7 @@ from profiler.engines.registry import OWNING, check_engine, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import ModelError, RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED
 from profiler.job.count import check_cut
 from profiler.job.options import DEFAULT_MODEL, Options
 from profiler.loading.catalog import Source, resolve
@@ -27,7 +28,6 @@ from profiler.loading.skeleton import build_on_meta, plan, quiet_libraries
 from profiler.machine.device import resolve_device
 from profiler.machine.ranks import cards
 from profiler.probes.quality import text_ids
-from profiler.ragged import PADDED_ENGINE, RAGGED
 from profiler.record.document import RunDocument
 from profiler.record.run import read_document
 from profiler.work.parallel import check_ranks, replicated_kv_heads

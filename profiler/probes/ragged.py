@@ -11,10 +11,10 @@ from profiler.diagnosis.facts import QueueTrial
 from profiler.diagnosis.ragged import PACKED, WAYS
 from profiler.engines.padded import PaddedEngine
 from profiler.grid import CellKey
+from profiler.grid.ragged import Batch, longest
 from profiler.machine.clock import no_gc
 from profiler.machine.machine import Machine
 from profiler.probes.subject import Subject
-from profiler.ragged import Batch, longest
 
 # Both ways run so often in turn; the first turn warms up.
 _TURNS = 3

@@ -17,9 +17,9 @@ from profiler.diagnosis.scaling import DoublingTest
 from profiler.diagnosis.shares import RankStep
 from profiler.engines.scheduled import OwnedModel
 from profiler.grid import Grid, Phase
+from profiler.grid.ragged import Ragged
 from profiler.machine.links import Link
 from profiler.machine.readings import Health
-from profiler.ragged import Ragged
 from profiler.roofs.values import Ceilings, CurvePoint, HostPace, Roof, Witness
 from profiler.work.step import ExecutionPath
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler.grid import CellKey
-from profiler.ragged import Batch
+from profiler.grid.ragged import Batch
 from profiler.work.causes import Cause
 from profiler.work.operators import Operator
 from profiler.work.step import ExecutionPath, Step, Work

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralC
 from profiler.engines.padded import PaddedEngine
 from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell
+from profiler.grid.ragged import Request
 from profiler.machine.machine import machine_for
-from profiler.ragged import Request
 
 LENS = (3, 12, 7)
 NEW = 6

@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig
 
 from profiler.grid import CellKey, Phase, make_grid
+from profiler.grid.ragged import Ragged, Request
 from profiler.loading.skeleton import build_on_meta
-from profiler.ragged import Ragged, Request
 from profiler.work.causes import Cause
 from profiler.work.operators import Linear
 from profiler.work.padded import padded_work

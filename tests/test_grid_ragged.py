@@ -8,7 +8,16 @@ import pytest
 
 from profiler.errors import GridError
 from profiler.grid import Cell, CellKey, make_grid
-from profiler.ragged import Ragged, Request, bucketed_batches, padding, parse_ragged, positions, sorted_batches, waiting
+from profiler.grid.ragged import (
+    Ragged,
+    Request,
+    bucketed_batches,
+    padding,
+    parse_ragged,
+    positions,
+    sorted_batches,
+    waiting,
+)
 
 
 def prompts(*lens: int) -> tuple[Request, ...]:

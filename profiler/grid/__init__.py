@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from profiler.errors import GridError
-from profiler.ragged import PADDED_ENGINE, RAGGED, Batch, Ragged, longest, parse_ragged, waiting
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Batch, Ragged, longest, parse_ragged, waiting
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
