@@ -15,7 +15,7 @@ from profiler.errors import RequestError
 from profiler.grid import PHASES
 from profiler.record.run import Run
 from profiler.record.sides import side_of_run
-from profiler.report.lines import engine_claims, no_claim_lines
+from profiler.report.lines import no_claim_lines, waterfalls
 from profiler.report.plots.style import TERM_STYLE, title
 from profiler.units import significant
 
@@ -53,9 +53,10 @@ def engines(run: Run) -> Figure:
     """
     if not run.document.engine.differences:
         raise RequestError(f"{run.folder} has no cell that two engines have stepped; use --engine eager,vllm.")
-    differences = engine_claims(run)
+    differences = waterfalls(run)
     if not differences:
-        raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(no_claim_lines(run))}.")
+        why = no_claim_lines(run) or ["the splits of these engines' steps do not add up"]
+        raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(why)}.")
     results = run.by_key()
     panels = []
     for phase in reversed(PHASES):
