@@ -192,7 +192,7 @@ def short_model(short_folder: Path) -> torch.nn.Module:
     return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
 
 
-_LOOKED_AT = ("report", "record", "docs")
+_LOOKED_AT = ("tests", "report", "record", "docs")
 """Folders whose tests open the pictures beside a run."""
 
 

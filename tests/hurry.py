@@ -11,7 +11,7 @@ import pytest
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False) -> None:
     """Roofs that were kept stand, one look at the machine is enough, and no picture is drawn that nobody opens."""
     patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-    patch.setattr("profiler.job.run.look_again", lambda *_: None)
+    patch.setattr("profiler.job.measuring.look_again", lambda *_: None)
     patch.setattr("profiler.roofs.sentinel._CALLS", 1)
     patch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 1)
     if not pictures:

@@ -14,7 +14,7 @@ from profiler.errors import RankError, RequestError
 from profiler.job.options import Options
 
 if TYPE_CHECKING:
-    from profiler.job.run import Listener
+    from profiler.job.stages import Listener
     from profiler.machine.ranks import Group
     from profiler.record.run import Run
 

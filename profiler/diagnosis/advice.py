@@ -158,6 +158,7 @@ def _beside(s: Split) -> str:
         "dequantisation": s.dequantise_s,
         "kernels below the roof": s.kernel_s,
         "avoidable work": s.avoidable_s,
+        "padding": s.padding_s,
     }
     name = max(terms, key=lambda key: terms[key])
     return f", of which {name} {duration(terms[name])}" if terms[name] >= 0.1 * s.latency_s else ""
@@ -171,13 +172,15 @@ def _largest_terms(s: Split) -> str:
         "dequantising takes": s.dequantise_s,
         "kernels lose": s.kernel_s,
         "avoidable work takes": s.avoidable_s,
+        "padding takes": s.padding_s,
         "the link takes": s.link_s,
         "dispatch takes": s.dispatch_s,
         "generate adds": s.generate_s,
         "the engine takes": s.engine_s,
         "unexplained is": s.unexplained_s,
     }
-    ranked = sorted(terms.items(), key=lambda item: -item[1])[:3]
+    # Parts that add up to more than the step leave a negative rest, which is told as any other.
+    ranked = sorted(terms.items(), key=lambda item: -abs(item[1]))[:3]
     return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
 
 

@@ -117,6 +117,14 @@ class CellResult:
     """Of the split: what transformers' `generate` adds to the same step of our own loop."""
     engine_s: float = _UNKNOWN
     """Of the split: what an engine that owns its model adds to what the work demands."""
+    padding_s: float = _UNKNOWN
+    """Of the split: positions of a padded batch that hold no token of any prompt."""
+    padding: float = _UNKNOWN
+    """Share of a padded batch's positions that hold no token."""
+    mask_s: float = _UNKNOWN
+    """What the mask of a padded batch adds: against the same shape without one, visited in turn."""
+    waiting_s: float = _UNKNOWN
+    """Of a decode step, what goes to sequences that have ended and wait for the last one of their batch."""
     visits: int | None = None
     """How often it was visited: the interval of a single visit is within that visit."""
 
@@ -273,9 +281,13 @@ class JudgedCell:
     memory_bytes: float = 0.0
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[Tried, ...] = ()
     """Changes that were tried at this shape."""
-    """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
+    ways: tuple[Lever, ...] = ()
+    """Other ways to batch the same prompts, where they are of unequal lengths."""
+    lost_s: Mapping[str, float] = field(default_factory=dict)
+    """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
     host_pace_s: float = 0.0
     """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""
     clock_share: float = 1.0

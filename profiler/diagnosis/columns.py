@@ -142,6 +142,8 @@ class Demanded:
     peak_bytes: Array
     collective_s: Array | None = None
     """Seconds that the ranks of a group exchange results in; None: one device works alone."""
+    handed_bytes: Array | None = None
+    """Of the hidden states that one kernel hands to the next; None where nothing tells their width."""
 
     @property
     def exchanged_s(self) -> Array:
@@ -151,4 +153,5 @@ class Demanded:
         """Those that `chosen` picks."""
         columns = tuple(column.at(chosen) for column in self.columns)
         collective_s = None if self.collective_s is None else self.collective_s[chosen]
-        return Demanded(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s)
+        handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
+        return Demanded(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s, handed_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from typing import Literal
 
@@ -119,29 +120,48 @@ class Comparison:
         return shares[len(shares) // 2] if shares else 0.0
 
 
-def compare(before: Side, after: Side) -> Comparison:
-    """Hold two sides against each other. Where they are not comparable, no cell gets a verdict."""
+@dataclass(frozen=True)
+class _Pair:
+    """What holds for every cell of two sides."""
+
+    differences: tuple[Difference, ...]
+    comparable: bool
+    shifts: tuple[Shift, ...]
+    divided: tuple[Shift, ...]
+    """Those of `shifts` that are divided out of a cell's change."""
+    restate: Mapping[str, float]
+    on_cpu: bool
+
+    def change(self, key: Asked, before: Timed, after: Timed) -> Change:
+        found = _change(key, before, after, *_divided(before, self.divided, self.on_cpu))
+        if not self.comparable:
+            found = replace(found, verdict="inconclusive")
+        return _with_terms(found, self.restate)
+
+
+def _pair(before: Side, after: Side) -> _Pair:
     found = differences(before, after)
     comparable = not any(item.weight == "refuses" for item in found)
     settings_same = not any(item.name in _SETTINGS_OF_ROOFS for item in found)
     shifts = _shifts(before.witness, after.witness) if comparable else ()
-    lefts, rights = aligned([before, after])
     same_precision = not any(item.name == "precision" for item in found)
     restate = _restating(before.witness, after.witness, shifts, same_precision) if comparable else {}
-    changes = []
-    for key in in_order([key for key in lefts if key in rights]):
-        left, right = lefts[key], rights[key]
-        divided = _divided(left, [shift for shift in shifts if shift.is_claim and settings_same], before.is_cpu)
-        change = _change(key, left, right, *divided)
-        if not comparable:
-            change = replace(change, verdict="inconclusive")
-        changes.append(_with_terms(change, restate))
+    divided = tuple(shift for shift in shifts if shift.is_claim and settings_same)
+    return _Pair(found, comparable, shifts, divided, restate, before.is_cpu)
+
+
+def compare(before: Side, after: Side) -> Comparison:
+    """Hold two sides against each other. Where they are not comparable, no cell gets a verdict."""
+    pair = _pair(before, after)
+    lefts, rights = aligned([before, after])
     return Comparison(
         before=before,
         after=after,
-        differences=found,
-        shifts=shifts,
-        changes=tuple(changes),
+        differences=pair.differences,
+        shifts=pair.shifts,
+        changes=tuple(
+            pair.change(key, lefts[key], rights[key]) for key in in_order([key for key in lefts if key in rights])
+        ),
         only_before=len(lefts.keys() - rights.keys()),
         only_after=len(rights.keys() - lefts.keys()),
     )
@@ -187,7 +207,7 @@ def _shifts(before: Witness | None, after: Witness | None) -> tuple[Shift, ...]:
         roof_ratio, roof_half_width = _roof_ratio(resource, before, after)
         anew = before.roofs_at_unix_s != after.roofs_at_unix_s
         if len(before.looks) > 1 and len(after.looks) > 1:
-            looks = [[getattr(look, resource) for look in side.looks] for side in (before, after)]
+            looks = [tuple(getattr(look, resource) for look in side.looks) for side in (before, after)]
             (first, first_half), (second, second_half) = (_middle(values) for values in looks)
             found.append(
                 Shift(resource, second / first, math.hypot(first_half, second_half), roof_ratio if anew else None)
@@ -206,7 +226,8 @@ def _roof_ratio(resource: Resource, before: Witness, after: Witness) -> tuple[fl
     return ratio, math.hypot(before.compute_half_width, after.compute_half_width)
 
 
-def _middle(values: Sequence[float]) -> tuple[float, float]:
+@cache
+def _middle(values: tuple[float, ...]) -> tuple[float, float]:
     """The median of a sentinel's looks, each a visit of its own, and half of its interval as a share."""
     found = estimate([[value] for value in values])
     return found.median_s, (found.high_s - found.low_s) / 2 / found.median_s
@@ -308,13 +329,12 @@ def history(sides: Sequence[Side]) -> History:
     """
     ordered = sorted(sides, key=lambda side: side.created)
     cells = aligned(ordered)
-    against: dict[tuple[int, int], dict[Asked, Change]] = {}
+    pairs: dict[tuple[int, int], _Pair] = {}
 
-    def changes(first: int, second: int) -> dict[Asked, Change]:
-        if (first, second) not in against:
-            pair = [replace(ordered[number], cells=cells[number]) for number in (first, second)]
-            against[first, second] = {item.asked: item for item in compare(*pair).changes}
-        return against[first, second]
+    def between(first: int, second: int) -> _Pair:
+        if (first, second) not in pairs:
+            pairs[first, second] = _pair(ordered[first], ordered[second])
+        return pairs[first, second]
 
     rows = []
     for asked in in_order(list(dict.fromkeys(key for side in cells for key in side))):
@@ -326,10 +346,9 @@ def history(sides: Sequence[Side]) -> History:
             if level is None:
                 level = number
                 continue
-            change = changes(level, number)[asked]
+            change = between(level, number).change(asked, cells[level][asked], side[asked])
             if change.verdict in ("slower", "faster"):
                 steps.append(Step(number, change))
                 level = number
         rows.append(CellHistory(asked, tuple(side.get(asked) for side in cells), tuple(steps)))
-    pairs = pairwise(ordered)
-    return History(tuple(ordered), ((), *(differences(*pair) for pair in pairs)), tuple(rows))
+    return History(tuple(ordered), ((), *(differences(*neighbours) for neighbours in pairwise(ordered))), tuple(rows))

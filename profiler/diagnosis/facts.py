@@ -181,6 +181,10 @@ class Stepped:
     """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
 
 
+UNQUANTISED = "unquantised "
+"""What the name of a trial begins with that leaves the run's quantisation out."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
@@ -208,6 +212,16 @@ class GenerateSteps:
     """The part that ends a step, with a streamer that takes every token."""
     reads_a_token: float
     """Values that the host reads from the device in a step."""
+
+
+@dataclass(frozen=True)
+class QueueTrial:
+    """The prompts of a queue prefilled as they come and batched in another way, in turn: seconds of all of them."""
+
+    cell: Cell
+    way: str
+    as_they_come_s: tuple[float, ...]
+    this_way_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -392,6 +406,8 @@ class Facts:
     """By cell and operator."""
     hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
     trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
+    queue_trials: Mapping[Cell, Mapping[str, QueueTrial]] = field(default_factory=dict)
+    """By cell and way."""
     rank_steps: Mapping[Cell, RankSteps] = field(default_factory=dict)
 
     @property

@@ -31,6 +31,7 @@ _MOST_FOLDS = 32
 _NORMAL_95 = 1.96
 NO_ROOF_S = 1e-9
 """Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
+_READ_AND_WRITTEN = 2
 # A term that takes half of a step decides it.
 _BINDS = 0.5
 
@@ -58,6 +59,22 @@ class Device:
         gains = np.array([*(point.bytes_per_s / ceilings.curve[-1].bytes_per_s for point in ascending), 1.0])
         larger = np.searchsorted(sizes, working_set_bytes, side="left")
         return np.asarray(ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
+
+    def between_bytes_per_s(self, demanded: Demanded) -> Array:
+        """Bytes/s between kernels: what one writes the next reads, from the cache that holds both where one does.
+
+        The curve's small sizes are read in less time than a call takes, which is no cache's speed: what a larger size
+        reaches, a smaller one does.
+        """
+        if demanded.handed_bytes is None or not self.ceilings.curve:
+            return self.memory_bytes_per_s(_working_set(demanded))
+        descending = sorted(self.ceilings.curve, key=lambda point: -point.nbytes)
+        end = self.ceilings.curve[-1].bytes_per_s
+        reached = np.maximum.accumulate([point.bytes_per_s / end for point in descending])
+        sizes = np.array([point.nbytes for point in descending])[::-1]
+        larger = np.searchsorted(sizes, _READ_AND_WRITTEN * demanded.handed_bytes, side="left")
+        gains = np.append(reached[::-1], 1.0)
+        return np.asarray(self.ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
     def dispatched(self, steps: Steps) -> tuple[Array, Array]:
         """(seconds to dispatch each step, the part of them that replayed kernels pay as well)."""
@@ -136,7 +153,7 @@ class KernelTimes(Protocol):
     """What kernels take alone."""
 
     def small_s(self, steps: Steps, traffic_s: Array) -> Array:
-        """Seconds that all small kernels of a step take beyond their own traffic."""
+        """Seconds that all small kernels of a step take together; `traffic_s` is what their bytes demand."""
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
@@ -156,6 +173,9 @@ class Kernels:
     least_s: Mapping[str, float]
     """The shortest that such an operator was seen to take: its call, or its launch."""
     conversions: Mapping[tuple[str, bool], Line]
+    small: Line | None = None
+    """Of all kernels that are not replayed one by one, over tokens: their time over their traffic or their least
+    time; None where they were not run alone."""
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
@@ -166,11 +186,11 @@ class Kernels:
         return _along(self.lines, column, steps, roof_s)
 
     def small_s(self, steps: Steps, traffic_s: Array) -> Array:
-        """As it was when they were run alone: what their number costs does not grow with their traffic."""
-        rest = self.lines.get((REST, False))
-        if rest is None:
-            return np.zeros(len(steps))
-        return rest.seconds(steps.tokens, np.full(len(steps), NO_ROOF_S))
+        """As they were when they were run alone: so long as their number takes, or as their traffic, which a cache may
+        serve."""
+        if self.small is None:
+            return traffic_s
+        return np.asarray(np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(traffic_s, self.least_s[REST]))
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
@@ -206,8 +226,9 @@ class Fitted:
         """The split of steps that nobody measured."""
         steps, device = demanded.steps, self.device
         count = len(steps)
-        bandwidth = device.memory_bytes_per_s(_working_set(demanded))
-        weights_s, kv_s, compute_s, dequantise_s, kernel_s, outside_s, own_s = (np.zeros(count) for _ in range(7))
+        bandwidth, between = device.memory_bytes_per_s(_working_set(demanded)), device.between_bytes_per_s(demanded)
+        weights_s, kv_s, compute_s, dequantise_s, kernel_s = (np.zeros(count) for _ in range(5))
+        outside_s, own_s, last_s = (np.zeros(count) for _ in range(3))
         any_replayed = False
         for column in demanded.columns:
             flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
@@ -225,16 +246,22 @@ class Fitted:
                 converting_s = np.minimum(alone_s, self.kernels.converting_s(column, steps, roof_s / column.count))
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
-            outside_s += _outside_s(column, flops_per_s, bandwidth, alone_s is not None)
-        kernel_s += self.kernels.small_s(steps, own_s + outside_s)
+            outside_s += _outside_s(column, flops_per_s, between, alone_s is not None)
+            if column.last_rows:
+                last_s += roof_s if alone_s is None else column.count * alone_s
+        beyond_s = self.kernels.small_s(steps, own_s + outside_s) - own_s - outside_s
+        kernel_s += np.maximum(0.0, beyond_s)
+        outside_s = np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s))
         avoidable_s = outside_s + self._faults(demanded) * device.ceilings.page_fault_s
         host_s, in_kernels_s = device.dispatched(steps)
         if any_replayed:
             kernel_s -= in_kernels_s
         link_s = device.fetch_s + demanded.exchanged_s
         busy_s = weights_s + kv_s + compute_s + dequantise_s + kernel_s + avoidable_s + link_s
-        dispatch_s = np.maximum(0.0, host_s - busy_s) if device.overlaps else host_s
-        return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, dispatch_s)
+        if device.overlaps:
+            host_s = np.where(steps.prefill, _prefill_host_s(demanded, host_s, busy_s, last_s), host_s - busy_s)
+            host_s = np.maximum(0.0, host_s)
+        return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, host_s)
 
     def _faults(self, demanded: Demanded) -> Array:
         """Pages touched for the first time: the share of those written that were new in the nearest measured step."""
@@ -316,11 +343,13 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
             if (some := chosen & (converting > 0)).any():
                 none_s = np.full(int(some.sum()), NO_ROOF_S)
                 conversions[column.operator, prefill] = line(column.rows[some], converting[some], none_s)
+    small: Line | None = None
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
-        lost_s = np.maximum(rest - _own_traffic_s(measured, bandwidth), NO_ROOF_S)[known]
-        lines[REST, False] = line(steps.tokens[known], lost_s, np.full(len(lost_s), NO_ROOF_S))
-    return Kernels(lines, surfaces, least_s, conversions)
+        least_s[REST] = float(rest[known].min())
+        demands_s = np.maximum(_own_traffic_s(measured, device), least_s[REST])
+        small = line(steps.tokens[known], rest[known], demands_s[known])
+    return Kernels(lines, surfaces, least_s, conversions, small)
 
 
 def _kinds(column: OperatorColumn, steps: Steps, known: Array) -> list[tuple[bool, Array]]:
@@ -331,14 +360,25 @@ def _kinds(column: OperatorColumn, steps: Steps, known: Array) -> list[tuple[boo
     return [(prefill, chosen) for prefill in (False, True) if (chosen := known & (steps.prefill == prefill)).any()]
 
 
-def _own_traffic_s(measured: Measured, bandwidth: Array) -> Array:
+def _prefill_host_s(demanded: Demanded, host_s: Array, busy_s: Array, last_s: Array) -> Array:
+    """Seconds of a single prefill in which a device that overlaps waits for its host.
+
+    Nothing was issued ahead of it: the device idles while the host prepares masks, positions and the first products,
+    about as much work as a layer's, and its last operator runs when the host has issued all others.
+    """
+    layers = sum(column.count for column in demanded.columns if column.heads is not None)
+    return np.asarray(np.maximum(host_s / (layers + 1), host_s + last_s - busy_s))
+
+
+def _own_traffic_s(measured: Measured, device: Device) -> Array:
     """Seconds of what was not replayed by itself, as `Fitted.terms` counts it."""
-    total = np.zeros(len(measured))
+    total, bandwidth = np.zeros(len(measured)), device.memory_bytes_per_s(_working_set(measured.demanded))
+    between = device.between_bytes_per_s(measured.demanded)
     for column in measured.demanded.columns:
         replayed = column.operator in measured.replayed_s
         if not replayed:
             total += column.model_bytes / bandwidth
-        total += _outside_s(column, math.inf, bandwidth, replayed)
+        total += _outside_s(column, math.inf, between, replayed)
     return total
 
 

@@ -39,6 +39,8 @@ _STANDS_FOR: Mapping[str, frozenset[str]] = {
 """Which computed changes a form that was tried takes the place of."""
 # What saves less of a step than a measurement can tell is no change to name.
 _LEAST_SHARE = 1e-3
+# An operator that loses so much of what all kernels lose is named.
+_MOST_OF_IT = 0.3
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     known = {change for tried in cell.tried for change in _STANDS_FOR.get(tried.form, ())}
     least_s = _LEAST_SHARE * cell.split.latency_s
     found = [lever for lever in computed if lever.saves_s > least_s and lever.change not in known]
-    found += [lever for lever in _tried(cell) if lever.is_claim and abs(lever.saves_s) > least_s]
+    found += [lever for lever in (*_tried(cell), *cell.ways) if lever.is_claim and abs(lever.saves_s) > least_s]
     return sorted(found, key=lambda lever: -lever.saves_s)
 
 
@@ -207,19 +209,29 @@ def _link(cell: JudgedCell) -> Lever:
 
 
 def _kernels(cell: JudgedCell) -> list[Lever]:
-    """What the kernels themselves lose: measured by running them alone, so that better ones could recover it."""
+    """What the kernels themselves lose: measured by running them alone, so that better ones could recover it; no more
+    than what the step takes beyond its floor, which a replay in a bad minute may exceed."""
+    most_s = max(0.0, cell.split.latency_s - cell.split.floor_s)
     return [
         Lever(
             _PACKED_KERNEL,
-            cell.split.dequantise_s,
+            min(cell.split.dequantise_s, most_s),
             "nothing would be converted first",
         ),
         Lever(
             _OTHER_KERNELS,
-            cell.split.kernel_s,
-            "what these lose against their roofs when run alone",
+            min(cell.split.kernel_s, most_s),
+            f"what these lose against their roofs when run alone{_most_of_it(cell)}",
         ),
     ]
+
+
+def _most_of_it(cell: JudgedCell) -> str:
+    """The operator that loses far more than its share, where there is one."""
+    name = max(cell.lost_s, key=lambda each: cell.lost_s[each], default="")
+    if not name or cell.lost_s[name] < _MOST_OF_IT * cell.split.kernel_s:
+        return ""
+    return f", {duration(cell.lost_s[name])} of it {name.rpartition('*.')[2]}"
 
 
 def _arithmetic(cell: JudgedCell, setting: Setting) -> list[Lever]:

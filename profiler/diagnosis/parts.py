@@ -36,8 +36,13 @@ def split_of(
     demands: list[Demand] = []
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
+    padding_s = 0.0
     for item in facts.operators[key]:
         demand = _demand(facts, item, replays.get(item.operator))
+        padded_s = _padding_s(item, demand, roofs)
+        padding_s += padded_s
+        if demand.replayed_s is not None:
+            demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
         demands.append(demand)
         seconds = _avoidable_s(item, demand, roofs)
         if demand.replayed_s is None:
@@ -51,14 +56,23 @@ def split_of(
     if REST in replays:
         demands.append(_small_kernels(replays[REST], demands, outside_s, roofs))
     outside_s[Cause.PAGE_FAULTS] = faults * facts.ceilings.page_fault_s
-    parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s)
+    parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s, padding_s)
     if tax is not None:
         parts = taxed(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
     if key.cell.engine in facts.owning_engines:
         parts = of_engine(parts)
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
+    if padding_s:
+        by_cause[Cause.PADDING] = padding_s
     return parts, by_cause
+
+
+def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
+    """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
+    replays, memory = facts.replays.get(key, {}), roofs_of(facts, key).memory_bytes_per_s
+    alone = [_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays]
+    return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in alone}
 
 
 def _small_kernels(rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs) -> Demand:
@@ -87,7 +101,25 @@ def _avoidable_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> dict[Cause
             roofs.memory_bytes_per_s,
         )
         for cause in {**moved, **item.avoidable_flops}
+        if cause is not Cause.PADDING
     }
+
+
+def _padding_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> float:
+    """Seconds that an operator spends on positions which no prompt fills.
+
+    By the operator's own roof, with them and without; where it was run alone, of its time at the padded shape: a kernel
+    stays as far below its roof on the one as on the other.
+    """
+    flops, nbytes = (float(of.get(Cause.PADDING, 0)) for of in (item.avoidable_flops, item.avoidable_bytes))
+    if not flops and not nbytes:
+        return 0.0
+    own_s = demand.roof_s(roofs.memory_bytes_per_s)
+    padded = replace(demand, flops=demand.flops + flops, kv_bytes=demand.kv_bytes + nbytes)
+    padded_s = padded.roof_s(roofs.memory_bytes_per_s)
+    if demand.replayed_s is None:
+        return padded_s - own_s
+    return demand.replayed_s * (1 - own_s / padded_s)
 
 
 def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:

@@ -120,8 +120,8 @@ class ProfileKernels:
     """Seconds that the small kernels of a step take at least, by their number; 0 on a CPU, where that is dispatch."""
 
     def small_s(self, steps: Steps, traffic_s: Array) -> Array:
-        """What is left of that beyond their traffic."""
-        return np.maximum(0.0, self.least_small_s - traffic_s)
+        """Their traffic, or the time that their number takes."""
+        return np.maximum(self.least_small_s, traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step; None for what was not profiled."""

@@ -221,7 +221,7 @@ def _shares(s: Split) -> _Shares:
         compute=s.compute_s / own_s,
         kernel=lost_s / own_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
-        avoidable=s.avoidable_s / own_s,
+        avoidable=(s.avoidable_s + s.padding_s) / own_s,
         overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
         engine=s.engine_s / s.latency_s,

@@ -17,7 +17,8 @@ from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.generate import GenerateTax, generate_taxes, tax_of
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
-from profiler.diagnosis.parts import faults_of, model_work, roofs_of, split_of
+from profiler.diagnosis.parts import faults_of, lost_s, model_work, roofs_of, split_of
+from profiler.diagnosis.ragged import RaggedStep, ragged_step
 from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
@@ -61,6 +62,7 @@ class Judgement:
     differences: tuple[EngineDifference, ...]
     answer: tuple[str, ...]
     generate: tuple[GenerateTax, ...] = ()
+    ragged: tuple[RaggedStep, ...] = ()
 
     @property
     def unexplained(self) -> list[CellKey]:
@@ -99,6 +101,7 @@ def judge_run(facts: Facts) -> Judgement:
         differences=tuple(differences),
         answer=tuple(advice.answer(list(judged.values()), setting, differences)),
         generate=tuple(generate_taxes(facts, spreads)),
+        ragged=tuple(item.ragged for item in found.values() if item.ragged),
     )
 
 
@@ -156,6 +159,7 @@ class _Found:
     row: CellResult
     evidence: CellEvidence
     cell: JudgedCell
+    ragged: RaggedStep | None
 
 
 def _spreads(facts: Facts) -> dict[Phase, Spread]:
@@ -184,8 +188,8 @@ def _timed(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
         latency_low_s=time_s.low_s,
         latency_high_s=time_s.high_s,
         samples=time_s.samples,
-        tokens_per_s=key.tokens / time_s.median_s,
-        tokens_per_s_per_seq=key.query_tokens / time_s.median_s,
+        tokens_per_s=facts.grid.useful_tokens(key) / time_s.median_s,
+        tokens_per_s_per_seq=facts.grid.useful_tokens(key) / key.cell.batch_size / time_s.median_s,
     )
 
 
@@ -200,6 +204,7 @@ def _judged(
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
+    ragged = ragged_step(facts, key, parts, spread)
     slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, spread)
 
@@ -223,12 +228,14 @@ def _judged(
         operators=facts.operators[key],
         memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
         avoidable_s=avoidable_s,
+        lost_s=lost_s(facts, key),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         clock_share=clock_share,
         tried=tuple(tried(facts.trials.get(key, ()))),
+        ways=ragged.ways if ragged else (),
     )
     whole = replace(
-        _with_visits(row, key, visits),
+        _with_ragged(_with_visits(row, key, visits), ragged),
         flops_per_s=placement.flops_per_s,
         bytes_per_s=placement.bytes_per_s,
         mfu=_known(placement.mfu),
@@ -253,7 +260,7 @@ def _judged(
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
     )
-    return _Found(whole, evidence, judged)
+    return _Found(whole, evidence, judged, ragged)
 
 
 def _measurement(
@@ -356,6 +363,14 @@ def _with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> Cell
     )
 
 
+def _with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
+    """With what unequal prompts cost, where they are."""
+    if ragged is None:
+        return row
+    waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
+    return replace(row, padding=ragged.padding, mask_s=_known(ragged.mask_s), waiting_s=waiting_s)
+
+
 def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
     """Joules for each of the tokens that a visit generates, from all visits together; None where that is too coarse.
 
@@ -401,6 +416,8 @@ def _differences(
     facts: Facts, spreads: Mapping[Phase, Spread], judged: Mapping[CellKey, JudgedCell]
 ) -> list[EngineDifference]:
     """What each further engine saves against the first, cell by cell, with its interval."""
+    if facts.grid.ragged is not None:
+        return []  # without its mask a padded batch is another task, not another engine
     first, *others = facts.grid.engines
     found = []
     for key in facts.grid.keys:

@@ -112,6 +112,7 @@ TERM_NAMES = {
     "dequantise_s": "dequantisation",
     "kernel_s": "kernels below the roof",
     "avoidable_s": "avoidable work",
+    "padding_s": "padding",
     "link_s": "link",
     "dispatch_s": "dispatch",
     "generate_s": "generate tax",
@@ -141,6 +142,8 @@ class Split:
     """Sum over operators of max(F/P, B/W): what the work itself demands."""
     floor_s: float
     """The least time of this step here: the device's and the dispatch roof combined."""
+    padding_s: float = 0.0
+    """Positions of a padded batch that hold no token of any prompt."""
     generate_s: float = 0.0
     """What transformers' `generate` adds to the same step of our own loop; nothing where it was not called."""
     engine_s: float = 0.0
@@ -160,7 +163,7 @@ class Split:
     @property
     def busy_s(self) -> float:
         """What the device and its link are known to take."""
-        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s
+        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s + self.padding_s
 
 
 ADDS_UP = 0.2
@@ -207,12 +210,14 @@ def split(
     avoidable_s: float,
     roofs: Roofs,
     latency_half_width_s: float = 0.0,
+    padding_s: float = 0.0,
 ) -> Split:
     """Split a measured step.
 
     measured = weights + KV + compute + dequantisation + kernel + avoidable + link + dispatch + unexplained. The first
     three are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
-    alone; `avoidable_s` is work beside those calls that the algorithm does not need; `dispatch` is what the host adds:
+    alone; `avoidable_s` is work beside those calls that the algorithm does not need, `padding_s` what positions take
+    that no prompt fills, which is in none of the others; `dispatch` is what the host adds:
     all of it where nothing overlaps (CPU), else only what does not hide behind the device.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
@@ -235,7 +240,7 @@ def split(
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
     host_s = roofs.dispatch_s or 0.0
     # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
-    busy_s = device_s + dequantise_s + kernel_s + avoidable_s + roofs.fetch_s
+    busy_s = device_s + dequantise_s + kernel_s + avoidable_s + padding_s + roofs.fetch_s
     dispatch_s = max(0.0, host_s - busy_s) if roofs.overlaps else host_s
     terms = {
         "weights_s": weights_s,
@@ -244,6 +249,7 @@ def split(
         "dequantise_s": dequantise_s,
         "kernel_s": kernel_s,
         "avoidable_s": avoidable_s,
+        "padding_s": padding_s,
         "link_s": roofs.fetch_s,
         "dispatch_s": dispatch_s,
         "unexplained_s": latency_s - busy_s - dispatch_s,
@@ -282,6 +288,7 @@ def _half_widths(
         "dequantise_s": dequantise_s,
         "kernel_s": math.hypot(replay_s, roof_s, dequantise_s),
         "avoidable_s": avoidable_s,
+        "padding_s": 0.0,
         "link_s": 0.0,
         "dispatch_s": dispatch_s,
         "generate_s": 0.0,

@@ -87,8 +87,11 @@ class Line:
 
         Between two points the log of time over roof is straight over log size, so that it leaves neither.
         """
-        ratio = np.exp(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
-        return np.asarray(roof_s * np.maximum(1.0, ratio))
+        return np.asarray(roof_s * np.maximum(1.0, np.exp(self.log_ratio(sizes))))
+
+    def log_ratio(self, sizes: Array) -> Array:
+        """log(time / roof) at `sizes` [n]."""
+        return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
 
 
 def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:

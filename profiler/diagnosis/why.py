@@ -75,6 +75,14 @@ class Recompilation:
 
 
 @dataclass(frozen=True)
+class GraphBreak:
+    """Where torch.compile left compiled code for Python, and why."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Between:
     """What the script itself did between forwards that one line made in a row."""
 
@@ -109,6 +117,8 @@ class Seen:
     recompilations: tuple[Recompilation, ...] = ()
     between: tuple[Between, ...] = ()
     texts_again: tuple[TextAgain, ...] = ()
+    graph_breaks: tuple[GraphBreak, ...] = ()
+    """The most frequent first."""
 
     @property
     def calls_s(self) -> float:

@@ -34,6 +34,8 @@ class Engine(Protocol):
     host moves."""
     owns_model: ClassVar[bool]
     """Whether it loads the model anew and keeps its cache itself, so that what its kernels do is not seen."""
+    pads: ClassVar[bool]
+    """Whether prompts of unequal lengths come padded to the longest, with a mask."""
     whole_calls: ClassVar[bool]
     """Whether a cell is timed by `call`, which runs the prompt and all steps by itself."""
     taxes: ClassVar[bool]

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.engines.generate import GenerateEngine
+from profiler.engines.padded import PaddedEngine
 from profiler.engines.transformers import CompileEngine, EagerEngine, GraphEngine, StaticEngine
 from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
 from profiler.grid import DEFAULT_ENGINE
 
 ENGINES: dict[str, type[EagerEngine]] = {
-    engine.name: engine for engine in (EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine)
+    engine.name: engine
+    for engine in (EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine)
 }
 
 OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 """Engines that load the model themselves, and own it and its cache."""
+
+_ASKED_FOR = tuple(name for name, engine in ENGINES.items() if not engine.pads)
+"""Engines that a user names; prompts of unequal lengths bring the other one with them."""
 
 
 def with_own_loop(names: Sequence[str]) -> list[str]:
@@ -25,22 +30,25 @@ def with_own_loop(names: Sequence[str]) -> list[str]:
     return [DEFAULT_ENGINE, *names] if whole and DEFAULT_ENGINE not in names else list(names)
 
 
-def check_engine(name: str, *, on_cuda: bool, config: Any, longest_context: int, deepened: bool = False) -> None:
-    """Refuse an engine that cannot work here, before anything is loaded; `deepened`: some caches are filled directly.
-
-    Raises RequestError.
+def check_engine(
+    name: str, *, on_cuda: bool, config: Any, longest_context: int, deepened: bool = False, ragged: bool = False
+) -> None:
+    """Refuse an engine that cannot work here, before anything is loaded; `deepened`: some caches are filled directly;
+    `ragged`: prompts are of unequal lengths. Raises RequestError.
     """
     if name in OWNING:
         return
     if name not in ENGINES:
         raise RequestError(
-            f"--engine {name!r} is unknown; use {', '.join((*ENGINES, *OWNING))}, or several: eager,static."
+            f"--engine {name!r} is unknown; use {', '.join((*_ASKED_FOR, *OWNING))}, or several: eager,static."
         )
+    if ENGINES[name].pads and not ragged:
+        raise RequestError(f"--engine {name} steps prompts of unequal lengths: use --prompt-lens ragged:32..512.")
     if ENGINES[name].whole_calls and deepened:
         raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
     if not ENGINES[name].replays_as_graph:
         return
-    others = [other for other, kind in ENGINES.items() if not kind.replays_as_graph]
+    others = [other for other in _ASKED_FOR if not ENGINES[other].replays_as_graph]
     if not on_cuda:
         raise RequestError(
             f"--engine {name} captures CUDA graphs, and this device is a CPU;"

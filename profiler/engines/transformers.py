@@ -34,6 +34,7 @@ class EagerEngine:
     has_twin: ClassVar[bool] = True
     replays_as_graph: ClassVar[bool] = False
     owns_model: ClassVar[bool] = False
+    pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = False
     taxes: ClassVar[bool] = False
     kept_bytes: int = 0

@@ -67,6 +67,7 @@ class VllmEngine:
     hookable: ClassVar[bool] = False
     has_twin: ClassVar[bool] = False
     replays_as_graph: ClassVar[bool] = False
+    pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = True
     taxes: ClassVar[bool] = False
     owns_model: ClassVar[bool] = True

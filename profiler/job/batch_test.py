@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from profiler.diagnosis.scaling import crossover
 from profiler.errors import RequestError
+from profiler.job.foundation import measure_ceilings
 from profiler.job.options import Options
 from profiler.job.request import Prepared, prepare
-from profiler.job.run import measure_ceilings
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.skeleton import plan, quiet_libraries
 from profiler.machine.machine import machine_for
@@ -33,7 +33,7 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
     first = prepare(replace(options, batch_sizes=[1]))
     depths = [*first.grid.prompt_lens, *first.grid.context_lens]
-    if len(depths) != 1:
+    if len(depths) != 1 or first.grid.ragged:
         raise RequestError("a batch test doubles the batch at one length; give a single --prompt-len or --context-len.")
     request, machine = first.request, machine_for(first.request.device)
     with quiet_libraries():

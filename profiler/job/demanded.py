@@ -16,7 +16,7 @@ from profiler.probes.subject import operator_names
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import predicted_peak_bytes
-from profiler.work.operators import Linear, Operator
+from profiler.work.operators import Embedding, Linear, Operator
 from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork
@@ -41,7 +41,9 @@ def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, lin
             peaks[chosen] = predicted_peak_bytes(
                 work, weight_bytes, steps.batch[chosen], depth[chosen], steps.new_tokens[chosen], paths[phase]
             )
-    return Demanded(steps, columns, peaks, None if link is None else _exchanged_s(work, parts, link, count))
+    looked_up = [columns[index].activation_bytes for index, op in enumerate(names) if isinstance(op, Embedding)]
+    collective_s = None if link is None else _exchanged_s(work, parts, link, count)
+    return Demanded(steps, columns, peaks, collective_s, looked_up[0] if looked_up else None)
 
 
 def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:

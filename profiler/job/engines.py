@@ -6,9 +6,11 @@ import copy
 from collections.abc import Mapping
 
 from profiler.engines.base import Engine
+from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.vllm import Wanted
 from profiler.grid import Grid
+from profiler.grid.ragged import PADDED_ENGINE
 from profiler.job.request import Prepared
 from profiler.loading.config import pretrained_location
 from profiler.loading.request import LoadedModel, dtype_name
@@ -30,6 +32,8 @@ def make_engines(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machi
     """By name, in the order of the grid. Raises RequestError for a model that an engine does not take."""
     names = prepared.grid.engines
     made: dict[str, Engine] = {name: ENGINES[name](loaded.module, machine) for name in names if name in ENGINES}
+    if PADDED_ENGINE in made:
+        made[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
     for name in (name for name in names if name in OWNING):
         made[name] = OWNING[name](_wanted(prepared, loaded, work, machine), machine)
     return {name: made[name] for name in names}

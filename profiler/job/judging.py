@@ -48,6 +48,7 @@ def judge_folder(folder: Path) -> Run:
         quality=gathered.quality,
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
+        ragged=judgement.ragged,
         fresh_starts=tuple(gathered.fresh_starts.values()),
         after_silence=tuple(gathered.after_silence.values()),
         answer=judgement.answer,

@@ -47,7 +47,7 @@ def opening(
         device=device_facts(subject.machine.info, dtype_name(subject.request.dtype)),
         software=software(),
         ceilings=ceilings_record(ceilings, dispatch),
-        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens),
+        grid=GridRecord(grid.prompt_lens, grid.batch_sizes, grid.context_lens, grid.new_tokens, grid.ragged),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,

@@ -9,6 +9,7 @@ from typing import Any
 
 from profiler.errors import RequestError, near_misses
 from profiler.grid import DEFAULT_ENGINE
+from profiler.grid.ragged import Ragged
 
 DEFAULT_MODEL = "smollm2-135m"
 QUANT_HELP = "none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo or fp8 (torchao)"
@@ -27,8 +28,10 @@ class Options:
     """
 
     model: str | None = _option(None, "Hub id, folder, .gguf file, or a card's name.", shown=DEFAULT_MODEL)
-    prompt_lens: str | Sequence[int] | None = _option(
-        None, "Prompt lengths: 128, or 64,256, or 64..2048*2.", shown="64,128,256,512"
+    prompt_lens: str | Sequence[int] | Ragged | None = _option(  # noqa: RUF009  Ragged is frozen, too
+        None,
+        "Prompt lengths: 128, or 64,256, or 64..2048*2; of unequal prompts in a batch ragged:32..512 or ragged:FILE.",
+        shown="64,128,256,512",
     )
     context_lens: str | Sequence[int] = _option("", "Decode this deep in a filled cache, without a prefill.")
     batch_sizes: str | Sequence[int] = _option("1,2,4,8", "Batch sizes, in the same grammar.")

@@ -148,7 +148,7 @@ def set_up_ranks(
     roofs, link = ranks.roofs(dtypes)
     loaded = ranks.share.alone
     engines = {name: ranks.engine() for name in grid.engines}
-    subject = Subject(machine, loaded, ranks.work, engines, execution_paths(loaded, ranks.work, engines, grid))
+    subject = Subject(machine, loaded, ranks.work, engines, execution_paths(loaded, ranks.work, engines, grid), grid)
     ceilings = replace(roofs.only(list(dtypes), dtype_name(loaded.request.dtype)), collective=link)
     twin_s = min(0.075 * prepared.options.budget_s, 1.5)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)

@@ -16,6 +16,7 @@ from profiler.engines.registry import OWNING, check_engine, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import ModelError, RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED
 from profiler.job.count import check_cut
 from profiler.job.options import DEFAULT_MODEL, Options
 from profiler.loading.catalog import Source, resolve
@@ -100,6 +101,7 @@ def prepare(options: Options) -> Prepared:
             config=config,
             longest_context=grid.longest_context,
             deepened=bool(grid.context_lens),
+            ragged=grid.ragged is not None,
         )
     request = ModelRequest(
         source=source,
@@ -182,7 +184,7 @@ def _asked_again(folder: Path, document: RunDocument, options: Options) -> Optio
     return replace(
         options,
         model=model,
-        prompt_lens=grid.prompt_lens,
+        prompt_lens=grid.ragged or grid.prompt_lens,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
         new_tokens=grid.new_tokens,
@@ -191,7 +193,7 @@ def _asked_again(folder: Path, document: RunDocument, options: Options) -> Optio
         double_quant=known.double_quant,
         compute_dtype=known.compute_dtype if known.quant in ("nf4", "fp4") else "auto",
         weights=known.weights,
-        engine=",".join(document.engine.names),
+        engine=",".join(name for name in document.engine.names if name != PADDED_ENGINE),
         attn=known.attention,
         tp=document.ranks,
         fresh=False,
@@ -209,12 +211,13 @@ def repeating(request: ModelRequest, grid: Grid, tp: int = 1) -> str:
         f"--dtype {dtype_name(request.dtype)}",
         f"--quant {request.quant}",
         f"--weights {request.weights}",
-        f"--engine {','.join(grid.engines)}",
+        f"--engine {','.join(name for name in grid.engines if name != PADDED_ENGINE)}",
         f"--device {request.device.type}",
     ]
-    for option, lens in (("--prompt-lens", grid.prompt_lens), ("--context-lens", grid.context_lens)):
+    prompts = f"{RAGGED}{grid.ragged.name}" if grid.ragged else ",".join(map(str, grid.prompt_lens))
+    for option, lens in (("--prompt-lens", prompts), ("--context-lens", ",".join(map(str, grid.context_lens)))):
         if lens:
-            parts.insert(1, f"{option} {','.join(map(str, lens))}")
+            parts.insert(1, f"{option} {lens}")
     if request.quant_options.double:
         parts.append("--double-quant")
     if request.quant_options.compute_dtype is not None:

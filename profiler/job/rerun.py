@@ -15,7 +15,8 @@ from profiler.grid import Cell, Phase
 from profiler.job.comparing import gated, thresholds
 from profiler.job.options import Options
 from profiler.job.request import prepare_again
-from profiler.job.run import Listener, execute
+from profiler.job.run import execute
+from profiler.job.stages import Listener
 from profiler.machine.machine import Machine
 from profiler.record.sides import asked_of, read_side, timed_cells
 from profiler.timing.outcomes import Gap, Visit

@@ -11,7 +11,8 @@ from profiler.diagnosis.devices import Health, Measured, healths
 from profiler.errors import RequestError
 from profiler.job.options import Options
 from profiler.job.request import prepare
-from profiler.job.run import Listener, execute
+from profiler.job.run import execute
+from profiler.job.stages import Listener
 from profiler.record.run import Run
 from profiler.report.page import write_comparison
 

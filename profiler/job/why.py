@@ -63,10 +63,7 @@ def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Wh
     from profiler.probes.again import try_changes
 
     budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, seen.calls_s))
-    try:
-        trials, missed = try_changes(recorder, seen, budget_s)
-    except KeyboardInterrupt:
-        trials, missed = [], ["trials: interrupted"]
+    trials, missed = try_changes(recorder, seen, budget_s)
     return judge(seen, trials, _floor(recorder, seen), missed)
 
 

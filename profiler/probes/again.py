@@ -86,35 +86,49 @@ class _Group:
 
 
 def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[Trial], list[str]]:
-    """(trials, what could not be tried and why): the dearest calls first, until `budget_s` seconds are spent."""
+    """(trials, what could not be tried and why): the dearest calls first, until `budget_s` seconds are spent, or until
+    somebody interrupts, which keeps what was tried so far."""
     deadline_s = now_s() + budget_s
     trials: list[Trial] = []
     missed: list[str] = []
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
-        for group in _groups(recorder, seen, missed):
-            for candidate in _candidates(group, recorder):
-                left_s = deadline_s - now_s()
-                if left_s <= 0:
-                    missed.append(f"{candidate.id} at {candidate.where}: no time was left")
-                    continue
-                allowed_s = min(left_s, budget_s / 2)
-                alone = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
-                try:
-                    rounds = (_against_its_own if alone else _in_turn)(candidate, allowed_s)
-                except Exception as error:
-                    missed.append(f"{candidate.id} at {candidate.where}: {first_line(error)}")
-                    continue
-                if not rounds:
-                    missed.append(f"{candidate.id} at {candidate.where}: there was time for a single run alone")
-                    continue
-                numbers = tuple(call.number for call in group.calls)
-                trials.append(
-                    Trial(
-                        candidate.id, numbers, rounds, candidate.where, candidate.evidence, candidate.change,
-                        candidate.shape or group.middle[0].words, against_its_own=alone,
-                    )
-                )  # fmt: skip
+        try:
+            for group in _groups(recorder, seen, missed):
+                for candidate in _candidates(group, recorder):
+                    trial = _tried(candidate, group, budget_s, deadline_s)
+                    if isinstance(trial, str):
+                        missed.append(trial)
+                    else:
+                        trials.append(trial)
+        except KeyboardInterrupt:
+            missed.append("what else there is: interrupted")
     return trials, missed
+
+
+def _tried(candidate: _Candidate, group: _Group, budget_s: float, deadline_s: float) -> Trial | str:
+    """One thing changed about some calls; or why that could not be tried."""
+    left_s = deadline_s - now_s()
+    here = f"{candidate.id} at {candidate.where}"
+    if left_s <= 0:
+        return f"{here}: no time was left"
+    allowed_s = min(left_s, budget_s / 2)
+    alone = candidate.alone or 2 * _DECISIVE_ROUNDS * candidate.seconds > allowed_s
+    try:
+        rounds = (_against_its_own if alone else _in_turn)(candidate, allowed_s)
+    except Exception as error:
+        return f"{here}: {first_line(error)}"
+    if not rounds:
+        return f"{here}: there was time for a single run alone"
+    return Trial(
+        candidate.id,
+        tuple(call.number for call in group.calls),
+        rounds,
+        candidate.where,
+        candidate.evidence,
+        candidate.change,
+        candidate.shape or group.middle[0].words,
+        against_its_own=alone,
+    )
 
 
 def _groups(recorder: Recorder, seen: Seen, missed: list[str]) -> Iterator[_Group]:

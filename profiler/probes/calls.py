@@ -172,8 +172,11 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     Raises RequestError where a cache of that depth cannot be had without a prefill.
     """
     cell, machine = key.cell, subject.machine
-    engine_type = StaticEngine if subject.path_of(key).cache == "static" else EagerEngine
-    engine = engine_type(subject.loaded.module, machine)
+    engine = subject.engines[cell.engine]
+    if not engine.pads:
+        engine_type = StaticEngine if subject.path_of(key).cache == "static" else EagerEngine
+        engine = engine_type(subject.loaded.module, machine)
+    engine.announce(cell, None)
     if key.phase == "prefill":
         ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
         return lambda: engine.prefill(ids, cell.slots)

@@ -34,6 +34,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
     pieces = Pieces(machine)
     found = []
     with torch.inference_mode():
+        engine.announce(cell, None)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
             ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)

@@ -30,6 +30,7 @@ def steps_after_silence(
         for silence_s, times in _SILENCES:
             found = []
             for _ in range(times):
+                engine.announce(cell, None)
                 engine.prepare(cell.batch_size, slots)
                 state = engine.fill(cell.batch_size, cell.depth, slots)
                 for _ in range(_WARM_STEPS):

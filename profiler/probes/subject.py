@@ -23,6 +23,7 @@ from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu, stored
 from profiler.work.kernels import attention_path, outlier_columns
 from profiler.work.operators import Experts, Linear, Operator
+from profiler.work.padded import padded_work
 from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, linear_modules
@@ -38,6 +39,7 @@ class Subject:
     engines: Mapping[str, Engine]
     paths: Mapping[tuple[str, Phase], ExecutionPath]
     """How each engine executes each phase; `path_of` adds what a cell decides."""
+    grid: Grid
 
     @property
     def request(self) -> ModelRequest:
@@ -64,8 +66,11 @@ class Subject:
 
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         """The work of every operator in a cell's step."""
-        step, path = Step.of(key), self.path_of(key)
-        found = tuple(operator_work(operator, name, step, path) for operator, name in self.names.items())
+        step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
+        found = tuple(
+            as_value(operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path))
+            for operator, name in self.names.items()
+        )
         return tuple(map(_from_outside, found)) if self.engines[key.cell.engine].owns_model else found
 
     def predicted_peak(self, cell: Cell) -> int:
@@ -155,7 +160,11 @@ def operator_names(work: ModelWork) -> dict[Operator, str]:
 
 def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath) -> OperatorWork:
     """What an operator must do in a step of plain numbers, as a value."""
-    work = operator.work(step, path)
+    return as_value(operator, name, operator.work(step, path))
+
+
+def as_value(operator: Operator, name: str, work: Work) -> OperatorWork:
+    """The work of an operator, in plain numbers, as a run keeps it."""
     return OperatorWork(
         operator=name,
         group=operator.group,
@@ -211,6 +220,7 @@ def execution_paths(
             paths[name, phase] = replace(
                 path,
                 cache=engine.cache,
+                masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,
                 outlier_columns=outliers.get(phase, {}),
             )

@@ -55,6 +55,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
     engine, machine = subject.engines[cell.engine], subject.machine
     found = []
     with torch.inference_mode():
+        engine.announce(cell, None)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
             ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from profiler.diagnosis.facts import Stepped, Trial
+from profiler.diagnosis.facts import UNQUANTISED, Stepped, Trial
 from profiler.engines.registry import ENGINES
 from profiler.errors import ModelError, RequestError
 from profiler.grid import CellKey
@@ -65,7 +65,8 @@ def forms_of(subject: Subject) -> list[Form]:
     """Every other form that this machine has, the most promising first; what is left out for time stands last."""
     config = subject.loaded.config.get_text_config()
     dtypes, quants = _dtypes(subject), _quants(subject)
-    found = [*dtypes[:1], *quants[:3]]
+    # Whoever quantised has a reason, mostly memory: another format comes before none at all.
+    found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
     if next(iter(subject.engines)) == "eager":
         found.append(Form("a static cache", engine="static"))
     current = getattr(config, "_experts_implementation", None)
@@ -81,9 +82,10 @@ def forms_of(subject: Subject) -> list[Form]:
 
 def _dtypes(subject: Subject) -> list[Form]:
     request = subject.request
-    plain = [Form(name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)]
+    dense = "" if request.quant == "none" else UNQUANTISED
+    plain = [Form(dense + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)]
     found = [form for form in plain if (form.dtype, form.quant) != (request.dtype, request.quant)]
-    return sorted(found, key=lambda form: form.name != "bfloat16")
+    return sorted(found, key=lambda form: form.dtype is not torch.bfloat16)
 
 
 def _quants(subject: Subject) -> list[Form]:

@@ -12,10 +12,12 @@ from profiler.diagnosis.cell import CellEvidence, EngineDifference, Keyed, colum
 from profiler.diagnosis.facts import Activity, AfterSilence, DeviceFacts, FreshStart, ModelFacts, Quality
 from profiler.diagnosis.generate import GenerateTax
 from profiler.diagnosis.inside import GroupTime
+from profiler.diagnosis.ragged import RaggedStep
 from profiler.diagnosis.scaling import DoublingTest
 from profiler.diagnosis.shares import RankStep
 from profiler.engines.scheduled import OwnedModel
 from profiler.grid import Grid, Phase
+from profiler.grid.ragged import Ragged
 from profiler.machine.links import Link
 from profiler.machine.readings import Health
 from profiler.roofs.values import Ceilings, CurvePoint, HostPace, Roof, Witness
@@ -30,6 +32,8 @@ class GridRecord:
     batch_sizes: tuple[int, ...]
     context_lens: tuple[int, ...]
     new_tokens: int
+    ragged: Ragged | None = None
+    """The unequal prompts, in the order in which they come; `prompt_lens` are the longest of each batch then."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,7 @@ class RunDocument:
     activity: tuple[ActivityRecord, ...] = ()
     quality: Quality | None = None
     generate: tuple[GenerateTax, ...] = ()
+    ragged: tuple[RaggedStep, ...] = ()
     fresh_starts: tuple[FreshStart, ...] = ()
     after_silence: tuple[AfterSilence, ...] = ()
     answer: tuple[str, ...] = ()
@@ -175,7 +180,9 @@ class RunDocument:
     def asked(self) -> Grid:
         """The grid of the run."""
         grid = self.grid
-        return Grid(grid.prompt_lens, grid.batch_sizes, grid.new_tokens, grid.context_lens, self.engine.names)
+        return Grid(
+            grid.prompt_lens, grid.batch_sizes, grid.new_tokens, grid.context_lens, self.engine.names, grid.ragged
+        )
 
 
 _ADAPTER = TypeAdapter(RunDocument)

@@ -17,6 +17,7 @@ from profiler.diagnosis.facts import (
     OperatorWork,
     PredictedPeaks,
     Quality,
+    QueueTrial,
     RankSteps,
     Readings,
     Replay,
@@ -46,6 +47,7 @@ class Gathered:
     hooked: dict[CellKey, Hooked] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    queue_trials: dict[Cell, dict[str, QueueTrial]] = field(default_factory=dict)
     rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
     fresh_starts: dict[str, FreshStart] = field(default_factory=dict)
@@ -80,6 +82,8 @@ class Gathered:
                 self.activity[fact.key] = fact
             case Trial():
                 self.trials.setdefault(fact.key, []).append(fact)
+            case QueueTrial():
+                self.queue_trials.setdefault(fact.cell, {})[fact.way] = fact
             case RankSteps():
                 self.rank_steps[fact.cell] = fact
             case PredictedPeaks():
@@ -115,5 +119,6 @@ class Gathered:
             replays=self.replays,
             hooked=self.hooked,
             trials=self.trials,
+            queue_trials=self.queue_trials,
             rank_steps=self.rank_steps,
         )

@@ -15,10 +15,11 @@ ADDED_COLUMNS = {
     "link_s": "0",
     "generate_s": "0",
     "engine_s": "0",
+    "padding_s": "0",
     **dict.fromkeys(
         (
             "ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s", "joules_per_token", "device_memory_bytes", "stopped",
-            "visits",
+            "visits", "padding", "mask_s", "waiting_s",
         ),
         "",
     ),

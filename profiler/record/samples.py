@@ -19,6 +19,7 @@ from profiler.diagnosis.facts import (
     Hooked,
     PredictedPeaks,
     Quality,
+    QueueTrial,
     RankSteps,
     Readings,
     Replays,
@@ -51,6 +52,7 @@ Fact = (
     | GenerateSteps
     | FreshStart
     | AfterSilence
+    | QueueTrial
 )
 
 _KINDS: dict[str, type[Fact]] = {
@@ -71,6 +73,7 @@ _KINDS: dict[str, type[Fact]] = {
     "generate": GenerateSteps,
     "fresh_start": FreshStart,
     "after_silence": AfterSilence,
+    "queue": QueueTrial,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}

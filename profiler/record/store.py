@@ -28,7 +28,7 @@ class RunStore:
         self._made_folder = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not resume and ((folder / RUN_FILE).exists() or (folder / SAMPLES_FILE).exists()):
+            if not resume and _holds_a_run(folder):
                 raise RunError(f"{folder} already holds a run; give another --out, or --resume {folder} to finish it.")
             self._samples = (folder / SAMPLES_FILE).open("a+", encoding="utf-8")
         except OSError as error:
@@ -96,6 +96,12 @@ def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
 def write_operators(folder: Path, facts: Facts) -> None:
     """Write operators.csv whole."""
     replace_file(folder / OPERATORS_FILE, operators_csv(facts))
+
+
+def _holds_a_run(folder: Path) -> bool:
+    """Whether there is anything to resume: a run that was killed while it loaded leaves an empty file of samples."""
+    samples = folder / SAMPLES_FILE
+    return (folder / RUN_FILE).exists() or (samples.exists() and samples.stat().st_size > 0)
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
@@ -17,6 +18,8 @@ CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "w
 # A difference between machines that is smaller than this is not worth a sentence.
 _WORTH_SAYING = 0.005
 _MOST_SENTENCES = 5
+_MOST_RUNS = 6
+"""Columns that a terminal has room for."""
 
 
 def signed(share: float) -> str:
@@ -175,14 +178,27 @@ def changes_frame(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def history_rows(history: History) -> list[list[str]]:
-    """A cell a row, a run a column: its time, and what changed at that step."""
+def shown_runs(history: History) -> list[int]:
+    """The runs that a table has room for: the first, the last, and those at which most cells changed."""
+    last = len(history.sides) - 1
+    if last < _MOST_RUNS:
+        return list(range(last + 1))
+    changed = [number for number, _ in _steps(history).most_common() if 0 < number < last]
+    return sorted({0, last, *changed[: _MOST_RUNS - 2]})
+
+
+def history_rows(history: History, runs: Sequence[int]) -> list[list[str]]:
+    """A cell a row, each of `runs` a column: its time, and what changed at that step."""
     rows = []
     for cell in history.cells:
         steps = {step.at: step.change for step in cell.steps}
-        times = [_time_words(timed, steps.get(number)) for number, timed in enumerate(cell.times)]
-        rows.append([cell.asked.name, *times])
+        rows.append([cell.asked.name, *(_time_words(cell.times[number], steps.get(number)) for number in runs)])
     return rows
+
+
+def _steps(history: History) -> Counter[int]:
+    """How many cells changed at each run."""
+    return Counter(step.at for cell in history.cells for step in cell.steps)
 
 
 def _time_words(timed: Timed | None, change: Change | None) -> str:
@@ -193,9 +209,9 @@ def _time_words(timed: Timed | None, change: Change | None) -> str:
 
 def history_sentences(history: History) -> list[str]:
     """The steps at which most cells changed, with what differed there."""
-    at = Counter(step.at for cell in history.cells for step in cell.steps)
+    at = _steps(history)
     found = []
-    for number in sorted(at):
+    for number in sorted(number for number, _ in at.most_common(_MOST_RUNS)):
         reasons = [item.words for item in history.differences[number]][:3]
         why = f" ({', '.join(reasons)})" if reasons else ""
         found.append(f"At {history.sides[number].name} {at[number]} of {len(history.cells)} cells changed{why}.")

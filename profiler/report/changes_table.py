@@ -19,6 +19,7 @@ from profiler.report.changes import (
     history_rows,
     history_sentences,
     machine_sentences,
+    shown_runs,
 )
 from profiler.report.gating import GATE_COLUMNS, gate_line, gate_rows
 
@@ -50,10 +51,13 @@ def print_history(history: History, console: Console) -> None:
     for sentence in history_sentences(history):
         console.print(Text(sentence, style="bold"))
     console.print()
-    columns = ("cell", *(f"run {number}" for number in range(len(history.sides))))
-    console.print(table(columns, history_rows(history)))
-    for number, side in enumerate(history.sides):
+    runs = shown_runs(history)
+    console.print(table(("cell", *(f"run {number}" for number in runs)), history_rows(history, runs)))
+    for number in runs:
+        side = history.sides[number]
         console.print(Text(f"run {number}: {side.name} ({side.created or side.tool})", style="dim"))
+    if left := len(history.sides) - len(runs):
+        console.print(Text(f"{left} more runs, at which fewer cells changed or none: --format json has them all"))
 
 
 def print_gate(gate: Gate, console: Console) -> None:

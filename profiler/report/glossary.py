@@ -180,6 +180,10 @@ TERMS: dict[str, Term] = {
         "what an engine that owns its model (vLLM) adds: scheduler, sampler, launches, what unseen kernels lose.",
         _share("engine_s"),
     ),
+    "padding": Term(
+        "positions of a batch of unequal prompts that hold no token: computed in a prefill, read again by every step.",
+        _share("padding_s"),
+    ),
     "hollow twin": Term(
         "the same architecture with next to no width: it dispatches the same operators and computes almost nothing.",
         _share("dispatch_s"),

@@ -39,6 +39,7 @@ from profiler.report.lines import (
     unexplained_lines,
     waterfalls,
 )
+from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.roofs import cell_points, roof_lines
 from profiler.report.rows import (
@@ -129,6 +130,7 @@ def html_report(run: Run) -> str:
             quality=quality_line(run),
             engines=engine_rows(run),
             generate=generate_lines(run),
+            ragged=ragged_lines(run),
             cold=cold_lines(run),
             engine_waterfall=inline_svg([run], "engines", _ENGINES) if waterfalls(run) else None,
             no_claims=no_claim_lines(run),

@@ -23,6 +23,7 @@ from profiler.report.lines import (
     stage_line,
     unexplained_lines,
 )
+from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import lever_rows
 from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
@@ -42,6 +43,7 @@ def markdown_report(run: Run) -> str:
     lines += _section("Engines", engine_lines(run))
     lines += _section("Ranks", rank_lines(run))
     lines += _section("The generate tax", generate_lines(run))
+    lines += _section("Prompts of unequal lengths", ragged_lines(run))
     lines += _section("Cold and idle", cold_lines(run))
     lines += [f"**Quality**: {markdown_text(quality)}.", ""] if quality else []
     lines += _section("Inside a step", [*activity_lines(run), *unexplained_lines(run)])

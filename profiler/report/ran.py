@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler.diagnosis.cell import CellEvidence, Lever
+from profiler.diagnosis.facts import UNQUANTISED
 from profiler.engines.scheduled import OwnedModel
 from profiler.record.run import Run
 from profiler.report.shown import evidence_of, first_engine
@@ -18,6 +19,7 @@ _CACHE_WORDS = {
     "paged": "paged, written in place",
 }
 _DTYPES = ("float32", "bfloat16", "float16")
+_DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
 _FORMATS = ("int8wo", "nf4", "int4wo", "int8")
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
 _KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
@@ -31,7 +33,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     seen = first_engine(run) not in run.document.engine.owned
     rows += [
-        (f"{count} linears", kind, _instead(first, *_FORMATS) if not number else "")
+        (f"{count} linears", kind, _instead(first, *_FORMATS, *_DENSE) if not number else "")
         for number, (kind, count) in enumerate(model.linears.items() if seen else ())
     ]
     rows += [

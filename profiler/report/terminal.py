@@ -33,6 +33,7 @@ from profiler.report.lines import (
     unexplained_lines,
     visited_once,
 )
+from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import breakdown_rows
 from profiler.report.shown import evidence_of, half_width, of_first_engine
@@ -49,6 +50,7 @@ _BAR_STYLE = {
     "dequantise_s": ("q", "green"),
     "kernel_s": ("k", "red"),
     "avoidable_s": ("x", "bright_yellow"),
+    "padding_s": ("p", "bright_red"),
     "link_s": ("l", "default"),
     "dispatch_s": ("d", "magenta"),
     "generate_s": ("g", "bright_magenta"),
@@ -84,6 +86,7 @@ def print_run(run: Run, console: Console) -> None:
         *unexplained_lines(run),
         *engine_lines(run),
         *generate_lines(run),
+        *ragged_lines(run),
         *cold_lines(run),
         *rank_lines(run),
     ):

@@ -43,7 +43,9 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"Too close to tell, and less than a tenth each: {names}.")
     if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
         tried = f" of {len(why.tried)} tried" if why.tried else ""
-        lines.append(f"Nothing to change{tried}{_reached(why)}")
+        left = f"; {len(why.not_tried)} could not be tried (told below)" if why.not_tried else ""
+        nothing = f"Nothing to change{tried}{left}" if why.tried or not left else "Nothing could be tried (told below)"
+        lines.append(f"{nothing}{_reached(why)}")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
@@ -55,6 +57,12 @@ def why_sentences(why: Why) -> list[str]:
                 f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
                 " choosing tokens, reading and printing them."
             )
+    if breaks := seen.graph_breaks:
+        count = sum(item.count for item in breaks)
+        lines.append(
+            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
+            f" between them: {breaks[0].reason}. fullgraph=True names the line."
+        )
     for first in why.first_calls:
         lines.append(
             f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
@@ -166,6 +174,7 @@ def why_json(why: Why) -> dict[str, object]:
         "overhead_s": seen.overhead_s,
         "floor_s": why.floor.seconds if why.floor else None,
         "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
+        "graph_breaks": [asdict(item) for item in seen.graph_breaks],
         "interrupted": seen.interrupted,
         "answer": why_sentences(why),
         "findings": [asdict(item) for item in why.findings],

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 import sysconfig
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Between, Call, Kind, Load, Recompilation, Seen, TextAgain
+from profiler.diagnosis.why import Between, Call, GraphBreak, Kind, Load, Recompilation, Seen, TextAgain
 from profiler.machine.clock import Clock, clock_for, now_s
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 64 << 20
 _LONGEST_REASON = 80
+_LONGEST_BREAK = 120
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
@@ -105,6 +108,7 @@ class Recorder:
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _start_s: float = field(default_factory=now_s)
+    _breaks_before: Counter[str] = field(default_factory=lambda: _dynamo_breaks())
 
     def call(
         self,
@@ -237,7 +241,16 @@ class Recorder:
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             tuple(_recompilations()), tuple(self._between()),
             tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
+            tuple(self._graph_breaks()),
         )  # fmt: skip
+
+    def _graph_breaks(self) -> Iterator[GraphBreak]:
+        """What torch.compile broke its graphs for since the watch began."""
+        found = _dynamo_breaks()
+        found.subtract(self._breaks_before)
+        for reason, count in found.most_common():
+            if count > 0:
+                yield GraphBreak(count, _shortest(reason))
 
     def _between(self) -> Iterator[Between]:
         """What the script itself took between calls that one of its lines made in a row, as a loop of its own does."""
@@ -295,6 +308,18 @@ class Recorder:
             noted.arguments = (args, kept)
         noted.start = noted.clock.mark()
         return noted
+
+
+def _dynamo_breaks() -> Counter[str]:
+    """How often torch.compile broke a graph, by the reason that it gives; torch itself keeps account of it."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
+
+
+def _shortest(reason: str) -> str:
+    """What torch says in a paragraph (`Failed to trace ...`, then `Explanation: ...`) in a line."""
+    told = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
+    return (told[1] if told else reason.strip().splitlines()[0]).strip().rstrip(".")[:_LONGEST_BREAK]
 
 
 def _recompilations() -> Iterator[Recompilation]:

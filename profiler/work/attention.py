@@ -76,13 +76,14 @@ class AttentionCore(Operator):
         """Whether transformers hands the kernel of `sdpa` a mask instead of its causal flag.
 
         It does once a window hides held keys, for new tokens after a cache, and for every decode step on a static
-        cache (masking_utils.py, `_ignore_causal_mask_sdpa` and `create_causal_mask`, 5.23).
+        cache (masking_utils.py, `_ignore_causal_mask_sdpa` and `create_causal_mask`, 5.23), and wherever a prompt of
+        the batch is padded.
         """
         held = self._held(step, path)
         window = np.inf if self.window is None else self.window
         several = np.asarray(step.query) > 1
         past = (several & (np.asarray(step.context) > 0)) | (~several & (path.cache == "static"))
-        return (np.asarray(held) >= window) | past
+        return (np.asarray(held) >= window) | past | path.masks
 
     def _executed_pairs(self, step: Step, path: ExecutionPath) -> Any:
         full = step.query * self._held(step, path)

@@ -10,6 +10,8 @@ class Cause(StrEnum):
 
     MASKED_SCORES = "masked scores"
     CACHE_COPIES = "cache copies"
+    PADDING = "padding"
+    """Positions that hold no token of any prompt."""
     UNFILLED_SLOTS = "unfilled cache slots"
     REPEATED_HEADS = "repeat_kv copies"
     ATTENTION_MATRIX = "attention matrix"

@@ -59,6 +59,8 @@ class ExecutionPath:
     """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
     masked_kernel: str = "fused"
     """What it calls when a mask is passed; nothing is skipped then."""
+    masks: bool = False
+    """True when a mask is handed over whatever the shape is: that of a padded batch."""
     cache: Literal["dynamic", "static", "paged"] = "dynamic"
     static_cache_len: int = 0
     """Slots of a static cache: its attention reads all of them, filled or not."""

@@ -3,8 +3,9 @@
     python tests/benchmarks/kills.py [--kills 50] [--commands run,why] [--seed 0]
 
 Each kill is of a process of its own, forked from one that has imported everything, at a moment drawn evenly over
-the time that the command takes when it is left alone. `run` and `batch-test` are resumed each time, so that the kills
-of one run follow each other; at the end it is finished, and no cell of it may be lost or there twice.
+the CPU seconds that the command takes when it is left alone: a busy machine moves none. `run` and `batch-test` are
+resumed each time, so that the kills of one run follow each other; at the end it is finished, and no cell of it may be
+lost or there twice.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
 SCRIPT = """
 import sys, torch
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 model(torch.ones(1, 8, dtype=torch.long))
 """
-GRID = ["--prompt-lens", "8,16", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
-MOST_S = 120.0
+GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
+MOST_S = 900.0
 
 
 def started(arguments: Sequence[str], out: Path) -> int:
@@ -50,20 +53,27 @@ def ended(child: int) -> bool:
     return os.waitpid(child, os.WNOHANG)[0] == child
 
 
+def spent_s(child: int) -> float:
+    """CPU seconds that a process has taken, its threads included."""
+    times = psutil.Process(child).cpu_times()
+    return times.user + times.system
+
+
 def left_alone_s(arguments: Sequence[str], out: Path) -> float:
-    """Seconds that a command takes."""
-    begun, child = time.monotonic(), started(arguments, out)
+    """CPU seconds that a command takes."""
+    begun, child, last_s = time.monotonic(), started(arguments, out), 0.0
     while not ended(child):
+        last_s = spent_s(child)
         if time.monotonic() - begun > MOST_S:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    return time.monotonic() - begun
+    return last_s
 
 
 def killed(arguments: Sequence[str], out: Path, after_s: float) -> bool:
     """Whether a command was still at work when it was killed."""
     begun, child = time.monotonic(), started(arguments, out)
-    while time.monotonic() - begun < after_s:
+    while spent_s(child) < after_s and time.monotonic() - begun < MOST_S:
         if ended(child):
             return False
         time.sleep(0.002)
@@ -92,6 +102,11 @@ def reads(folder: Path) -> str:
         if not page.read_text().rstrip().endswith("</html>"):
             return f"{page.name} is cut off"
     return ""
+
+
+def finished(run: Path) -> bool:
+    document = run / "run.json"
+    return document.exists() and '"finished": true' in document.read_text()
 
 
 Commands = dict[str, Callable[[Path], Sequence[str]]]
@@ -178,17 +193,15 @@ def main() -> None:
             except Exception as error:
                 trouble = f"{type(error).__name__}: {error}"
             wrong += [f"kill {number}: {trouble}"] if trouble else []
-            document = folder / "run" / "run.json"
-            runs += document.exists() and '"finished": true' in document.read_text()
+            runs += finished(folder / "run")
         last = out / str(runs)
         last.mkdir(exist_ok=True)
         left_alone_s(arguments(last), out)
         wrong += [f"at the end: {trouble}"] if (trouble := reads(last)) else []
         for run in out.glob("*/run"):
             wrong += [f"{cell} is there twice" for cell in twice(run)]
-            unfinished = '"finished": true' not in (run / "run.json").read_text()
-            wrong += [f"{run} is not finished"] if unfinished else []
-        told = f"{name}: {hit} of {asked.kills} kills while it was at work ({whole_s:.1f} s), {len(wrong)} faults"
+            wrong += [] if finished(run) else [f"{run} is not finished"]
+        told = f"{name}: {hit} of {asked.kills} kills while it was at work ({whole_s:.1f} CPU s), {len(wrong)} faults"
         print(told, *wrong, sep="\n  ", flush=True)
 
 

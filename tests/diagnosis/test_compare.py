@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from profiler.job.comparing import compared
 from profiler.record.readers.reading import read_foreign
 from profiler.record.sides import read_side, side_of_file
 from profiler.report.changes import difference_lines
+from profiler.report.changes_table import print_history
+from profiler.report.console import screen
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -217,3 +221,26 @@ def test_what_creeps_is_found_when_it_has_added_up() -> None:
     """0.5 % a run, each within its interval of +-0.7 %: the second run is no step, the third is."""
     runs = [side({asked(): timed(0.01 * 1.005**day)}, created=f"2026-01-0{day + 1}") for day in range(4)]
     assert [step.at for step in history(runs).cells[0].steps] == [2]
+
+
+def test_two_hundred_runs_of_sixty_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each cell changes at runs of its own, all of them at the 137th: told in seconds, with room on the screen."""
+    moments, levels = random.Random(0), dict.fromkeys(range(16, 76), 1.0)
+    runs = []
+    for day in range(200):
+        for prompt_len in levels:
+            by = 1.08 if day == 137 else moments.choice((0.9, 1.1)) if moments.random() < 0.05 else 1.0
+            levels[prompt_len] *= by
+        cells = {asked(prompt_len=length): timed(0.01 * level) for length, level in levels.items()}
+        runs.append(side(cells, created=f"{day:03}", name=f"day {day}"))
+    before_s = time.process_time()
+    found = history(runs)
+    print_history(found, screen())
+    assert time.process_time() - before_s < 10
+    printed = capsys.readouterr().out
+    assert "At day 137 60 of 60 cells changed" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "194 more runs" in printed
+    assert "run 0: day 0" in printed
+    assert "run 137: day 137" in printed
+    assert "run 199: day 199" in printed

@@ -85,6 +85,16 @@ def test_what_kernels_lose_and_convert_has_levers() -> None:
     assert saved(found, "other kernels for these shapes") == pytest.approx(8e-3)
 
 
+def test_an_operator_that_loses_most_is_named() -> None:
+    """An LM head that takes 2.69 s of the 7.5 s lost stands out; three products of 1.2 s each do not."""
+    lost = {"model.layers.*.mlp.up_proj": 1.2, "model.layers.*.mlp.down_proj": 1.2, "lm_head": 2.69}
+    step = cell(compute_s=9.0, kernel_s=7.5, verdict=KERNEL_BOUND)
+    (named,) = (x for x in levers(replace(step, lost_s=lost), SETTING) if x.change.startswith("other kernels"))
+    assert named.because.endswith(", 2.69 s of it lm_head")
+    (even,) = (x for x in levers(replace(step, lost_s={**lost, "lm_head": 1.2}), SETTING) if "kernels" in x.change)
+    assert "of it" not in even.because
+
+
 def test_unfused_traffic_and_an_expanded_latent_have_levers() -> None:
     """148 of 598 ms of a prefill are intermediates; 34 of 76 ms of a decode step are MLA's keys written out again."""
     prefill = replace(cell(compute_s=320e-3, avoidable_s=148e-3), avoidable_s={Cause.OPERANDS: 148e-3})

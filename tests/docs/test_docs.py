@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from profiler.job.judging import judge_folder
+from profiler.report.console import screen
+from profiler.report.terminal import print_run
+
 from .reference import FOLDER, Key, columns_page, command_names, documents, pages
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +112,43 @@ def test_its_commands_run_and_say_what_it_shows(page: Path, roofscope: Callable[
         out = " ".join(outcome.out.split())
         assert out, line
         assert not [piece for piece in shown if piece not in out], out
+
+
+SCREENS = {
+    "mistral-7b-v0.1 --quant nf4": "mistral-7b-nf4-zen4",
+    "--prompt-lens 16,128": "smollm2-135m-zen4",
+}
+"""The runs whose screens README shows: how the command begins, and the folder that it left."""
+
+
+def _readmes(begins: str) -> tuple[list[str], list[str]]:
+    """The arguments of a command of README, its time left out, and the lines that it shows."""
+    text = (ROOT / "README.md").read_text()
+    block = re.split(r"\n(?! {4}|\n)", text[text.index(f"    $ roofscope run {begins}") :])[0]
+    command, *shown = [line.strip() for line in block.splitlines() if line.strip()]
+    return shlex.split(re.sub(r" --budget \d+", "", command))[2:], shown
+
+
+@pytest.mark.parametrize("begins", SCREENS)
+def test_readmes_screens_are_what_todays_rules_say_of_the_recorded_runs(
+    begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, shown = _readmes(begins)
+    run = judge_folder(Path(shutil.copytree(ROOT / "runs" / "reference" / SCREENS[begins], tmp_path / "run")))
+    assert set(arguments) <= set(shlex.split(run.document.command))
+    print_run(run, screen(plain=True))
+    printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    assert len(shown) > 5
+    assert not [line for line in shown if line not in printed]
+
+
+@pytest.mark.slow
+def test_readmes_first_run_on_a_smaller_model(tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., Any]) -> None:
+    """The very arguments, in seconds: 7B parameters take minutes. The small default is a step of CI of its own."""
+    run, _mistral, *options = _readmes("mistral-7b-v0.1")[0]
+    out = roofscope(run, str(tiny_folder), *options, "--budget", "1", "--out", str(tmp_path / "run"), "--plain").out
+    assert "Linear4bit, nf4" in out
+    assert "where the time goes" in out
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)

@@ -52,6 +52,9 @@ class Sleepy:
     def __init__(self) -> None:
         self.rested = False
 
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        assert steps is None
+
     def prepare(self, batch: int, slots: int) -> None:
         assert slots > 16
 

@@ -62,11 +62,11 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
     """Times, budgets and roofs are those of one thread's core; what is looked at is looked at shortly."""
     patch.setattr("profiler.machine.clock.clock_for", lambda _device: CoreClock())
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
-    patch.setattr("profiler.job.run.measure", partial(measure, stage_budget_s=0.2))
-    patch.setattr("profiler.job.run.measure_host_pace", lambda _machine: None)
+    patch.setattr("profiler.job.foundation.measure", partial(measure, stage_budget_s=0.2))
+    patch.setattr("profiler.job.foundation.measure_host_pace", lambda _machine: None)
     patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-    patch.setattr("profiler.job.run.look_again", lambda *_: None)
-    patch.setattr("profiler.job.run._WARM_UP_BUDGET_S", 0.3)
+    patch.setattr("profiler.job.measuring.look_again", lambda *_: None)
+    patch.setattr("profiler.job.measuring._WARM_UP_BUDGET_S", 0.3)
     # A look at the machine before every round would take longer than the visits of so small a model.
     patch.setattr("profiler.roofs.sentinel._CALLS", 2)
     patch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 2)

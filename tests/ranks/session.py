@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+import profiler.job.measuring as measuring
 import profiler.job.ranks as job
-import profiler.job.run as run_job
 import profiler.machine.ranks as machine_ranks
 from profiler.cli.app import main
 from profiler.engines.base import greedy_tokens
@@ -59,7 +59,7 @@ def run(found: Path) -> None:
     job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
     job._LINK_S = 0.3
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
-    run_job.look_again = lambda *_, **__: None  # type: ignore[attr-defined]
+    measuring.look_again = lambda *_, **__: None  # type: ignore[attr-defined]
     main()
 
 

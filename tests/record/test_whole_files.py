@@ -138,6 +138,18 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert store.folder.is_dir()
 
 
+def test_killed_before_its_first_word(tmp_path: Path) -> None:
+    """While the model loads nothing is known yet: the same command begins again. One fact is something to keep."""
+    with RunStore(tmp_path / "run") as alive, pytest.raises(RunError, match="another roofscope is writing"):
+        RunStore(alive.folder)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "samples.jsonl").touch()
+    with RunStore(tmp_path / "run") as again:
+        (again.folder / "samples.jsonl").write_text("{}\n")
+        with pytest.raises(RunError, match="already holds a run"):
+            RunStore(again.folder)
+
+
 def test_two_runs_on_one_folder(tmp_path: Path) -> None:
     """The second is told; the first goes on and its folder is not touched."""
     with RunStore(tmp_path / "run") as store:

@@ -119,7 +119,7 @@ def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
         mock.patch.object(acceptance.Bench, "run", brief),
         mock.patch.object(acceptance, "_INTERLEAVED", 2),
         mock.patch("profiler.job.run.write_reports"),
-        mock.patch("profiler.job.run._LEVERS_LEAST_S", math.inf),
+        mock.patch("profiler.job.measuring._LEVERS_LEAST_S", math.inf),
     ):
         yield
 

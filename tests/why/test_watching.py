@@ -172,6 +172,29 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     [again] = seen.recompilations
     assert 0 < again.seconds <= seen.calls[2].seconds
     assert watching.found.findings[0].id == "recompiles"
+    assert "broke" not in watching.answer
+
+
+def test_graph_breaks_are_told_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A print before the layer: what was broken before the block is not its own."""
+    from torch._dynamo import reset, utils
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    reset()
+    utils.counters.clear()
+    utils.counters["graph_break"]["an earlier one"] = 3
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    model.model.layers[0].register_forward_pre_hook(lambda *_: print(end=""))
+    with profiler.why() as watching, torch.no_grad():
+        torch.compile(model, backend="eager")(torch.ones(1, 8, dtype=torch.long))
+    assert watching.found is not None
+    [broken] = watching.found.seen.graph_breaks
+    assert broken.count == utils.counters["graph_break"].total() - 3
+    assert "print" in broken.reason
+    assert f"broke the code into pieces {broken.count} time" in watching.answer
+    assert why_json(watching.found)["graph_breaks"] == [{"count": broken.count, "reason": broken.reason}]
 
 
 def call(number: int, seconds: float) -> Call:
@@ -239,6 +262,12 @@ def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
     assert not any("Nothing to change" in sentence for sentence in sentences)
     costs = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
     assert not any("Too close" in sentence for sentence in why_sentences(costs))
+
+
+def test_where_nothing_could_be_tried_nothing_is_said_to_be_right() -> None:
+    found = judge(seen(call(0, 1.0)), [], Floor(0.1, 0.0), ["what else there is: interrupted"])
+    assert "Nothing could be tried" in " ".join(why_sentences(found))
+    assert "Nothing to change" not in " ".join(why_sentences(found))
 
 
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:

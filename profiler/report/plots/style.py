@@ -52,6 +52,7 @@ TERM_STYLE = {
     "dequantise_s": ("#009E73", "oo"),
     "kernel_s": ("#D55E00", "\\\\"),
     "avoidable_s": ("#F0E442", ""),
+    "padding_s": ("#AA4499", "++"),
     "link_s": ("#000000", "--"),
     "dispatch_s": ("#CC79A7", ".."),
     "generate_s": ("#882255", "oo"),

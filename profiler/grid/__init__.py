@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from profiler.errors import GridError
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Batch, Ragged, longest, parse_ragged, waiting
 
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -17,6 +18,7 @@ MAX_VALUES = 1000
 _NUMBER = re.compile(r"\d{1,18}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
+_LEAST_NEW_TOKENS = 4
 DEFAULT_ENGINE = "eager"
 
 
@@ -112,15 +114,16 @@ class Grid:
     new_tokens: int
     context_lens: tuple[int, ...] = ()
     engines: tuple[str, ...] = (DEFAULT_ENGINE,)
+    ragged: Ragged | None = None
+    """Where prompts are of unequal lengths: each batch size meets one batch of them, as long as its longest."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """Cells in ascending order of tokens, so that the cheap ones come first; engines side by side."""
-        depths = [*((prompt, 0) for prompt in self.prompt_lens), *((0, context) for context in self.context_lens)]
         cells = (
-            Cell(batch, prompt, self.new_tokens, context, engine)
+            Cell(batch, prompt, new_tokens, context, engine)
             for batch in self.batch_sizes
-            for prompt, context in depths
+            for prompt, new_tokens, context in self._shapes(batch)
             for engine in self.engines
         )
         return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size)))
@@ -131,10 +134,33 @@ class Grid:
         ordered = sorted(self.cells, key=lambda cell: (self.engines.index(cell.engine), cell.batch_size, cell.depth))
         return tuple(CellKey(phase, cell) for phase in PHASES for cell in ordered if CellKey(phase, cell) in cell.keys)
 
+    def _shapes(self, batch_size: int) -> list[tuple[int, int, int]]:
+        """(prompt, new tokens, context) of the cells of a batch size."""
+        if self.ragged is not None:
+            batch = self.ragged.batch(batch_size)
+            return [(longest(batch), max(request.new_tokens for request in batch), 0)]
+        prompts = [(prompt, self.new_tokens, 0) for prompt in self.prompt_lens]
+        return prompts + [(0, self.new_tokens, context) for context in self.context_lens]
+
     @property
     def longest_context(self) -> int:
         """Tokens in the cache at the last step of the longest cell."""
-        return max((*self.prompt_lens, *self.context_lens)) + self.new_tokens
+        return max(cell.slots for cell in self.cells)
+
+    def requests_of(self, cell: Cell) -> Batch | None:
+        """The unequal prompts of a cell; None where all of its prompts are as long as the cell says."""
+        if self.ragged is None or cell.engine != PADDED_ENGINE:
+            return None
+        return self.ragged.batch(cell.batch_size)
+
+    def useful_tokens(self, key: CellKey) -> float:
+        """Tokens that a step is for: of unequal prompts those that are not padding, and sequences that still write."""
+        batch = self.requests_of(key.cell)
+        if batch is None:
+            return key.tokens
+        if key.phase == "prefill":
+            return sum(request.prompt_len for request in batch)
+        return len(batch) * (1 - waiting(batch))
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
@@ -157,7 +183,7 @@ def parse_values(text: str, option: str) -> tuple[int, ...]:
 
 
 def make_grid(
-    prompt_lens: str | Sequence[int],
+    prompt_lens: str | Sequence[int] | Ragged,
     batch_sizes: str | Sequence[int],
     new_tokens: int,
     context_lens: str | Sequence[int] = (),
@@ -165,10 +191,15 @@ def make_grid(
 ) -> Grid:
     """A Grid from texts in the range grammar or from plain numbers. Raises GridError.
 
-    Without prompt lengths only decodes at the given context lengths are timed.
+    Without prompt lengths only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` are
+    prompts of unequal lengths.
     """
-    if new_tokens < 4:
-        raise GridError(f"--new-tokens: {new_tokens} is too few to time a decode step; use 4 or more.")
+    if new_tokens < _LEAST_NEW_TOKENS:
+        raise GridError(
+            f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
+        )
+    if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
+        return _ragged_grid(prompt_lens, _values(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
     contexts = _values(context_lens, "--context-lens") if context_lens else ()
     return Grid(
         prompt_lens=_values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else (),
@@ -177,6 +208,30 @@ def make_grid(
         context_lens=contexts,
         engines=tuple(dict.fromkeys(engines)),
     )
+
+
+def _ragged_grid(
+    asked: str | Ragged,
+    batch_sizes: tuple[int, ...],
+    new_tokens: int,
+    context_lens: str | Sequence[int],
+    engines: Sequence[str],
+) -> Grid:
+    """Each batch of unequal prompts padded, and the same shape with neither padding nor mask beside it."""
+    if context_lens:
+        raise GridError("--context-lens fills a cache alike for all sequences: leave it out with ragged prompts.")
+    if set(engines) - {DEFAULT_ENGINE, PADDED_ENGINE}:
+        raise GridError(
+            f"--prompt-lens ragged: is stepped by --engine {DEFAULT_ENGINE} alone, with and without a mask."
+        )
+    ragged = asked if isinstance(asked, Ragged) else parse_ragged(asked, batch_sizes[-1], new_tokens)
+    grid = Grid((), batch_sizes, new_tokens, (), (PADDED_ENGINE, DEFAULT_ENGINE), ragged)
+    if min(cell.new_tokens for cell in grid.cells) < _LEAST_NEW_TOKENS:
+        raise GridError(
+            f"--prompt-lens: a batch of {ragged.name} writes fewer than {_LEAST_NEW_TOKENS} tokens, which is too few to"
+            " time a decode step."
+        )
+    return replace(grid, prompt_lens=tuple(sorted({cell.prompt_len for cell in grid.cells})))
 
 
 def _values(given: str | Sequence[int], option: str) -> tuple[int, ...]:

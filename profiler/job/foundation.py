@@ -1,0 +1,70 @@
+"""All that a cell is held against: the model as it is loaded, this device's roofs, and the host's dispatch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from profiler.diagnosis.facts import DispatchSamples
+from profiler.engines.registry import OWNING
+from profiler.job.engines import make_engines
+from profiler.job.request import Prepared
+from profiler.job.stages import Stages
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest, dtype_name
+from profiler.machine.device import software
+from profiler.machine.machine import Machine
+from profiler.probes.dispatch import measure_dispatch
+from profiler.probes.subject import Subject, execution_paths
+from profiler.roofs.cache import cached
+from profiler.roofs.host import measure_host_pace
+from profiler.roofs.links import measure_links
+from profiler.roofs.measure import measure
+from profiler.roofs.values import Ceilings
+from profiler.roofs.weights import measure_weights
+from profiler.work.walk import ModelWork, walk
+
+# Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
+_TWIN_SHARE = 0.075
+_TWIN_MOST_S = 1.5
+# Reading the model's own weights as a witness of the memory roof.
+_WITNESS_S = 0.5
+
+
+def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
+    """Load the model, measure the roofs and dispatch: all that a cell is held against."""
+    request, grid, machine = prepared.request, prepared.grid, stages.machine
+    stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
+    loaded = load(request, prepared.config)
+    work = walk(loaded.module)
+    for name in OWNING.keys() & set(grid.engines):
+        stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
+    engines = make_engines(prepared, loaded, work, machine)
+    stages.begin("roofs", "measuring this device's roofs")
+    ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
+    ceilings = replace(
+        ceilings,
+        links=measure_links(sorted(loaded.offloaded_bytes), machine),
+        weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
+    )
+    stages.begin("dispatch", "measuring dispatch on the hollow twin")
+    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid)
+    twin_s = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S)
+    dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
+    return subject, ceilings, dispatch
+
+
+def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:
+    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`."""
+    dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
+
+    def measure_missing(known: Ceilings | None) -> Ceilings:
+        roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
+        return replace(roofs, host=roofs.host or measure_host_pace(machine))
+
+    return cached(measure_missing, machine.info, software(), fresh=fresh).only(dtypes, model_dtype)
+
+
+def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
+    """The dtypes that this model's products run in; float32 as the yardstick, and bfloat16 as the way out of it."""
+    used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
+    return sorted({"float32", "bfloat16", dtype_name(request.dtype), *used})

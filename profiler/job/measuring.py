@@ -1,0 +1,204 @@
+"""What a run measures of its cells: their times, their kernels alone, other ways to run them, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from profiler.diagnosis.facts import Facts, Readings
+from profiler.diagnosis.parts import split_of
+from profiler.diagnosis.run import judge_run
+from profiler.grid import Cell, CellKey
+from profiler.job.engines import beside
+from profiler.job.ledger import Ledger
+from profiler.job.ranks import Ranks
+from profiler.job.request import Prepared
+from profiler.job.stages import Stages
+from profiler.loading.request import dtype_name
+from profiler.machine.telemetry import Watch
+from profiler.probes.generate import time_generate
+from profiler.probes.inside import hook_cell
+from profiler.probes.kernels import replay_kernels
+from profiler.probes.ragged import try_ways
+from profiler.probes.subject import Subject
+from profiler.probes.trials import try_forms
+from profiler.roofs.measure import look_again
+from profiler.roofs.sentinel import Sentinel
+from profiler.roofs.values import swing
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan
+from profiler.timing.visit import warm_up
+
+_WARM_UP_BUDGET_S = 3.0
+# Looking at each roof once more takes this share of the sweep's time, and no longer than so many seconds.
+_AGAIN_SHARE = 0.02
+_AGAIN_MOST_S = 0.5
+# Replaying the kernels alone gets this share of it.
+_REPLAY_SHARE = 0.15
+# Timing the parts of `generate` gets this share of it, and one cell at least.
+_GENERATE_SHARE = 0.1
+# Batching a queue of unequal prompts in other ways gets this share of it.
+_QUEUE_SHARE = 0.25
+# Trying other forms gets this share of it, within limits: a few seconds would tell nothing.
+_LEVERS_SHARE = 0.25
+_LEVERS_MOST_S = 15.0
+_LEVERS_LEAST_S = 4.0
+# Looking for what carries large residuals gets this share of it.
+_RESIDUAL_SHARE = 0.15
+
+Sweep = Callable[..., Iterator[Visit | Gap]]
+"""What decides which cell is visited when, with the arguments of `timing.sweep.sweep`."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the parts of a run share."""
+
+    prepared: Prepared
+    subject: Subject
+    ledger: Ledger
+    stages: Stages
+    ranks: Ranks | None
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds of the sweep; what is measured beside it gets shares of them."""
+        return self.prepared.options.budget_s
+
+
+def measure_cells(session: Session, visits: Sweep) -> None:
+    """Sweep the cells, look at the roofs again, replay kernels, try other ways, and look for what none explains."""
+    _sweep(session, visits)
+    if session.ranks is not None:
+        _time_shares(session, session.ranks)
+    session.ledger.keep_table()
+    _look_at_roofs_again(session)
+    if session.subject.loaded.offloaded:
+        return
+    measured = _steppable(session)
+    _replay(session, measured)
+    if session.ranks is None:
+        _time_generate(session, measured)
+        _batch_otherwise(session)
+        _try_levers(session)
+        _look_for_residuals(session)
+
+
+def _sweep(session: Session, visits: Sweep) -> None:
+    subject, ledger, stages = session.subject, session.ledger, session.stages
+    grid, machine = session.prepared.grid, subject.machine
+    stages.begin("timing")
+    before_bytes = machine.allocated_bytes()
+    sentinel = Sentinel(machine)
+    own_bytes = beside(subject.engines, machine.allocated_bytes() - before_bytes, subject.model_bytes)
+
+    def look() -> float:
+        ledger.add(sentinel.look())
+        return swing(ledger.gathered.looks)
+
+    earlier: list[Visit | Gap] = [*ledger.gathered.gaps.values()]
+    earlier += [visit for visits in ledger.gathered.visits.values() for visit in visits]
+    with Watch(machine.source) as watch:
+        for name, engine in subject.engines.items():
+            cell = replace(grid.cells[0], engine=name)
+            warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=_WARM_UP_BUDGET_S)
+        for outcome in visits(
+            subject.engines,
+            Plan(grid, session.budget_s, expected_s=_expected_visit_s(ledger.facts)),
+            machine=machine,
+            vocab_size=subject.vocab_size,
+            own_bytes=own_bytes,
+            fits=subject.no_room,
+            on_progress=lambda progress: stages.listener.progress(progress, len(grid.cells)),
+            on_round=look,
+            earlier=earlier,
+        ):
+            ledger.add(outcome)
+            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
+            if readings := watch.taken():
+                ledger.add(Readings(readings))
+            ledger.judge([outcome.cell])
+        look()
+
+
+def _time_shares(session: Session, ranks: Ranks) -> None:
+    session.stages.begin("ranks", "timing each rank's own share")
+    visited = session.ledger.gathered.visits
+    for own in ranks.own_steps([cell for cell in session.prepared.grid.cells if cell in visited]):
+        session.ledger.add(own)
+
+
+def _look_at_roofs_again(session: Session) -> None:
+    session.stages.begin("roofs", "looking at the roofs again")
+    again_s = min(_AGAIN_SHARE * session.budget_s, _AGAIN_MOST_S)
+    subject, ceilings = session.subject, session.ledger.facts.ceilings
+    if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
+        session.ledger.add(again)
+
+
+def _steppable(session: Session) -> list[Cell]:
+    """Cells that were visited, but for those of engines that own their model."""
+    visited, engines = session.ledger.gathered.visits, session.subject.engines
+    return [cell for cell in session.prepared.grid.cells if cell in visited and not engines[cell.engine].owns_model]
+
+
+def _replay(session: Session, measured: list[Cell]) -> None:
+    session.stages.begin("replays", "replaying each cell's kernels alone")
+    with session.stages.cut_short("the replays"):
+        for replays in replay_kernels(session.subject, measured, _REPLAY_SHARE * session.budget_s):
+            session.ledger.add(replays)
+
+
+def _time_generate(session: Session, measured: list[Cell]) -> None:
+    with session.stages.cut_short("looking inside generate"):
+        for steps in time_generate(session.subject, measured, _GENERATE_SHARE * session.budget_s):
+            session.ledger.add(steps)
+
+
+def _batch_otherwise(session: Session) -> None:
+    with session.stages.cut_short("batching the prompts otherwise"):
+        for queue in try_ways(session.subject, _latencies_s(session.ledger), _QUEUE_SHARE * session.budget_s):
+            session.ledger.add(queue)
+
+
+def _try_levers(session: Session) -> None:
+    """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
+    budget_s = min(_LEVERS_MOST_S, _LEVERS_SHARE * session.budget_s)
+    if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S or session.ledger.gathered.trials:
+        return
+    session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
+    with session.stages.cut_short("trying levers"):
+        for trial in try_forms(session.subject, session.prepared.config, _latencies_s(session.ledger), budget_s):
+            session.ledger.add(trial)
+
+
+def _look_for_residuals(session: Session) -> None:
+    """Hook the cells of which much is unexplained."""
+    ledger, stages, machine = session.ledger, session.stages, session.subject.machine
+    deadline_s = machine.now_s() + _RESIDUAL_SHARE * session.budget_s
+    for key in judge_run(ledger.facts).unexplained:
+        if machine.now_s() > deadline_s:
+            break
+        if key not in ledger.gathered.hooked:
+            stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
+            with stages.cut_short(key.name):
+                for hooked in hook_cell(session.subject, key.cell):
+                    if hooked.key == key:
+                        ledger.add(hooked)
+
+
+def _latencies_s(ledger: Ledger) -> dict[CellKey, float]:
+    """The time of every cell that has one."""
+    results = judge_run(ledger.facts).cells
+    return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
+
+
+def _expected_visit_s(facts: Facts) -> Mapping[Cell, float]:
+    """The floor of a whole visit of each cell, used to tell the time left before any was measured."""
+    expected: dict[Cell, float] = {}
+    for key in facts.grid.keys:
+        times = 2 if key.phase == "prefill" else key.cell.decode_steps
+        floor_s = split_of(facts, key, latency_s=1.0)[0].floor_s
+        expected[key.cell] = expected.get(key.cell, 0.0) + times * floor_s
+    return expected

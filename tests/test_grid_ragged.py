@@ -1,0 +1,109 @@
+"""Unequal prompts by arithmetic: what is drawn and read, the batches cut from it, padding and waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import GridError
+from profiler.grid import Cell, CellKey, make_grid
+from profiler.grid.ragged import (
+    Ragged,
+    Request,
+    bucketed_batches,
+    padding,
+    parse_ragged,
+    positions,
+    sorted_batches,
+    waiting,
+)
+
+
+def prompts(*lens: int) -> tuple[Request, ...]:
+    return tuple(Request(length, 8) for length in lens)
+
+
+def test_lengths_are_drawn_evenly_and_the_same_each_time() -> None:
+    """Of n even draws from [a, b] the mean is (a + b) / 2, off by (b - a) / sqrt(12 n), and the ends are met."""
+    drawn = parse_ragged("ragged:32..512", 1000, 8)
+    lens = [request.prompt_len for request in drawn.requests]
+    assert len(lens) == 4000
+    assert sum(lens) / len(lens) == pytest.approx(272, abs=3 * 480 / (12 * 4000) ** 0.5)
+    assert (min(lens), max(lens)) == (32, 512)
+    assert drawn == parse_ragged("ragged:32..512", 1000, 8)
+
+
+def test_half_of_the_prompts_half_as_long_leave_a_quarter_to_padding() -> None:
+    batch = prompts(64, 128, 64, 128)
+    assert padding(batch) == 0.25
+    assert positions(batch) == 512
+
+
+def test_sequences_that_end_early_wait_for_the_last() -> None:
+    """The first token comes from the prompt: of 3 x 16 steps the second sequence needs 8 alone."""
+    batch = (Request(8, 17), Request(8, 9), Request(8, 17))
+    assert waiting(batch) == pytest.approx(8 / 48)
+    assert waiting(prompts(8, 16)) == 0
+
+
+def test_sorting_and_buckets_put_like_lengths_together() -> None:
+    queue = prompts(10, 100, 12, 90, 11, 95, 9, 99)
+    assert sum(positions(batch) for batch in sorted_batches(queue, 4)) == 4 * 12 + 4 * 100
+    buckets = bucketed_batches(queue, 4)
+    assert [{request.prompt_len for request in batch} for batch in buckets] == [{10, 12, 11, 9}, {100, 90, 95, 99}]
+    assert sorted(request for batch in buckets for request in batch) == sorted(queue)
+
+
+def test_a_grid_meets_one_batch_of_each_size(tmp_path: Path) -> None:
+    """Of the batches (10, 20), (30, 30), (5, 50) the one with the median padding stands for the others."""
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("# prompt, new\n10, 6\n20, 12\n30\n30\n5,4\n50,9\n")
+    grid = make_grid(f"ragged:{lengths}", "2", 8)
+    assert grid.engines == ("padded", "eager")
+    assert [(cell.prompt_len, cell.new_tokens, cell.engine) for cell in grid.cells] == [
+        (20, 12, "padded"), (20, 12, "eager"),
+    ]  # fmt: skip
+    padded, plain = grid.cells
+    assert grid.requests_of(padded) == (Request(10, 6), Request(20, 12))
+    assert grid.requests_of(plain) is None
+    assert grid.useful_tokens(CellKey("prefill", padded)) == 30
+    assert grid.useful_tokens(CellKey("prefill", plain)) == 40
+    assert grid.useful_tokens(CellKey("decode", padded)) == pytest.approx(2 * (5 + 11) / 22)
+    assert grid.longest_context == 32
+    assert grid.ragged is not None
+    assert grid.ragged.name == "lengths.txt"
+
+
+def test_a_queue_holds_four_batches_and_the_one_that_stands_for_them() -> None:
+    ragged = Ragged("made", prompts(*range(1, 21)))
+    for size in (1, 2, 3, 5):
+        queue = ragged.queue(size)
+        assert len(queue) == 4 * size
+        assert set(ragged.batch(size)) <= set(queue)
+
+
+@pytest.mark.parametrize(
+    ("asked", "batches", "words"),
+    [
+        ("ragged:9..4", "1", "does not run upwards"),
+        ("ragged:nowhere.txt", "1", "no range and no file"),
+        ("ragged:{}", "4", "has 3 lengths, which fill no batch of 4"),
+    ],
+)
+def test_what_is_no_length_is_refused_in_one_line(asked: str, batches: str, words: str, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("8\n9\n10\n")
+    with pytest.raises(GridError, match=words):
+        make_grid(asked.format(lengths), batches, 8)
+    lengths.write_text("8\nlong\n")
+    with pytest.raises(GridError, match=r"line 2 of lengths\.txt is no length"):
+        make_grid(f"ragged:{lengths}", "1", 8)
+    with pytest.raises(GridError, match="alone"):
+        make_grid("ragged:4..8", "1", 8, engines=["static"])
+    with pytest.raises(GridError, match="leave it out"):
+        make_grid("ragged:4..8", "1", 8, "64")
+
+
+def test_plain_grids_are_as_they_were() -> None:
+    assert make_grid("8", "1", 4).cells == (Cell(1, 8, 4),)
