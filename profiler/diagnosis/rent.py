@@ -190,7 +190,7 @@ _MOST_LINES = 5
 _BATCHES_A_LINE = 60
 
 
-def cost_over_load(found: Rented) -> CostOverLoad:
+def cost_lines(found: Rented) -> CostOverLoad:
     """The first offers that fit, in their order."""
     chosen = [offer for offer in found.offers if offer.fits][:_MOST_LINES]
     drawn = {(offer.card, offer.precision) for offer in chosen}
