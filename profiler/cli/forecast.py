@@ -114,6 +114,7 @@ def rent(
         float | None, typer.Option(help="How slow your host dispatches, as `roofscope ceilings` tells it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="PNG or SVG of the cost over the load.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the costs in this run's folder and its report.html.")] = None,
     plain: Plain = False,
     output_format: Format = "table",
 ) -> None:
@@ -121,6 +122,7 @@ def rent(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
+    from profiler.diagnosis.rent import cost_over_load
     from profiler.job.renting import ENGINES, Asked, limits_of
     from profiler.job.renting import rent as find
     from profiler.report.console import screen
@@ -140,9 +142,17 @@ def rent(
     )
     found = find(model, asked, datetime.now(UTC).date())
     if out is not None:
-        from profiler.report.plots.forecast import cost_over_load, save_figure
+        from profiler.report.plots.forecast import cost_figure, save_figure
 
-        save_figure(cost_over_load(found), out)
+        save_figure(cost_figure(cost_over_load(found)), out)
+    if keep is not None:
+        from profiler.record.forecasts import write_costs
+        from profiler.record.run import read_run
+        from profiler.report.page import write_reports
+
+        run = read_run(keep)
+        write_costs(keep, cost_over_load(found))
+        write_reports([run])
     if output_format == "json":
         print(json.dumps(rented_json(found), indent=2))
     else:

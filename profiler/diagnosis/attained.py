@@ -6,17 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from profiler.diagnosis.columns import Array
-from profiler.grid import PHASES, Phase
+from profiler.grid import Phase
 from profiler.machine.datasheet import Datasheet, gpus
 from profiler.machine.published import EngineKind, Published, published
 
 RANGE_SHARE = 0.9
 """A range is to hold nine in ten."""
+Kind = Literal["prefill", "one sequence", "several sequences"]
+"""Of a step. Decoding one sequence streams weights, and figures of it lie close together; several also read caches, of
+lengths that sources seldom state, and lie further apart."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Steps:
     bandwidth: Array
     host_index: Array
     """How many times as long as the typical host of the published figures dispatch takes."""
+    batch: Array
 
     def floor_s(self) -> Array:
         """The datasheet's own floor."""
@@ -78,8 +82,8 @@ class Attained:
     kind: EngineKind
     family: str
     shares: Shares
-    spread: dict[Phase, tuple[float, float]]
-    """(low, high) factors around the typical time, by phase."""
+    spread: dict[Kind, tuple[float, float]]
+    """(low, high) factors around the typical time, by kind of step."""
     points: int
     cards: int
     models: int
@@ -91,8 +95,12 @@ class Attained:
         do as well.
         """
         typical, floor = self.shares.step_s(work), work.floor_s()
-        low, high = (np.full(len(typical), value) for value in self.spread[phase])
+        low, high = (np.full(len(typical), value) for value in self.spread["prefill"])
         if phase == "decode":
+            low, high = (
+                np.where(work.batch == 1, one, several)
+                for one, several in zip(self.spread["one sequence"], self.spread["several sequences"], strict=True)
+            )
             arithmetic = self.shares.compute_bound(work)
             low = np.where(arithmetic, np.minimum(low, self.spread["prefill"][0]), low)
             high = np.where(arithmetic, np.maximum(high, self.spread["prefill"][1]), high)
@@ -117,6 +125,7 @@ def steps_of(points: Sequence[Published]) -> Steps:
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
         np.array([host_index_of(point.gpu) for point in points]),
+        np.array([point.batch for point in points]),
     )
 
 
@@ -145,7 +154,7 @@ _COMPUTE = np.geomspace(0.2, 1.0, 28)
 _LAYER_S = np.geomspace(4e-5, 4e-3, 40)
 _LEAST_POINTS = 12
 _LEAST_CARDS = 4
-"""Below these, the points of all formats of the engine tell how far figures stray."""
+"""Below these, the points of both kinds of decode, or of all formats of the engine, tell how far figures stray."""
 _PULL = 0.05
 """How much a share that the points do not tell is pulled towards what is known of others: a factor of e costs as much
 as every point being off by 5 %."""
@@ -227,7 +236,8 @@ def attained_by(
     """What one engine kind attains with one format family, from these points alone."""
     found = strays(points, kind) if left_out is None else left_out
     own = [stray for stray in found if _family(stray.point) == family]
-    spread = {phase: _spread(own, found, phase) for phase in PHASES}
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    spread = {kind: _spread(own, found, kind) for kind in kinds}
     mine = {stray.point for stray in own}
     return Attained(
         kind,
@@ -240,15 +250,28 @@ def attained_by(
     )
 
 
-def _spread(own: Sequence[Stray], of_kind: Sequence[Stray], phase: Phase) -> tuple[float, float]:
+def _kind(point: Published) -> Kind:
+    if point.phase == "prefill":
+        return "prefill"
+    return "one sequence" if point.batch == 1 else "several sequences"
+
+
+def _spread(own: Sequence[Stray], of_engine: Sequence[Stray], kind: Kind) -> tuple[float, float]:
     """Factors (low, high) that are to hold nine in ten of a card, or a model, that was not seen.
 
     The figures of one card are not independent, so that the number of cards (and of models) decides how much wider than
     the left-out figures themselves the range must be: as Student's t is than the normal distribution.
     """
-    chosen = [stray for stray in own if stray.point.phase == phase]
-    if len(chosen) < _LEAST_POINTS or len({stray.point.gpu for stray in chosen}) < _LEAST_CARDS:
-        chosen = [stray for stray in of_kind if stray.point.phase == phase]
+    phase: Phase = "prefill" if kind == "prefill" else "decode"
+    chosen = [stray for stray in of_engine if stray.point.phase == phase]
+    nearer = (
+        [stray for stray in own if _kind(stray.point) == kind],
+        [stray for stray in own if stray.point.phase == phase],
+    )
+    for some in nearer:
+        if len(some) >= _LEAST_POINTS and len({stray.point.gpu for stray in some}) >= _LEAST_CARDS:
+            chosen = some
+            break
     if len({stray.point.gpu for stray in chosen}) < _LEAST_KIND_CARDS:
         return _UNKNOWN
     tail = (1 - RANGE_SHARE) / 2

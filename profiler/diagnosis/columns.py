@@ -75,7 +75,7 @@ class Shape:
     in_features: int
     out_features: int
     format: str
-    """`dense`, or how it is packed."""
+    """Its dtype, how it is packed, or `transposed`."""
 
 
 @dataclass(frozen=True)

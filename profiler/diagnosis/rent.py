@@ -156,6 +156,63 @@ class Curve:
         return np.asarray(self.usd_per_s * self.tpot.typical_s / np.arange(1, self.largest + 1))
 
 
+@dataclass(frozen=True)
+class CostLine:
+    """What an output token costs on one card in one precision, over the sequences in flight."""
+
+    card: str
+    precision: str
+    usd_per_h: float
+    batches: tuple[int, ...]
+    usd_per_million: tuple[Span, ...]
+    crossover_batch: int | None
+    """From here on it undercuts a card of these that is cheaper an hour."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be drawn: a kept file may hold anything."""
+        ends = [end for span in self.usd_per_million for end in (span.low, span.typical, span.high)]
+        drawable = self.batches and len(self.batches) == len(self.usd_per_million)
+        if not drawable or not all(0 < value < math.inf for value in (*self.batches, *ends)):
+            raise ValueError("a line of costs has a positive cost for every batch")
+
+
+@dataclass(frozen=True)
+class CostOverLoad:
+    """The best offers of an answer as lines over the load."""
+
+    model: str
+    prompt_len: int
+    new_tokens: int
+    lines: tuple[CostLine, ...]
+
+
+_MOST_LINES = 5
+_BATCHES_A_LINE = 60
+
+
+def cost_over_load(found: Rented) -> CostOverLoad:
+    """The first offers that fit, in their order."""
+    chosen = [offer for offer in found.offers if offer.fits][:_MOST_LINES]
+    drawn = {(offer.card, offer.precision) for offer in chosen}
+    lines = []
+    for offer in chosen:
+        curve = found.curves[offer.card, offer.precision]
+        at = offer.crossover_batch if (offer.crossover_from, offer.precision) in drawn else None
+        batches = np.unique(np.append(np.geomspace(1, curve.largest, _BATCHES_A_LINE).astype(int), [at or 1]))
+        factor = _MILLION * curve.usd_per_s / batches
+        spans = [
+            Span(*map(float, values))
+            for values in zip(
+                factor * curve.tpot.low_s[batches - 1],
+                factor * curve.tpot.typical_s[batches - 1],
+                factor * curve.tpot.high_s[batches - 1],
+                strict=True,
+            )
+        ]
+        lines.append(CostLine(offer.card, offer.precision, offer.usd_per_h, tuple(map(int, batches)), tuple(spans), at))
+    return CostOverLoad(found.model, found.prompt_len, found.new_tokens, tuple(lines))
+
+
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
     """The engine whose published figures tell of a format: the one asked for, or the one that has some."""
     has = {point.kind for point in published() if point.format == format_}
@@ -177,6 +234,7 @@ def card_steps(needed: Demanded, sheet: Datasheet, format_: str, layers: int) ->
         np.full(count, peak_of(sheet, format_)),
         np.full(count, sheet.bandwidth_bytes_per_s),
         np.full(count, host_index_of(sheet.gpu)),
+        needed.steps.batch,
     )
 
 
@@ -209,6 +267,7 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
             np.full(len(chosen), peak_of(sheet, plan.format)),
             np.full(len(chosen), sheet.bandwidth_bytes_per_s),
             np.full(len(chosen), host),
+            plan.batches[chosen],
         )
         told = attained(engine, str(family)).range_s(steps, phase)
         for into, values in zip(found, (told.low_s, told.typical_s, told.high_s), strict=True):

@@ -110,7 +110,9 @@ def _amounts(work: Work) -> dict[str, Count]:
 def _shape(operator: Operator) -> tuple[Shape | None, Heads | None]:
     if isinstance(operator, Linear):
         weight: Any = operator.weight
-        return Shape(weight.in_features, weight.out_features, weight.format), None
+        return Shape(
+            weight.in_features, weight.out_features, "transposed" if weight.transposed else weight.format
+        ), None
     if isinstance(operator, AttentionCore):
         return None, Heads(operator.query_heads, operator.kv_heads, operator.qk_dim, operator.window)
     return None, None

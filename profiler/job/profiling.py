@@ -8,7 +8,7 @@ from profiler.errors import RequestError, near_misses
 from profiler.loading.request import DTYPES
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.machine import Machine
-from profiler.probes.card import measure_card
+from profiler.probes.card import installed_formats, measure_card
 from profiler.record.profiles import profile_json
 from profiler.record.store import replace_file
 from profiler.roofs.values import Ceilings
@@ -25,5 +25,5 @@ def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) 
     if not out.parent.is_dir():
         raise RequestError(f"--out {out}: there is no folder {out.parent}.")
     with quiet_libraries():
-        profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S)
+        profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
     replace_file(out, profile_json(profile))

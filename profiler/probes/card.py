@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from importlib import util
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from profiler._version import __version__
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.profile import PROFILE_SCHEMA, AttentionPoint, CardProfile, DispatchPoint, ProductPoint
-from profiler.errors import RequestError
+from profiler.errors import ModelError, RequestError
 from profiler.grid import DEFAULT_ENGINE
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.request import DTYPES, ModelRequest
+from profiler.loading.quantise import TORCHAO, Quant
+from profiler.loading.request import DTYPES, ModelRequest, dtype_name
 from profiler.machine.clock import timing_of
 from profiler.machine.device import software
 from profiler.machine.machine import Machine
 from profiler.probes.dispatch import measure_dispatch
 from profiler.probes.replay import replay_calls
 from profiler.roofs.values import Ceilings
+from profiler.work.formats import is_linear, stored
 
 _ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
 _WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 16384))
+_TRANSPOSED_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096))
+"""Of weights that lie inputs by outputs, as GPT-2's do: another kernel where rows are few."""
 _WIDE = ((4096, 4096), (4096, 14336), (14336, 4096))
 """(in, out): small models', and on cards those of some billion parameters."""
 _ATTENTIONS = (
@@ -43,17 +51,35 @@ _TWIN_S = 1.5
 _MOST_LAYERS = 48
 _CACHE_TIMES = 2
 _MOST_PASS_S = 0.05
-_SHARES = {"products": 0.65, "attention": 0.35}
+_SHARES = {"products": 0.5, "transposed": 0.2, "attention": 0.3}
+_FORMATS: tuple[Quant, ...] = ("nf4", "int8wo", "int4wo")
+_FORMAT_S = 3.0
+"""For the products of one format."""
+_MOST_FORMAT_CALL_S = 0.02
+"""Rows beyond one that took so long are left out: no roof tells of a library's slow path."""
 
 
-def measure_card(machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], budget_s: float) -> CardProfile:
-    """Profile a machine under the roofs that were measured on it; `budget_s` is for the kernels of all dtypes."""
+def installed_formats() -> tuple[Quant, ...]:
+    """Packed weights whose library is here."""
+    return tuple(quant for quant in _FORMATS if util.find_spec("torchao" if quant in TORCHAO else "bitsandbytes"))
+
+
+def measure_card(
+    machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], budget_s: float, formats: Sequence[Quant] = ()
+) -> CardProfile:
+    """Profile a machine under the roofs that were measured on it; `budget_s` is for the kernels of all dtypes.
+
+    Of `formats` those are left out that do not run here in a dtype.
+    """
     products: list[ProductPoint] = []
     attentions: list[AttentionPoint] = []
     dispatches: list[DispatchPoint] = []
     each_s = budget_s / len(dtypes)
     for dtype in dtypes:
-        products += _products(machine, ceilings, dtype, _SHARES["products"] * each_s)
+        products += _products(machine, ceilings, dtype, "dense", _SHARES["products"] * each_s)
+        products += _products(machine, ceilings, dtype, "transposed", _SHARES["transposed"] * each_s)
+        for quant in formats:
+            products += _packed(machine, dtype, quant)
         attentions += _attentions(machine, dtype, _SHARES["attention"] * each_s)
         dispatches += _dispatches(machine, dtype)
     info = machine.info
@@ -76,10 +102,14 @@ def measure_card(machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], bu
     )
 
 
-def _products(machine: Machine, ceilings: Ceilings, dtype: str, budget_s: float) -> Iterator[ProductPoint]:
+def _products(
+    machine: Machine, ceilings: Ceilings, dtype: str, layout: Literal["dense", "transposed"], budget_s: float
+) -> Iterator[ProductPoint]:
     """Products over rows and widths, through so many weights in turn that no cache holds them."""
     kind = DTYPES[dtype]
-    widths = (*_WIDTHS, *_WIDE) if machine.is_cuda else _WIDTHS
+    own = _WIDTHS if layout == "dense" else _TRANSPOSED_WIDTHS
+    product = _linear if layout == "dense" else _transposed
+    widths = (*own, *_WIDE) if machine.is_cuda else own
     flops_per_s = ceilings.compute_flops_per_s(dtype)
     shapes = [
         (rows, ins, outs)
@@ -88,22 +118,57 @@ def _products(machine: Machine, ceilings: Ceilings, dtype: str, budget_s: float)
         if 2.0 * rows * ins * outs / flops_per_s < _MOST_CALL_S
     ]
     for ins, outs in widths:
-        rows_of = [rows for rows, *shape in shapes if tuple(shape) == (ins, outs)]
+        rows_of = [rows for rows, *sizes in shapes if tuple(sizes) == (ins, outs)]
         nbytes = ins * outs * kind.itemsize
         layers = int(min(_MOST_LAYERS, max(2, _CACHE_TIMES * machine.info.last_level_cache_bytes // nbytes)))
-        first = torch.randn(outs, ins, device=machine.device, dtype=kind)
+        shape = (outs, ins) if layout == "dense" else (ins, outs)
+        first = torch.randn(*shape, device=machine.device, dtype=kind)
         weights = [first, *(first.clone() for _ in range(layers - 1))]
         for rows in rows_of:
             # A pass goes through all weights once; of long products a few are enough, since rows keep them from memory.
             pass_s = 2.0 * rows * ins * outs / flops_per_s
             most = max(2, int(_MOST_PASS_S / pass_s))
             x = torch.randn(1, rows, ins, device=machine.device, dtype=kind)
-            seconds = _alone(machine, [_linear(x, weight) for weight in weights[:most]], budget_s / len(shapes))
-            yield ProductPoint(dtype, "dense", rows, ins, outs, float(nbytes), seconds)
+            seconds = _alone(machine, [product(x, weight) for weight in weights[:most]], budget_s / len(shapes))
+            yield ProductPoint(dtype, layout, rows, ins, outs, float(nbytes), seconds)
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
     return lambda: F.linear(x, weight)
+
+
+def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
+    """As transformers' Conv1D calls it, with a bias."""
+    bias = torch.zeros(weight.shape[1], device=weight.device, dtype=weight.dtype)
+    return lambda: torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
+
+
+def _packed(machine: Machine, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
+    """Products with packed weights over rows: the very layers of the standard model, one after the other through it, so
+    that no cache holds the next one's weights. Nothing where the format does not run here."""
+    source = resolve(_STANDARD)
+    request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
+    try:
+        loaded = load(request, load_config(source))
+    except (RequestError, ModelError):
+        return
+    layers: dict[tuple[str, str, int, int], list[nn.Module]] = {}
+    nbytes: dict[tuple[str, str, int, int], int] = {}
+    for module in loaded.module.model.layers.modules():
+        if is_linear(module):
+            held = stored(module)
+            shape = (dtype_name(held.compute_dtype), held.format, held.in_features, held.out_features)
+            layers.setdefault(shape, []).append(module)
+            nbytes[shape] = held.weight_bytes
+    for rows in _ROWS:
+        inputs = {ins: torch.randn(1, rows, ins, device=machine.device, dtype=DTYPES[dtype]) for _, _, ins, _ in layers}
+        calls = {shape: [partial(layer, inputs[shape[2]]) for layer in found] for shape, found in layers.items()}
+        alone = replay_calls(calls, machine, budget_s=_FORMAT_S / len(_ROWS))
+        told = {shape: timing_of(samples).median_s for shape, samples in alone.items()}
+        for (kind, format_, ins, outs), seconds in told.items():
+            yield ProductPoint(kind, format_, rows, ins, outs, float(nbytes[kind, format_, ins, outs]), seconds)
+        if max(told.values()) > _MOST_FORMAT_CALL_S:
+            return
 
 
 def _attentions(machine: Machine, dtype: str, budget_s: float) -> Iterator[AttentionPoint]:

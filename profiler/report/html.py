@@ -17,7 +17,7 @@ from markupsafe import Markup
 from profiler.diagnosis.precisions import sentences
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
-from profiler.record.forecasts import read_forecast
+from profiler.record.forecasts import read_costs, read_forecast
 from profiler.record.run import Run
 from profiler.report.cell_table import COLUMNS, entries
 from profiler.report.cold import cold_lines
@@ -28,7 +28,6 @@ from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
-    engine_claims,
     host_line,
     instrument_line,
     no_claim_lines,
@@ -38,6 +37,7 @@ from profiler.report.lines import (
     roofs_lines,
     stage_line,
     unexplained_lines,
+    waterfalls,
 )
 from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
@@ -60,6 +60,7 @@ _MOST_BARS_A_PHASE = 100
 _MOST_SERIES = 12
 _ROOFLINE = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
 _ENGINES = "From the first engine's time to another's, term by term"
+_COSTS = "USD a million output tokens over the sequences at once, by card, with the crossovers between them"
 _FORECAST = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
 _PRECISIONS = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
 
@@ -121,6 +122,7 @@ def html_report(run: Run) -> str:
             forecast_columns=FORECAST_COLUMNS,
             forecast_cells=forecast_cells,
             carried=carried,
+            costs=inline_svg([run], "cost", _COSTS) if read_costs(run.folder) else None,
             rows=[entries(result) for result in spanning(run.results, MOST_ROWS_A_PHASE)],
             all_rows=len(run.results),
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
@@ -132,7 +134,7 @@ def html_report(run: Run) -> str:
             generate=generate_lines(run),
             ragged=ragged_lines(run),
             cold=cold_lines(run),
-            engine_waterfall=inline_svg([run], "engines", _ENGINES) if engine_claims(run) else None,
+            engine_waterfall=inline_svg([run], "engines", _ENGINES) if waterfalls(run) else None,
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),

@@ -50,6 +50,8 @@ class StoredWeight:
     """The dtype that the product runs in."""
     dense_from_rows: int | None = None
     """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: it never does."""
+    transposed: bool = False
+    """Whether it lies inputs by outputs (GPT-2's Conv1D)."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -178,6 +180,7 @@ def _dense(module: Any) -> StoredWeight:
         weight_bytes=weight.numel() * weight.element_size(),
         bias_bytes=_bias_bytes(module),
         compute_dtype=weight.dtype,
+        transposed=transposed,
     )
 
 

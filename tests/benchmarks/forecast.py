@@ -127,7 +127,8 @@ def ranges() -> None:
                 told = attained_by(others, point.kind, family, left_out).range_s(steps_of([point]), point.phase)
                 low, high = float(told.low_s[0]), float(told.high_s[0])
                 inside = 0.999 * low <= point.latency_s <= 1.001 * high
-                for key in ((point.kind, f"{family} {point.phase}"), ("all", "")):
+                several = ", several sequences" if point.phase == "decode" and point.batch > 1 else ""
+                for key in ((point.kind, f"{family} {point.phase}{several}"), (point.kind, "in all"), ("all", "")):
                     rows.setdefault(key, []).append((inside, high / low))
     for (kind, what), found in sorted(rows.items()):
         share, width = statistics.mean(inside for inside, _ in found), statistics.median(wide for _, wide in found)

@@ -49,8 +49,8 @@ def left_out() -> list[tuple[Published, bool, float]]:
 def test_ranges_hold_nine_in_ten_of_what_they_have_not_seen(left_out: list[tuple[Published, bool, float]]) -> None:
     assert len(left_out) > 300
     assert statistics.mean(inside for _, inside, _ in left_out) >= 0.9
-    # Wider than wished for: 2.0 of eager transformers and 1.5 of compiled engines are not reached with so few cards.
-    for kind, most in (("eager", 2.3), ("compiled", 2.4)):
+    # Compiled engines' are wider than wished for: 1.5 is not reached with so few cards.
+    for kind, most in (("eager", 2.0), ("compiled", 2.4)):
         dense = [
             width
             for point, _, width in left_out
@@ -86,7 +86,7 @@ def test_no_figure_beats_its_datasheet() -> None:
 def test_a_range_stands_above_the_floor_and_takes_the_host_in() -> None:
     told = attained("eager", "dense")
     one = np.ones(1)
-    small = Steps(2e9 * one, 1e9 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, one)
+    small = Steps(2e9 * one, 1e9 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, one, one)
     fast = told.range_s(small, "decode")
     assert fast.low_s[0] > small.floor_s()[0]
     from dataclasses import replace

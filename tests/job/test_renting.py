@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from profiler.diagnosis.attained import Range
-from profiler.diagnosis.rent import Curve, Limits, Rented, crossover
+from profiler.diagnosis.rent import Curve, Limits, Rented, cost_over_load, crossover
 from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
+from profiler.record.forecasts import read_costs
 
 TODAY = date(2026, 11, 20)
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
 
 
 @pytest.fixture(scope="module")
@@ -154,5 +158,34 @@ def test_the_table_shows_loads_ages_and_fits(roofscope: Callable[..., Any], tmp_
     assert "days old!" in outcome.out
     assert "10 %" in outcome.out
     assert picture.stat().st_size > 20_000
-    told = json.loads(roofscope("rent", "mistral-7b-v0.1", "--cards", cards, "--format", "json").out)
+    folder = tmp_path / "run"
+    shutil.copytree(REFERENCE, folder)
+    asked = ("rent", "mistral-7b-v0.1", "--cards", cards, "--keep", str(folder), "--format", "json")
+    told = json.loads(roofscope(*asked).out)
     assert {row["card"] for row in told["cards"]} == set(cards.split(","))
+    page = (folder / "report.html").read_text()
+    assert "What a token would cost" in page
+    for row in told["cards"]:
+        assert (f"{row['card']}, 16 bits" in page) == row["fits"]
+
+
+def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> None:
+    costs = cost_over_load(mistral)
+    for line in costs.lines:
+        batch, span = line.batches[-1], line.usd_per_million[-1]
+        step_s = mistral.curves[line.card, line.precision].tpot.typical_s[batch - 1]
+        assert span.typical == pytest.approx(1e6 * line.usd_per_h / 3600 * step_s / batch)
+        assert span.low <= span.typical <= span.high
+
+
+@pytest.mark.parametrize("batches", [[], [0], [1, 2], ["a"]])
+def test_kept_costs_that_cannot_be_drawn_are_none(batches: list[Any], tmp_path: Path) -> None:
+    span = {"low": 1.0, "typical": 2.0, "high": 3.0}
+    line = {"card": "T4", "precision": "none", "usd_per_h": 1.0, "batches": batches, "usd_per_million": [span],
+            "crossover_batch": None}  # fmt: skip
+    costs = {"model": "a model", "prompt_len": 1, "new_tokens": 1, "lines": [line]}
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    assert read_costs(tmp_path) is None
+    line["batches"] = [4]
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    assert read_costs(tmp_path) is not None

@@ -15,8 +15,9 @@ from profiler.errors import RequestError
 from profiler.record.run import read_run
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 
-OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("forecast", "engines")]
-"""A forecast is drawn of a folder that keeps one (tests/job/test_checking.py), engines of a run with several."""
+OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("forecast", "cost", "engines")]
+"""Forecasts and costs are drawn of a folder that keeps them (tests/job: test_checking, test_renting), engines of a run
+with several."""
 
 
 @pytest.mark.parametrize("name", [*OF_A_RUN_ALONE, *COMPARISONS])

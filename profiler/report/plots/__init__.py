@@ -13,7 +13,7 @@ from profiler.errors import RequestError, near_misses
 from profiler.record.run import Run
 from profiler.record.store import replace_file
 from profiler.report.plots.cells import intensity_map, regime_map, step_split
-from profiler.report.plots.forecast import of_run
+from profiler.report.plots.forecast import cost_of_run, of_run
 from profiler.report.plots.lines import against_depth, doubling, precisions, throughput
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.steps import steps
@@ -31,6 +31,7 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "steps": steps,
     "engines": engines,
     "forecast": of_run,
+    "cost": cost_of_run,
 }
 """Pictures of one run."""
 

@@ -10,16 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from profiler.diagnosis.columns import Array
 from profiler.diagnosis.forecast import Answer, ForecastCell, MeasuredPoint
-from profiler.diagnosis.rent import Curve, Rented
+from profiler.diagnosis.rent import CostOverLoad
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
-from profiler.record.forecasts import read_forecast
+from profiler.record.forecasts import read_costs, read_forecast
 from profiler.record.run import Run
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, STYLE_FILE, log_axes
 
-_MOST_CARDS = 5
 _BAND = 0.18
 
 
@@ -77,42 +75,42 @@ def _depth(cell: ForecastCell) -> int:
     return cell.prompt_len or cell.context_len
 
 
-def cost_over_load(found: Rented) -> Figure:
+def cost_figure(costs: CostOverLoad) -> Figure:
     """USD of a million output tokens over the sequences in flight, by card, with the crossovers of neighbours in price
     an hour. Raises RequestError where nothing fits."""
-    able = [offer for offer in found.offers if offer.fits]
-    chosen = able[:_MOST_CARDS]
-    if not chosen:
+    if not costs.lines:
         raise RequestError("no card fits: there is nothing to draw.")
     with plt.style.context(STYLE_FILE):
         figure, axes = plt.subplots(figsize=(7.5, 4.8))
-        for offer, style in zip(chosen, LINE_STYLES, strict=False):
-            curve = found.curves[offer.card, offer.precision]
-            batches = np.unique(np.geomspace(1, curve.largest, 60).astype(int))
-            usd = 1e6 * curve.output_usd()[batches - 1]
-            name = f"{offer.card}, {'16 bits' if offer.precision == 'none' else offer.precision}"
-            [line] = axes.plot(batches, usd, ls=style.dashes, label=f"{name}, {offer.usd_per_h:.2f} USD/h")
-            axes.fill_between(batches, *_usd_band(curve, batches), color=line.get_color(), alpha=0.10, lw=0)
-            axes.plot(batches[-1:], usd[-1:], marker=style.marker, color=line.get_color(), ms=6)
-            if offer.crossover_batch and offer.crossover_from in {other.card for other in chosen}:
-                at = offer.crossover_batch
-                axes.plot([at], [1e6 * curve.output_usd()[at - 1]], "k+", ms=12, mew=1.6)
-                place = (at, 1e6 * curve.output_usd()[at - 1])
-                axes.annotate(f"{at}", place, xytext=(5, 5), textcoords="offset points")
-        top = max(found.curves[offer.card, offer.precision].largest for offer in chosen)
+        for line, style in zip(costs.lines, LINE_STYLES, strict=False):
+            usd = [span.typical for span in line.usd_per_million]
+            name = f"{line.card}, {'16 bits' if line.precision == 'none' else line.precision}"
+            label = f"{name}, {line.usd_per_h:.2f} USD/h"
+            [drawn] = axes.plot(line.batches, usd, ls=style.dashes, label=label)
+            low, high = ([getattr(span, end) for span in line.usd_per_million] for end in ("low", "high"))
+            axes.fill_between(line.batches, low, high, color=drawn.get_color(), alpha=0.10, lw=0)
+            axes.plot(line.batches[-1:], usd[-1:], marker=style.marker, color=drawn.get_color(), ms=6)
+            if line.crossover_batch in line.batches:
+                place = (line.crossover_batch, usd[line.batches.index(line.crossover_batch)])
+                axes.plot(*place, "k+", ms=12, mew=1.6)
+                axes.annotate(f"{line.crossover_batch}", place, xytext=(5, 5), textcoords="offset points")
+        top = max(max(line.batches) for line in costs.lines)
         marks = [2**power for power in range(int(np.log2(top)) + 1)]
         log_axes(axes, marks, "sequences at once", "USD per million output tokens")
         axes.legend(fontsize=8)
         axes.set_title(
-            f"{found.model}, {found.prompt_len} tokens in, {found.new_tokens} out; bands: nine in ten, +: crossover",
+            f"{costs.model}, {costs.prompt_len} tokens in, {costs.new_tokens} out; bands: nine in ten, +: crossover",
             fontsize=10, loc="left",
         )  # fmt: skip
     return figure
 
 
-def _usd_band(curve: Curve, batches: Array) -> tuple[Array, Array]:
-    factor = 1e6 * curve.usd_per_s / batches
-    return factor * curve.tpot.low_s[batches - 1], factor * curve.tpot.high_s[batches - 1]
+def cost_of_run(run: Run) -> Figure:
+    """The costs that a run folder keeps. Raises RequestError for one that keeps none."""
+    costs = read_costs(run.folder)
+    if costs is None:
+        raise RequestError(f"{run.folder} holds no costs; `roofscope rent MODEL --keep {run.folder}` makes them.")
+    return cost_figure(costs)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
