@@ -141,16 +141,16 @@ def rent(
     )
     found = find(model, asked, datetime.now(UTC).date())
     if out is not None:
-        from profiler.report.plots.forecast import cost_over_load, save_figure
+        from profiler.report.plots.forecast import cost_figure, save_figure
 
-        save_figure(cost_over_load(found), out)
+        save_figure(cost_figure(found.over_load), out)
     if keep is not None:
         from profiler.record.forecasts import write_costs
         from profiler.record.run import read_run
         from profiler.report.page import write_reports
 
         run = read_run(keep)
-        write_costs(keep, found)
+        write_costs(keep, found.over_load)
         write_reports([run])
     if output_format == "json":
         print(json.dumps(rented_json(found), indent=2))

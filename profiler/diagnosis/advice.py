@@ -81,6 +81,8 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 
 def _where_it_lies(item: EngineDifference) -> str:
+    if not item.terms:
+        return "; where cannot be told, as their splits do not add up"
     words = where_it_lies(item)
     return f": {', '.join(words)}" if words else ""
 

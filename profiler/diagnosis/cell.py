@@ -208,7 +208,8 @@ class EngineDifference(Keyed):
     low_s: float
     high_s: float
     terms: Mapping[str, float] = field(default_factory=dict)
-    """What each term of the split gains in seconds from the run's first engine to this one."""
+    """What each term of the split gains in seconds from the run's first engine to this one; empty where one of their
+    splits does not add up."""
     causes: Mapping[str, float] = field(default_factory=dict)
     """The same of the avoidable work, by cause."""
     how: str = ""

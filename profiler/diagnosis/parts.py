@@ -37,9 +37,10 @@ def split_of(
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
+    most = _most_padding(facts, key, roofs, latency_s)
     for item in facts.operators[key]:
         demand = _demand(facts, item, replays.get(item.operator))
-        padded_s = _padding_s(item, demand, roofs)
+        padded_s = most * _padding_s(item, demand, roofs)
         padding_s += padded_s
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
@@ -103,6 +104,20 @@ def _avoidable_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> dict[Cause
         for cause in {**moved, **item.avoidable_flops}
         if cause is not Cause.PADDING
     }
+
+
+def _most_padding(facts: Facts, key: CellKey, roofs: Roofs, latency_s: float) -> float:
+    """What the seconds of padding are cut to, as a share of them: an operator that ran slower alone than it can have
+    run in the step tells too much, and padding takes no larger a part of a step than of its operators' roofs."""
+    replays = facts.replays.get(key, {})
+    items = [(item, _demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
+    told_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
+    if not told_s:
+        return 1.0
+    alone = [(item, replace(demand, replayed_s=None)) for item, demand in items]
+    of_roofs_s = sum(_padding_s(item, demand, roofs) for item, demand in alone)
+    own_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for _, demand in alone)
+    return min(1.0, latency_s * of_roofs_s / (own_s + of_roofs_s) / told_s)
 
 
 def _padding_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> float:

@@ -14,7 +14,7 @@ from profiler.machine.clock import timing_of
 from profiler.timing.outcomes import phase_samples
 from profiler.timing.sampling import CLAIM_VISITS, Estimate, Spread, difference
 
-SORTED, BUCKETED, PACKED = "sorting by length", "buckets of like lengths", "packing prompts into one row"
+SORTED, BUCKETED, PACKED = "sorting by length", "bucketing by length", "packing prompts into one row"
 WAYS: Mapping[str, Callable[[Batch, int], list[Batch]]] = {SORTED: sorted_batches, BUCKETED: bucketed_batches}
 """Ways to cut a queue into batches that are padded still; packing pads nothing."""
 REFILLING = "filling the place of a sequence that has ended (continuous batching)"

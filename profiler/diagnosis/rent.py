@@ -140,6 +140,11 @@ class Rented:
     """By card and precision, of those that fit."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def over_load(self) -> CostOverLoad:
+        """What the best offers cost over the load."""
+        return cost_over_load(self)
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -190,7 +195,7 @@ _MOST_LINES = 5
 _BATCHES_A_LINE = 60
 
 
-def cost_lines(found: Rented) -> CostOverLoad:
+def cost_over_load(found: Rented) -> CostOverLoad:
     """The first offers that fit, in their order."""
     chosen = [offer for offer in found.offers if offer.fits][:_MOST_LINES]
     drawn = {(offer.card, offer.precision) for offer in chosen}

@@ -22,7 +22,7 @@ from profiler.diagnosis.ragged import RaggedStep, ragged_step
 from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
-from profiler.diagnosis.step_time import TERMS, Split
+from profiler.diagnosis.step_time import TERMS, Split, adds_up
 from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
@@ -443,6 +443,8 @@ def _differences(
 
 
 def _gained_terms(before: JudgedCell, after: JudgedCell) -> dict[str, float]:
+    if not (adds_up(before.split) and adds_up(after.split)):
+        return {}
     return _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in (before, after)))
 
 

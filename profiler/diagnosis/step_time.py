@@ -166,6 +166,16 @@ class Split:
         return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s + self.padding_s
 
 
+ADDS_UP = 0.2
+"""Share of a step up to which a split may leave it unexplained, or a term lie below nothing, and still tell of it."""
+
+
+def adds_up(parts: Split) -> bool:
+    """Whether the terms tell where the time goes: what nothing explains is small, and no term is far below nothing."""
+    allowed_s = ADDS_UP * parts.latency_s
+    return parts.unexplained_s <= allowed_s and min(getattr(parts, term) for term in TERMS) >= -allowed_s
+
+
 def at(parts: Split, latency_s: float) -> Split:
     """The same split if the step had taken so long: what is known stays, the residual takes the difference; it is the
     engine's where that takes all that is not known."""

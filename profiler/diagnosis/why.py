@@ -75,6 +75,16 @@ class Recompilation:
 
 
 @dataclass(frozen=True)
+class Read:
+    """Values of a device that a line of the script read on the host, outside of its models' calls."""
+
+    where: str
+    count: int
+    seconds: float
+    """That the host waited for them."""
+
+
+@dataclass(frozen=True)
 class GraphBreak:
     """Where torch.compile left compiled code for Python, and why."""
 
@@ -117,6 +127,8 @@ class Seen:
     recompilations: tuple[Recompilation, ...] = ()
     between: tuple[Between, ...] = ()
     texts_again: tuple[TextAgain, ...] = ()
+    reads: tuple[Read, ...] = ()
+    """The longest waits first; none on a CPU, where nothing is waited for."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from profiler.diagnosis.forecast import Answer
+from profiler.diagnosis.foretold import Answer
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
 from profiler.job.count import gpu_called
@@ -106,6 +106,7 @@ def _notes(one: Answer, answers: Sequence[tuple[int, Answer]]) -> tuple[str, ...
     loads = {cell.batch_size for cell in one.cells}
     return (
         "A narrower kernel keeps the share of its roof that the whole one has; messages hide behind nothing.",
+        "Every rank has a card of its own, on CPUs a machine: ranks on one machine share its cores and its memory.",
         f"Cost is that of every token at its own batch ({significant(min(loads))} to {significant(max(loads))}).",
         *(note for _, answer in answers[:1] for note in answer.notes),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import os
@@ -14,17 +15,20 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Call, Seen, Trial
+from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Call, Read, Seen, Trial
 from profiler.errors import first_line
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
 from profiler.probes.forms import Form, other_forms
+from profiler.units import duration
 from profiler.watching.recorder import Noted, Recorder
 
 # Prompts that are tried as one batch, and from how many calls on that is worth a trial.
 _TOGETHER = 8
 _FEWEST_ONE_BY_ONE = 4
 _DECISIVE_ROUNDS = 3
+# Forwards of a loop that are run behind each other to see what waiting for each of them costs.
+_IN_A_ROW = 8
 # Calls that took less are repeated within a round, up to so many times.
 _SHORT_S = 0.2
 _MOST_REPEATS = 20
@@ -33,7 +37,7 @@ _HOPELESS = 2.0
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
 _NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
-Run = Callable[[], object]
+Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,8 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
         )  # fmt: skip
     if call.kind == "forward" and (loop := _loop_without_cache(group)):
         yield loop
+    if call.kind == "forward" and len(group.calls) > 1 and (reads := recorder.reads(call.where)):
+        yield _without_reads(group, reads[0])
     if call.kind == "forward" and settings["gradients"] == "on" and not recorder.trained:
         yield candidate(
             "grad-on", "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
@@ -338,7 +344,7 @@ def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any]
                 ids = torch.zeros(call.batch_size, call.context_len, dtype=torch.long, device=model.device)
                 filled.append(model(ids, use_cache=True).past_key_values)
             else:
-                filled[0].crop(call.context_len)
+                filled[0].crop(-call.prompt_len)
             return model(*args, **named, past_key_values=filled[0])
 
     return run
@@ -380,6 +386,33 @@ def _loop_without_cache(group: _Group) -> _Candidate | None:
         changed,
         (sum(call.seconds for call, _ in kept),),
         shape=f"{len(kept)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
+    )
+
+
+def _without_reads(group: _Group, read: Read) -> _Candidate:
+    """Forwards of a loop with as many reads behind each as the loop has, and without."""
+    kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
+    middle = len(kept) // 2
+    chosen = kept[max(0, middle - _IN_A_ROW // 2) : middle + _IN_A_ROW // 2]
+    runs = [_repeat(noted, call, group.model) for call, noted in chosen]
+    clock, reads_each = chosen[0][1].clock, max(1, round(read.count / len(group.calls)))
+
+    def in_a_row(reads: int) -> None:
+        for run in runs:
+            value = run().logits[0, -1, 0]
+            for _ in range(reads):
+                value.item()
+        clock.synchronize()
+
+    return _Candidate(
+        "host-sync",
+        f"the host reads {read.count} values, waits {duration(read.seconds)} for them, and cannot run ahead",
+        "keep tokens on the device, and read them every few steps or at the end",
+        read.where,
+        functools.partial(in_a_row, reads_each),
+        functools.partial(in_a_row, 0),
+        (sum(call.seconds for call, _ in chosen),),
+        shape=f"{len(chosen)} forwards in a row",
     )
 
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from profiler.diagnosis.forecast import Answer
-from profiler.diagnosis.rent import CostOverLoad, Rented, cost_lines
+from profiler.diagnosis.foretold import Answer
+from profiler.diagnosis.rent import CostOverLoad
 from profiler.record.store import replace_file
 from profiler.units import visible_in
 
@@ -30,9 +30,9 @@ def read_forecast(folder: Path) -> Answer | None:
     return _read(folder / FORECAST_FILE, _ADAPTER)
 
 
-def write_costs(folder: Path, found: Rented) -> None:
+def write_costs(folder: Path, costs: CostOverLoad) -> None:
     """Keep costs over the load in a run folder. Raises RunError where that takes no file."""
-    _write(folder / COSTS_FILE, _COSTS, cost_lines(found))
+    _write(folder / COSTS_FILE, _COSTS, costs)
 
 
 def read_costs(folder: Path) -> CostOverLoad | None:

@@ -28,7 +28,6 @@ from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
 from profiler.report.lines import (
     activity_lines,
-    engine_claims,
     host_line,
     instrument_line,
     no_claim_lines,
@@ -38,6 +37,7 @@ from profiler.report.lines import (
     roofs_lines,
     stage_line,
     unexplained_lines,
+    waterfalls,
 )
 from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
@@ -134,7 +134,7 @@ def html_report(run: Run) -> str:
             generate=generate_lines(run),
             ragged=ragged_lines(run),
             cold=cold_lines(run),
-            engine_waterfall=inline_svg([run], "engines", _ENGINES) if engine_claims(run) else None,
+            engine_waterfall=inline_svg([run], "engines", _ENGINES) if waterfalls(run) else None,
             no_claims=no_claim_lines(run),
             noisy=noise_lines(run),
             roofs=roofs_lines(run),

@@ -129,6 +129,11 @@ def engine_claims(run: Run) -> list[EngineDifference]:
     return [item for item in run.document.engine.differences if item.is_claim]
 
 
+def waterfalls(run: Run) -> list[EngineDifference]:
+    """Those of them that the splits of both engines explain."""
+    return [item for item in engine_claims(run) if item.terms]
+
+
 def no_claim_lines(run: Run) -> list[str]:
     """In how many cells engines do not differ by more than noise, and in how many nothing can be said."""
     differences = run.document.engine.differences

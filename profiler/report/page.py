@@ -8,7 +8,7 @@ from pathlib import Path
 from profiler.record.run import Run
 from profiler.record.store import replace_file
 from profiler.report.html import html_comparison, html_report
-from profiler.report.lines import engine_claims
+from profiler.report.lines import waterfalls
 from profiler.report.markdown import markdown_report
 from profiler.report.plots import save
 
@@ -19,7 +19,7 @@ def write_reports(runs: Sequence[Run]) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
         if run.measured:
-            of_engines = ("engines",) if engine_claims(run) else ()
+            of_engines = ("engines",) if waterfalls(run) else ()
             for name in (*_PICTURES, *of_engines):
                 save([run], name, run.folder / f"{name}.png")
         replace_file(run.folder / "report.html", html_report(run))

@@ -40,8 +40,8 @@ def _mask_words(step: RaggedStep) -> str:
     if step.mask_s is None or step.mask_low_s is None or step.mask_high_s is None:
         return "what its mask adds is not known"
     words = (
-        f"its mask adds {signed_duration(step.mask_s)} ({signed_duration(step.mask_low_s)} to"
-        f" {signed_duration(step.mask_high_s)}) to the same shape without one"
+        f"its mask {'adds' if step.mask_s >= 0 else 'saves'} {duration(abs(step.mask_s))}"
+        f" ({signed_duration(step.mask_low_s)} to {signed_duration(step.mask_high_s)}) against that shape without one"
     )
     if step.mask_is_claim:
         return words

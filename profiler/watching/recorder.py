@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Between, Call, GraphBreak, Kind, Load, Recompilation, Seen, TextAgain
+from profiler.diagnosis.why import Between, Call, GraphBreak, Kind, Load, Read, Recompilation, Seen, TextAgain
 from profiler.machine.clock import Clock, clock_for, now_s
 
 # Inputs are kept for trials up to so many calls and bytes.
@@ -26,6 +26,8 @@ _LONGEST_BREAK = 120
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
+_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
+"""Methods of a tensor that hand its values to the host, which waits until the device has them."""
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
 """Arguments of `generate` that it calls at every token, and how."""
 _PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -81,6 +83,9 @@ class _Thread(threading.local):
     noted: Noted | None = None
     text_depth: int = 0
     load_depth: int = 0
+    reading: bool = False
+    last: str = ""
+    """The line of the last call of a model."""
 
 
 @dataclass
@@ -104,6 +109,9 @@ class Recorder:
     _here: _Thread = field(default_factory=_Thread)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
+    _reads_watched: bool = False
+    _reads: dict[tuple[str, str], Again] = field(default_factory=dict)
+    """By the line that read and the line of the call before it."""
     _texts: set[int] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
@@ -144,6 +152,7 @@ class Recorder:
         if kind == "generate":
             noted.new_tokens = _new_tokens(result, noted.shape[1], model)
         self.notes.append(noted)
+        here.last = noted.where
         self._last = model
         return result
 
@@ -187,6 +196,52 @@ class Recorder:
                 self.text_s += spent_s
                 self.text_where = self.text_where or _where()
                 self._note_text(args, spent_s)
+
+    def _watch_reads(self) -> None:
+        """From now on, note what reads a tensor's values on the host: from the first model on that lies elsewhere."""
+        import torch
+
+        self._reads_watched = True
+        for name in _READS:
+            original, own = getattr(torch.Tensor, name), name in vars(torch.Tensor)
+
+            def read(tensor: Any, *args: Any, _original: Any = original, **named: Any) -> Any:
+                # Compiled code is not to have this in it.
+                if torch.compiler.is_compiling():
+                    return _original(tensor, *args, **named)
+                return self._read(functools.partial(_original, tensor), tensor, args, named)
+
+            setattr(torch.Tensor, name, functools.wraps(original)(read))
+            self.undo.append(
+                functools.partial(setattr, torch.Tensor, name, original)
+                if own
+                else functools.partial(delattr, torch.Tensor, name)
+            )
+
+    def _read(self, run: Callable[..., Any], tensor: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run what reads a tensor; outside of a model's calls, where its values lie elsewhere, add it to its line."""
+        self.touched += 1
+        here = self._here
+        if here.depth or here.reading or tensor.device.type == "cpu":
+            return run(*args, **named)
+        here.reading = True
+        start_s = now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            here.reading = False
+            self._reads.setdefault((_where(), here.last), Again()).add(now_s() - start_s)
+
+    def reads(self, behind: str | None = None) -> tuple[Read, ...]:
+        """The lines that read values of a device; of those alone that did so behind a call of the line `behind`."""
+        found: dict[str, Again] = {}
+        for (where, last), item in self._reads.items():
+            if behind in (None, last):
+                whole = found.setdefault(where, Again())
+                whole.count += item.count
+                whole.seconds += item.seconds
+        ordered = sorted(found.items(), key=lambda pair: -pair[1].seconds)
+        return tuple(Read(where, item.count, item.seconds) for where, item in ordered)
 
     def _note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
         """Add the seconds of a text that was handed over before."""
@@ -241,6 +296,7 @@ class Recorder:
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             tuple(_recompilations()), tuple(self._between()),
             tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
+            self.reads(),
             tuple(self._graph_breaks()),
         )  # fmt: skip
 
@@ -306,6 +362,8 @@ class Recorder:
             self.kept_bytes += nbytes
             kept = {name: value for name, value in named.items() if name not in ("past_key_values", "streamer")}
             noted.arguments = (args, kept)
+        if noted.clock.ahead and not self._reads_watched:
+            self._watch_reads()
         noted.start = noted.clock.mark()
         return noted
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from profiler.diagnosis.advice import where_it_lies
 from profiler.diagnosis.cell import EngineDifference
-from profiler.diagnosis.step_time import TERMS, Demand, Roofs, of_engine, split
+from profiler.diagnosis.step_time import TERMS, Demand, Dispatch, Roofs, adds_up, of_engine, split
 
 
 def test_what_is_not_known_from_outside_is_the_engines() -> None:
@@ -25,6 +27,16 @@ def test_a_step_above_its_roof_has_no_engine_term_below_zero() -> None:
     found = of_engine(parts)
     assert found.engine_s == 0
     assert found.unexplained_s == pytest.approx(-2e-3)
+
+
+def test_a_split_that_does_not_add_up_tells_not_where_time_goes() -> None:
+    """Dispatch of 12 ms in a step of 10 leaves less than nothing to explain, 3 ms of kernels explain it; 5 unexplained
+    are too many, 1 is not."""
+    roofs = Roofs(100e9, Dispatch(6e-3, 0.0), overlaps=False)
+    demands = [Demand("op", "mlp", 1e6, 0.3e9, 0.0, 1e12)]
+    assert adds_up(split(10e-3, demands, 0.0, roofs))
+    assert not adds_up(split(15e-3, demands, 0.0, roofs))
+    assert not adds_up(split(10e-3, demands, 0.0, replace(roofs, dispatch=Dispatch(12e-3, 0.0))))
 
 
 def test_where_a_difference_lies_is_told_the_largest_first() -> None:

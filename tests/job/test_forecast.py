@@ -14,18 +14,9 @@ import numpy as np
 import pytest
 
 from profiler.diagnosis.columns import Steps
-from profiler.diagnosis.forecast import (
-    BETWEEN,
-    Device,
-    HeldOut,
-    Measured,
-    Trained,
-    beyond,
-    fit,
-    held_out,
-    one_at_a_time,
-    train,
-)
+from profiler.diagnosis.forecast import Device, Measured, fit
+from profiler.diagnosis.foretold import BETWEEN
+from profiler.diagnosis.held_out import HeldOut, Trained, beyond, held_out, one_at_a_time, train
 from profiler.diagnosis.run import judge_run
 from profiler.errors import RequestError
 from profiler.grid import make_grid

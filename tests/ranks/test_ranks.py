@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,8 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
+from profiler.grid import Cell
 from profiler.job.count import count
 from profiler.job.options import Options
+from profiler.job.ranks import Alone, together
 from profiler.job.request import prepare
 from profiler.machine.machine import machine_for
 from profiler.record.operators import read_operators
@@ -150,6 +153,24 @@ def test_who_waits_for_a_rank_that_will_not_come_ends_when_torchrun_asks() -> No
         assert process.wait(timeout=10) == -signal.SIGTERM
     finally:
         process.kill()
+
+
+def test_every_exchange_waits_for_the_rank_that_comes_to_it_last() -> None:
+    """Two ranks take 10 ms a step each, with two exchanges: pieces of 6 and 4 ms on one, of 4 and 6 on the other, so
+    that a step of both takes 12. Their prefills take 20 ms, of which 5 and 9 lie between its two exchanges."""
+
+    def alone(within: float, first: float) -> Alone:
+        reached = [0.001, 0.001 + within]
+        for _ in range(3):
+            reached += [reached[-1] + first, reached[-1] + 0.010]
+        return Alone(0.020, (0.010,) * 3, tuple(reached))
+
+    found = together(Cell(1, 8, 4), [alone(0.005, 0.006), alone(0.009, 0.004)])
+    assert found.seconds("decode") == (0.010, 0.010)
+    assert found.last_s("decode") == pytest.approx(0.012)
+    assert found.last_s("prefill") == pytest.approx(0.009 + 0.015)
+    unknown = replace(alone(0.005, 0.006), reached_s=())
+    assert together(Cell(1, 8, 4), [unknown, unknown]).last_s("decode") == 0.010
 
 
 def _second_rank(torchrun_pid: int, out: Path) -> int:

@@ -264,6 +264,22 @@ def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
     assert not any("Too close" in sentence for sentence in why_sentences(costs))
 
 
+def test_forwards_behind_a_cache_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that records gradients which nobody asked for: what a step takes without is tried, and not missed."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    with profiler.why() as watching:
+        found = model(torch.ones(1, 4, dtype=torch.long), use_cache=True)
+        for _ in range(6):
+            found = model(torch.ones(1, 1, dtype=torch.long), past_key_values=found.past_key_values, use_cache=True)
+    assert watching.found is not None
+    assert not [text for text in watching.found.not_tried if "grad-on" in text]
+    assert "forward 1 x 1" in {trial.shape.split(" @")[0] for trial in watching.found.tried if trial.id == "grad-on"}
+
+
 def test_where_nothing_could_be_tried_nothing_is_said_to_be_right() -> None:
     found = judge(seen(call(0, 1.0)), [], Floor(0.1, 0.0), ["what else there is: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from profiler.diagnosis.forecast import Answer, ForecastCell, MeasuredPoint
-from profiler.diagnosis.rent import CostOverLoad, Rented, cost_lines
+from profiler.diagnosis.foretold import Answer, ForecastCell, MeasuredPoint
+from profiler.diagnosis.rent import CostOverLoad
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
 from profiler.record.forecasts import read_costs, read_forecast
@@ -75,13 +75,9 @@ def _depth(cell: ForecastCell) -> int:
     return cell.prompt_len or cell.context_len
 
 
-def cost_over_load(found: Rented) -> Figure:
+def cost_figure(costs: CostOverLoad) -> Figure:
     """USD of a million output tokens over the sequences in flight, by card, with the crossovers of neighbours in price
     an hour. Raises RequestError where nothing fits."""
-    return _costs(cost_lines(found))
-
-
-def _costs(costs: CostOverLoad) -> Figure:
     if not costs.lines:
         raise RequestError("no card fits: there is nothing to draw.")
     with plt.style.context(STYLE_FILE):
@@ -114,7 +110,7 @@ def cost_of_run(run: Run) -> Figure:
     costs = read_costs(run.folder)
     if costs is None:
         raise RequestError(f"{run.folder} holds no costs; `roofscope rent MODEL --keep {run.folder}` makes them.")
-    return _costs(costs)
+    return cost_figure(costs)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

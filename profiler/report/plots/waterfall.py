@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from profiler.errors import RequestError
 from profiler.grid import PHASES
 from profiler.record.run import Run
 from profiler.record.sides import side_of_run
-from profiler.report.lines import engine_claims, no_claim_lines
+from profiler.report.lines import no_claim_lines, waterfalls
 from profiler.report.plots.style import TERM_STYLE, title
 from profiler.units import significant
 
@@ -53,9 +54,10 @@ def engines(run: Run) -> Figure:
     """
     if not run.document.engine.differences:
         raise RequestError(f"{run.folder} has no cell that two engines have stepped; use --engine eager,vllm.")
-    differences = engine_claims(run)
+    differences = waterfalls(run)
     if not differences:
-        raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(no_claim_lines(run))}.")
+        why = no_claim_lines(run) or ["the splits of these engines' steps do not add up"]
+        raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(why)}.")
     results = run.by_key()
     panels = []
     for phase in reversed(PHASES):
@@ -107,18 +109,20 @@ def _draw(axes: Axes, panel: _Panel) -> None:
         least_s = min(least_s, at_s)
     axes.bar(len(names) - 1, 1e3 * after_s, color=_TOTAL_COLOR)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    cut = _begin(axes, 1e3 * (min(least_s, after_s) - 2 * sum(map(abs, moved.values())) - 0.02 * total_s))
+    cut = _begin(
+        axes, (0, len(names) - 1), 1e3 * (min(least_s, after_s) - 2 * sum(map(abs, moved.values())) - 0.02 * total_s)
+    )
     axes.set_title(panel.name + cut, fontsize=10)
 
 
-def _begin(axes: Axes, least_ms: float) -> str:
+def _begin(axes: Axes, wholes: Sequence[int], least_ms: float) -> str:
     """Begin the axis at zero, or where gains are small beside the whole a little below the least that is drawn, with
-    slashes through its foot; what a title then says."""
+    slashes through the feet of the bars of the whole; what a title then says."""
     if least_ms <= 0:
         axes.set_ylim(0)
         return ""
     axes.set_ylim(least_ms)
     foot = axes.get_xaxis_transform()
-    for height in (0.015, 0.04):
-        axes.plot([-0.45, 0.45], [height - 0.01, height + 0.01], transform=foot, color="white", lw=2)
+    for at, height in itertools.product(wholes, (0.015, 0.04)):
+        axes.plot([at - 0.45, at + 0.45], [height - 0.01, height + 0.01], transform=foot, color="white", lw=2)
     return f"\n(axis cut at {significant(least_ms)} ms)"
