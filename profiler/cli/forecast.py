@@ -122,7 +122,6 @@ def rent(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
-    from profiler.diagnosis.rent import cost_over_load
     from profiler.job.renting import ENGINES, Asked, limits_of
     from profiler.job.renting import rent as find
     from profiler.report.console import screen
@@ -144,14 +143,14 @@ def rent(
     if out is not None:
         from profiler.report.plots.forecast import cost_figure, save_figure
 
-        save_figure(cost_figure(cost_over_load(found)), out)
+        save_figure(cost_figure(found.over_load), out)
     if keep is not None:
         from profiler.record.forecasts import write_costs
         from profiler.record.run import read_run
         from profiler.report.page import write_reports
 
         run = read_run(keep)
-        write_costs(keep, cost_over_load(found))
+        write_costs(keep, found.over_load)
         write_reports([run])
     if output_format == "json":
         print(json.dumps(rented_json(found), indent=2))

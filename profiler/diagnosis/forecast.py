@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.columns import Array, Demanded, OperatorColumn, Steps
 from profiler.diagnosis.facts import REST
-from profiler.diagnosis.step_time import TERMS, Dispatch
+from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.surface import Line, Surface, line, surface
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
@@ -21,14 +20,7 @@ from profiler.work.causes import OUTSIDE, Cause
 PAGE_BYTES = 4096
 MEMORY_SHARE = 0.95
 """Of a device's memory that a step may need at most: the rest is the driver's, the allocator's and fragmentation's."""
-HELD_OUT_SHARE = 0.9
-"""An interval holds nine in ten."""
-_UNSEEN_WIDTHS = 3.0
-"""Standard deviations of an interval where too few cells were held out to say how far off they come."""
-LEAST_CELLS = 6
-"""With fewer cells held out, no error can be told."""
-_MOST_FOLDS = 32
-_NORMAL_95 = 1.96
+NORMAL_95 = 1.96
 NO_ROOF_S = 1e-9
 """Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
 _READ_AND_WRITTEN = 2
@@ -79,7 +71,7 @@ class Device:
     def dispatched(self, steps: Steps) -> tuple[Array, Array]:
         """(seconds to dispatch each step, the part of them that replayed kernels pay as well)."""
         whole, inside = np.zeros(len(steps)), np.zeros(len(steps))
-        for phase, chosen in _by_phase(steps):
+        for phase, chosen in by_phase(steps):
             known = sorted(self.dispatch.get(phase, {}).items())
             if known:
                 batches = np.log2([batch for batch, _ in known])
@@ -181,7 +173,7 @@ class Kernels:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
         if column.operator in self.surfaces:
             least_s = self.least_s[column.operator]
-            ratio = np.exp(self.surfaces[column.operator].level(_octaves(steps)))
+            ratio = np.exp(self.surfaces[column.operator].level(octaves(steps)))
             return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
         return _along(self.lines, column, steps, roof_s)
 
@@ -267,10 +259,10 @@ class Fitted:
         """Pages touched for the first time: the share of those written that were new in the nearest measured step."""
         found = np.zeros(len(demanded.steps))
         pages = _written(demanded) / PAGE_BYTES
-        for phase, chosen in _by_phase(demanded.steps):
+        for phase, chosen in by_phase(demanded.steps):
             if phase in self.faults:
                 points, shares = self.faults[phase]
-                at = _octaves(demanded.steps.at(chosen))
+                at = octaves(demanded.steps.at(chosen))
                 distance = sum(np.abs(at[:, axis, None] - points[None, :, axis]) for axis in range(at.shape[1]))
                 found[chosen] = shares[np.argmin(np.asarray(distance), axis=1)] * pages[chosen]
         return found
@@ -279,9 +271,9 @@ class Fitted:
         """Seconds of each step and by how much they may be off, one standard deviation as a share."""
         terms = self.terms(demanded)
         log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
-        for phase, chosen in _by_phase(demanded.steps):
+        for phase, chosen in by_phase(demanded.steps):
             if phase in self.residuals:
-                found = self.residuals[phase].value(_octaves(demanded.steps.at(chosen)))
+                found = self.residuals[phase].value(octaves(demanded.steps.at(chosen)))
                 log_ratio[chosen], sigma[chosen] = found
         # What the split left unexplained on one device says nothing of a link between several.
         own_s = terms.total_s - demanded.exchanged_s
@@ -311,10 +303,10 @@ def fit(measured: Measured, device: Device) -> Fitted:
     bare = Fitted(device, _kernels(measured, device), _fault_shares(measured))
     terms_s = bare.terms(measured.demanded).total_s
     residuals: dict[Phase, Surface] = {}
-    for phase, chosen in _by_phase(measured.demanded.steps):
+    for phase, chosen in by_phase(measured.demanded.steps):
         values = np.log(measured.latency_s[chosen] / terms_s[chosen])
-        own = measured.half_width_s[chosen] / _NORMAL_95 / measured.latency_s[chosen]
-        residuals[phase] = surface(_octaves(measured.demanded.steps.at(chosen)), values, own)
+        own = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
+        residuals[phase] = surface(octaves(measured.demanded.steps.at(chosen)), values, own)
     return replace(bare, residuals=residuals)
 
 
@@ -335,7 +327,7 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
         if column.heads is not None:
             least_s[column.operator] = float(seconds[known].min())
             ratio = np.log(seconds[known] / (roof_s[known] + least_s[column.operator]))
-            surfaces[column.operator] = surface(_octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
+            surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
             continue
         converting = measured.conversion_s.get(column.operator, np.full(len(steps), np.nan))
         for prefill, chosen in _kinds(column, steps, known):
@@ -398,8 +390,7 @@ def _fault_shares(measured: Measured) -> dict[Phase, tuple[Array, Array]]:
     pages = np.maximum(_written(measured.demanded) / PAGE_BYTES, 1.0)
     steps = measured.demanded.steps
     return {
-        phase: (_octaves(steps.at(chosen)), measured.faults[chosen] / pages[chosen])
-        for phase, chosen in _by_phase(steps)
+        phase: (octaves(steps.at(chosen)), measured.faults[chosen] / pages[chosen]) for phase, chosen in by_phase(steps)
     }
 
 
@@ -416,194 +407,13 @@ def _written(demanded: Demanded) -> Array:
     return total
 
 
-def _by_phase(steps: Steps) -> list[tuple[Phase, Array]]:
+def by_phase(steps: Steps) -> list[tuple[Phase, Array]]:
     return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
 
 
-def _octaves(steps: Steps) -> Array:
+def octaves(steps: Steps) -> Array:
     """(batch, query, depth) of each step, in octaves: [n, 3]."""
     return np.log2(np.stack([steps.batch, steps.query, steps.depth], axis=1).astype(np.float64))
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """How far off forecasts are of measured cells that were left out, one at a time or the extremes together."""
-
-    errors: Array
-    """|forecast / measured - 1| of each left-out cell."""
-    widths: Array
-    """|log(forecast / measured)| in the standard deviations that the forecast gave itself."""
-    index: Array
-    """Which of the measured cells each was."""
-    seconds: Array
-    """What each was forecast to take."""
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.errors)) if len(self.errors) else math.nan
-
-    @property
-    def p90(self) -> float:
-        return float(np.quantile(self.errors, HELD_OUT_SHARE, method="higher")) if len(self.errors) else math.nan
-
-    @property
-    def told(self) -> bool:
-        """Whether there are enough of them to tell an error."""
-        return len(self.errors) >= LEAST_CELLS
-
-    @property
-    def half_width(self) -> float:
-        """Standard deviations that hold nine in ten of what was left out (split conformal prediction: Lei et al.,
-        JASA 113, 2018: the ceil((n + 1) * 0.9)-th smallest)."""
-        if not self.told:
-            return _UNSEEN_WIDTHS
-        rank = math.ceil((len(self.widths) + 1) * HELD_OUT_SHARE)
-        return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])
-
-
-def held_out(measured: Measured, device: Device, groups: Sequence[Array]) -> HeldOut:
-    """Forecast each group (indices) from all cells outside of it."""
-    errors: list[Array] = []
-    widths: list[Array] = []
-    seconds: list[Array] = []
-    for group in groups:
-        kept = np.setdiff1d(np.arange(len(measured)), group)
-        found = fit(measured.at(kept), device).forecast(measured.demanded.at(group))
-        ratio = found.latency_s / measured.latency_s[group]
-        own = measured.half_width_s[group] / _NORMAL_95 / measured.latency_s[group]
-        errors.append(np.abs(ratio - 1))
-        seconds.append(found.latency_s)
-        widths.append(np.abs(np.log(ratio)) / np.hypot(found.sigma, own))
-    if not groups:
-        return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
-    return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
-
-
-def one_at_a_time(measured: Measured) -> list[Array]:
-    """Every cell by itself; of very many, so many groups that each holds cells far from each other."""
-    cells = np.arange(len(measured))
-    if len(cells) < 3:
-        return []
-    folds = min(len(cells), _MOST_FOLDS)
-    return [cells[fold::folds] for fold in range(folds)]
-
-
-def beyond(measured: Measured) -> list[Array]:
-    """The largest batch of each phase, and its longest prompt or context: what a forecast beyond the grid is like."""
-    steps, groups = measured.demanded.steps, []
-    for _, chosen in _by_phase(steps):
-        for sizes in (steps.batch, np.where(steps.prefill, steps.query, steps.context)):
-            largest = chosen & (sizes == sizes[chosen].max())
-            if largest.sum() < chosen.sum():
-                groups.append(np.flatnonzero(largest))
-    return groups
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A fit with its own held-out errors."""
-
-    fitted: Fitted
-    measured: Measured
-    within: HeldOut
-    """Leave one out."""
-    outside: HeldOut
-    """Leave the largest batch out, and the longest context."""
-
-    def bounds(self, forecast: Forecast) -> tuple[Array, Array]:
-        """Seconds between which nine in ten forecasts of this kind came to lie."""
-        within = self.within.half_width
-        widths = np.where(self.unseen(forecast.demanded.steps), max(within, self.outside.half_width), within)
-        spread = np.exp(widths * forecast.sigma)
-        return forecast.latency_s / spread, forecast.latency_s * spread
-
-    def unseen(self, steps: Steps) -> Array:
-        """Whether a step lies outside of the batches, prompts and contexts that were measured in its phase."""
-        larger, longer = self.reaches(steps)
-        return larger | longer
-
-    def reaches(self, steps: Steps) -> tuple[Array, Array]:
-        """(batches, lengths) that lie outside of what was measured in their phase."""
-        seen = self.measured.demanded.steps
-        batch, length = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
-        for phase, chosen in _by_phase(steps):
-            known = seen.prefill == (phase == "prefill")
-            if not known.any():
-                batch[chosen] = length[chosen] = True
-                continue
-            for outside, sizes, of in (
-                (batch, steps.batch, seen.batch[known]),
-                (length, steps.depth, seen.depth[known]),
-            ):
-                outside[chosen] = (sizes[chosen] < of.min()) | (sizes[chosen] > of.max())
-        return batch, length
-
-    def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
-        """What carries each forecast beyond what was measured; empty where nothing needs to."""
-        steps = forecast.demanded.steps
-        batch, length = self.reaches(steps)
-        binding, seen = self._binding(forecast), self._seen()
-        cached, kept = self._resident(forecast.demanded), self._resident(self.measured.demanded)
-        found: list[tuple[str, ...]] = []
-        for index in range(len(steps)):
-            phase: Phase = "prefill" if steps.prefill[index] else "decode"
-            words = []
-            if batch[index]:
-                words.append("kernels keep the share of their roof that they had at the nearest batch measured")
-            if length[index]:
-                words.append("attention keeps the share of its roof that it had at the nearest length measured")
-            if binding[index] not in seen.get(phase, {binding[index]}):
-                words.append(f"{binding[index]} decides, as in no measured {phase}: its roof carries the forecast")
-            if not cached[index] and kept.all():
-                words.append("the weights and the cache leave the last-level cache: the memory roof carries it")
-            found.append(tuple(words))
-        return found
-
-    def _binding(self, forecast: Forecast) -> list[str]:
-        return [regime.removesuffix("-bound") for regime in regimes(forecast.terms)]
-
-    def _seen(self) -> dict[Phase, set[str]]:
-        terms = self.fitted.terms(self.measured.demanded)
-        found: dict[Phase, set[str]] = {}
-        for prefill, regime in zip(self.measured.demanded.steps.prefill, regimes(terms), strict=True):
-            found.setdefault("prefill" if prefill else "decode", {"mixed"}).add(regime.removesuffix("-bound"))
-        return found
-
-    def _resident(self, demanded: Demanded) -> Array:
-        working_set = np.asarray(
-            sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps)))
-        )
-        roof = self.fitted.device.memory_bytes_per_s(working_set)
-        return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
-
-
-def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
-    """Every measured cell with its forecast from the others."""
-    steps, unseen = (
-        trained.measured.demanded.steps,
-        dict(zip(trained.within.index, trained.within.seconds, strict=True)),
-    )
-    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context)
-    return tuple(
-        MeasuredPoint(
-            "prefill" if steps.prefill[index] else "decode",
-            int(steps.batch[index]),
-            int(depth[index]),
-            float(trained.measured.latency_s[index]),
-            float(unseen[index]) if index in unseen else None,
-        )
-        for index in range(len(steps))
-    )
-
-
-def train(measured: Measured, device: Device) -> Trained:
-    """Fit all cells, and each again without itself."""
-    return Trained(
-        fit(measured, device),
-        measured,
-        held_out(measured, device, one_at_a_time(measured)),
-        held_out(measured, device, beyond(measured)),
-    )
 
 
 _REGIMES = {
@@ -623,121 +433,6 @@ def regimes(terms: Terms) -> list[str]:
     return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
 
 
-@dataclass(frozen=True)
-class ForecastCell:
-    """One forecast cell as it is told."""
-
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
-    latency_s: float
-    low_s: float
-    high_s: float
-    """Nine in ten such forecasts come to lie between these."""
-    tokens_per_s: float
-    regime: str
-    basis: str
-    """`between measured cells`, `measured`, or what carries the forecast beyond them."""
-    fits: bool = True
-    """Whether the memory model finds room for it."""
-    terms: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each term of its split, what they leave unexplained included."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """How far off such forecasts are, from cells that they had not seen."""
-
-    median: float | None
-    p90: float | None
-    cells: int
-    how: str
-    """What was left out of what."""
-
-
-@dataclass(frozen=True)
-class MeasuredPoint:
-    """A measured cell, with what it was forecast to take from the others."""
-
-    phase: Phase
-    batch_size: int
-    depth: int
-    latency_s: float
-    unseen_s: float | None
-    """None where it was not held out."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A forecast with its basis and its error."""
-
-    source: str
-    model: str
-    precision: str
-    on: str
-    how: str
-    error: Told
-    beyond: Told | None
-    cells: tuple[ForecastCell, ...]
-    notes: tuple[str, ...] = ()
-    measured: tuple[MeasuredPoint, ...] = ()
-
-
-def told(held: HeldOut, how: str) -> Told:
-    """The error of held-out cells; none where there are too few of them."""
-    if not held.told:
-        return Told(None, None, len(held.errors), how)
-    return Told(held.median, held.p90, len(held.errors), how)
-
-
-def cells_of(
-    trained: Trained, forecast: Forecast, factor: Array | None = None, off: Array | None = None
-) -> tuple[ForecastCell, ...]:
-    """Every forecast cell; `factor` multiplies times for another form, `off` is by how much it may be off (log)."""
-    low_s, high_s = trained.bounds(forecast)
-    latency_s = forecast.latency_s
-    if factor is not None and off is not None:
-        spread = np.exp(np.hypot(np.log(high_s / latency_s), off))
-        latency_s = latency_s * factor
-        low_s, high_s = latency_s / spread, latency_s * spread
-    carried = ["; ".join(words) or BETWEEN for words in trained.assumptions(forecast)]
-    fits = forecast.fits(trained.fitted.device.memory_bytes)
-    return told_cells(forecast, latency_s, (low_s, high_s), carried, fits)
-
-
-BETWEEN = "between measured cells"
-
-
-def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
-    found = {item.name: float(getattr(terms, item.name)[index]) for item in fields(Terms)}
-    return {**found, "unexplained_s": latency_s - sum(found.values())}
-
-
-def told_cells(
-    forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], fits: Array
-) -> tuple[ForecastCell, ...]:
-    """Forecast steps as they are told, one by one."""
-    steps = forecast.demanded.steps
-    return tuple(
-        ForecastCell(
-            "prefill" if steps.prefill[index] else "decode",
-            int(steps.batch[index]),
-            int(steps.prompt_len[index]),
-            int(steps.context[index]),
-            float(latency_s[index]),
-            float(bounds_s[0][index]),
-            float(bounds_s[1][index]),
-            float(steps.tokens[index] / latency_s[index]),
-            regime,
-            basis[index],
-            bool(fits[index]),
-            _terms_at(forecast.terms, index, float(latency_s[index])),
-        )
-        for index, regime in enumerate(regimes(forecast.terms))
-    )
-
-
 def tried_factor(
     steps: Steps, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
 ) -> tuple[Array, Array] | None:
@@ -746,46 +441,13 @@ def tried_factor(
     `ratios` are (phase, batch, query, depth, ratio, half width); None where a phase was never tried.
     """
     factor, off = np.ones(len(steps)), np.zeros(len(steps))
-    for phase, chosen in _by_phase(steps):
+    for phase, chosen in by_phase(steps):
         known = [item for item in ratios if item[0] == phase]
         if not known:
             return None
         points = np.log2(np.array([item[1:4] for item in known], dtype=np.float64))
         values = np.log(np.array([item[4] for item in known]))
-        own = np.array([item[5] / item[4] for item in known]) / _NORMAL_95
-        log_ratio, sigma = surface(points, values, own).value(_octaves(steps.at(chosen)))
-        factor[chosen], off[chosen] = np.exp(log_ratio), _NORMAL_95 * sigma
+        own = np.array([item[5] / item[4] for item in known]) / NORMAL_95
+        log_ratio, sigma = surface(points, values, own).value(octaves(steps.at(chosen)))
+        factor[chosen], off[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, off
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """One cell, forecast and measured."""
-
-    forecast: ForecastCell
-    measured: CellResult
-
-    @property
-    def error(self) -> float:
-        """forecast / measured - 1"""
-        return self.forecast.latency_s / self.measured.latency_s - 1
-
-    @property
-    def inside(self) -> bool:
-        return self.forecast.low_s <= self.measured.latency_s <= self.forecast.high_s
-
-    @property
-    def terms(self) -> dict[str, float]:
-        """Seconds by which each term was forecast too long."""
-        return {
-            name: self.forecast.terms.get(name, 0.0) - getattr(self.measured, name)
-            for name in TERMS
-            if not math.isnan(getattr(self.measured, name))
-        }
-
-
-@dataclass(frozen=True)
-class Checked:
-    """All cells of a check."""
-
-    rows: tuple[CheckRow, ...]

@@ -142,8 +142,9 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 decision = "pass"
         more_s = 0.0
         if decision == "open":
-            together = _more_s(item, abs(mean - limit), half_width)
-            more_s = max(together, _more_s(item, abs(own - limit_alone), beyond))
+            fixed = _COVERAGE * shared
+            together = _more_s(item, abs(mean - limit), half_width, fixed)
+            more_s = max(together, _more_s(item, abs(own - limit_alone), beyond, fixed))
         cells.append(
             Gated(
                 change=item,
@@ -225,10 +226,11 @@ def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, f
     return mean, weight * variance + (1 - weight) ** 2 * pool.variance, weight
 
 
-def _more_s(change: Change, gap: float, half_width: float) -> float:
-    """Seconds of further visits that would narrow a cell's interval to its distance from the threshold."""
+def _more_s(change: Change, gap: float, half_width: float, fixed: float) -> float:
+    """Seconds of further visits that would narrow a cell's interval to its distance from the threshold; `fixed` is the
+    part of its half width that no visit narrows, the machine's own and its drift."""
     visits = max(1, change.visits)
-    factor = (half_width / gap) ** 2 if gap else math.inf
+    factor = (half_width**2 - fixed**2) / (gap**2 - fixed**2) if gap > fixed else math.inf
     if factor > _MOST_VISITS:
         return math.inf
     return max(1.0, visits * factor - visits) * max(change.before.visit_s, change.after.visit_s)

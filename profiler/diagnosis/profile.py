@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.diagnosis.columns import Array, OperatorColumn, Steps
-from profiler.diagnosis.forecast import Device, Fitted, HeldOut
+from profiler.diagnosis.forecast import Device, Fitted
+from profiler.diagnosis.held_out import HeldOut
 from profiler.diagnosis.step_time import Dispatch, floor_s
 from profiler.diagnosis.surface import Surface, surface
 from profiler.grid import PHASES, Phase

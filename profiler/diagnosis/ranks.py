@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.diagnosis.forecast import ForecastCell, Told
+from profiler.diagnosis.foretold import ForecastCell, Told
 from profiler.grid import Phase
 
 _SECONDS_AN_HOUR = 3600

@@ -140,6 +140,11 @@ class Rented:
     """By card and precision, of those that fit."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def over_load(self) -> CostOverLoad:
+        """What the best offers cost over the load."""
+        return cost_over_load(self)
+
 
 @dataclass(frozen=True)
 class Curve:

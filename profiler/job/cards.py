@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from profiler.diagnosis.forecast import Answer
+from profiler.diagnosis.foretold import Answer
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
 from profiler.job.count import gpu_called

@@ -11,7 +11,7 @@ import torch
 
 from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.facts import ModelFacts
-from profiler.diagnosis.forecast import Answer, Checked, CheckRow, ForecastCell
+from profiler.diagnosis.foretold import Answer, Checked, CheckRow, ForecastCell
 from profiler.errors import RequestError
 from profiler.job.checks import CheckedCell, append_checks
 from profiler.job.forecast import Wanted

@@ -13,21 +13,9 @@ from torch import nn
 from profiler.diagnosis.attained import attained, family_of
 from profiler.diagnosis.columns import Array, Demanded, Steps
 from profiler.diagnosis.facts import REST, Facts
-from profiler.diagnosis.forecast import (
-    Answer,
-    Device,
-    Forecast,
-    Measured,
-    Terms,
-    Told,
-    Trained,
-    cells_of,
-    points_of,
-    told,
-    told_cells,
-    train,
-    tried_factor,
-)
+from profiler.diagnosis.forecast import Device, Forecast, Measured, Terms, tried_factor
+from profiler.diagnosis.foretold import Answer, Told, cells_of, points_of, told, told_cells
+from profiler.diagnosis.held_out import Trained, train
 from profiler.diagnosis.parts import faults_of
 from profiler.diagnosis.profile import CardProfile, fitted_on, held_out_kernels
 from profiler.diagnosis.rent import basis_for, card_steps

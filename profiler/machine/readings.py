@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 # nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
 THROTTLE_BITS = {
@@ -97,7 +99,12 @@ def _middle(values: Sequence[float]) -> float | None:
 
 
 def _during(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> list[Reading]:
-    return [r for r in readings if any(start <= r.at_unix_s <= start + seconds for start, seconds in spans)]
+    """Those that lie within a span. Spans are sought by their starts: a long run has thousands of both."""
+    ordered = sorted((start, start + seconds) for start, seconds in spans if seconds >= 0)
+    starts = [start for start, _ in ordered]
+    # A span may reach beyond the one after it, where a clock was set back meanwhile.
+    ends = list(accumulate((end for _, end in ordered), max))
+    return [r for r in readings if (at := bisect_right(starts, r.at_unix_s)) and r.at_unix_s <= ends[at - 1]]
 
 
 def health(readings: Sequence[Reading]) -> Health:

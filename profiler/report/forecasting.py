@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.diagnosis.forecast import Answer, Checked, ForecastCell, Told
+from profiler.diagnosis.foretold import Answer, Checked, ForecastCell, Told
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.units import duration, percent, significant
 

@@ -31,6 +31,9 @@ VISITED_ONCE = "visited once, so that its interval is within the visit"
 """The reason that tells nothing of how far visits lie apart."""
 
 _RESAMPLES = 1000
+# So many samples narrow an interval far below what visits differ by, which is then taken from their medians.
+_MANY_SAMPLES = 20_000
+_RESAMPLES_OF_MANY = 100
 _SEED = 0
 
 # The share of a normal distribution within one standard deviation, and the end of its middle 95 %.
@@ -166,7 +169,9 @@ def estimate(visits: Sequence[Sequence[float]], spread: Spread = NO_OTHERS) -> E
     if sum(len(visit) for visit in blocks) == 1:
         low, high = float(everything.min()), float(everything.max())
     else:
-        low, high = (float(end) for end in np.percentile(_resampled_medians(blocks), [2.5, 97.5]))
+        low, high = (
+            float(end) for end in np.percentile(_resampled_medians(blocks, _resamples(everything)), [2.5, 97.5])
+        )
     by_visits, drift = _half_widths(blocks, spread)
     least = math.hypot(by_visits, drift)
     # However little is known of it, a time is more than nothing.
@@ -217,18 +222,22 @@ def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]
     ]
 
 
-def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]]) -> NDArray[np.float64]:
+def _resamples(*samples: NDArray[np.float64]) -> int:
+    return _RESAMPLES if sum(each.size for each in samples) < _MANY_SAMPLES else _RESAMPLES_OF_MANY
+
+
+def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:
     """Medians of visits drawn with replacement, and of as many blocks drawn from each of them as it has."""
     blocks = [block for visit in visits for block in visit]
     counts = np.array([len(visit) for visit in visits])
     firsts = np.cumsum(counts) - counts
     rng = np.random.default_rng(_SEED)
-    drawn = rng.integers(0, len(visits), size=(_RESAMPLES, len(visits)))
+    drawn = rng.integers(0, len(visits), size=(resamples, len(visits)))
     many = counts[drawn][:, :, None]
     picked = firsts[drawn][:, :, None] + rng.integers(0, 1 << 30, size=(*drawn.shape, int(counts.max()))) % many
     taken = np.arange(counts.max()) < many
-    draws = np.arange(_RESAMPLES)[:, None, None] * len(blocks) + picked
-    times = np.bincount(draws[taken], minlength=_RESAMPLES * len(blocks)).reshape(_RESAMPLES, len(blocks))
+    draws = np.arange(resamples)[:, None, None] * len(blocks) + picked
+    times = np.bincount(draws[taken], minlength=resamples * len(blocks)).reshape(resamples, len(blocks))
     # All samples are sorted once; how often each was drawn then tells where a draw's middle lies.
     samples, owner = np.concatenate(blocks), np.repeat(np.arange(len(blocks)), [block.size for block in blocks])
     order = np.argsort(samples, kind="stable")
@@ -321,8 +330,8 @@ def difference(
     Both were visited in turn, so that a drift of the machine falls on both alike.
     """
     sides = [_blocks(left), _blocks(right)]
-    lefts, rights = (_resampled_medians(side) for side in sides)
     everything = [np.concatenate([block for visit in side for block in visit]) for side in sides]
+    lefts, rights = (_resampled_medians(side, _resamples(*everything)) for side in sides)
     medians = [float(np.median(samples)) for samples in everything]
     low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
     middle = medians[0] - medians[1]

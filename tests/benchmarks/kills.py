@@ -11,7 +11,6 @@ lost or there twice.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -39,18 +38,26 @@ def started(arguments: Sequence[str], out: Path) -> int:
     child = os.fork()
     if child:
         return child
-    with contextlib.suppress(BaseException):
+    code: object = 1
+    try:
         for stream in (1, 2):
             os.dup2(os.open(out / f"stream-{stream}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
         from profiler.cli.app import main
 
         sys.argv = ["roofscope", *arguments]
         main()
-    os._exit(0)
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def ended(child: int) -> bool:
-    return os.waitpid(child, os.WNOHANG)[0] == child
+    """Whether a process is over. Raises RuntimeError where what it did failed: nothing would be killed then."""
+    number, status = os.waitpid(child, os.WNOHANG)
+    if number == child and os.waitstatus_to_exitcode(status) not in (0, 3):
+        raise RuntimeError("the command fails where nobody kills it")
+    return number == child
 
 
 def spent_s(child: int) -> float:

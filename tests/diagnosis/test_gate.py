@@ -51,6 +51,16 @@ def test_one_cell_alone_fails() -> None:
     assert [cell.decision for cell in found.cells].count("slower") == 1
 
 
+def test_no_visits_narrow_what_the_machine_did_meanwhile() -> None:
+    """Both runs drifted by 2 %: 5.7 % hide in that, however often a cell is visited."""
+    still = timed(0.01, 0.03)
+    for drift, endless in ((0.02, True), (0.0, False)):
+        drifted = replace(still, drift=drift)
+        found = gate(compare(side({asked(): drifted}), side({asked(): drifted})), {"decode": 0.03})
+        assert found.outcome == "inconclusive"
+        assert math.isinf(found.more_s) == endless
+
+
 def test_cells_that_agree_tell_together_what_none_tells_alone() -> None:
     """Each known to +-2.8 % alone: six together to +-1.2 %."""
     assert gated([0.002, -0.01, 0.012, -0.005, 0.004, 0.0], half_width=0.028).outcome == "pass"

@@ -38,6 +38,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
         ["place", str(runs / "table.csv"), "--model", model, "--gpu", "T4"],
         ["judge", one, "--format", "json"],
         ["doctor", "--format", "json"],
+        ["ceilings", "--out", str(runs / "card.json")],
     ]
 
 
@@ -49,6 +50,7 @@ def hurried() -> None:
     hurry(patch, pictures=True)
     patch.setitem(measure.measure.__kwdefaults__, "stage_budget_s", 0.1)
     patch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
+    patch.setattr("profiler.job.profiling.PROFILE_BUDGET_S", 1.0)
 
 
 def main(model: str, script: str, runs: str) -> None:

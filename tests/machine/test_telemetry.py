@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -154,3 +155,12 @@ def test_what_held_the_card_back_is_that_of_the_visits_alone() -> None:
     readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
     assert throttled(readings, [(0.0, 1.0)]) == ("power cap",)
     assert throttled(readings, [(0.0, 1.0), (4.0, 2.0)]) == ("hardware thermal", "power cap")
+
+
+def test_readings_are_those_of_any_span() -> None:
+    """Spans in any order, one within another, one that is less than nothing: as a look at every pair says."""
+    spans = [(30.0, 5.0), (0.0, 12.0), (2.0, 1.0), (40.0, -1.0), (33.0, 9.0)]
+    readings = [Reading(clock_hz=float(moment), at_unix_s=moment / 2) for moment in range(1, 100)]
+    inside = [r.clock_hz or 0.0 for r in readings if any(a <= r.at_unix_s <= a + s for a, s in spans)]
+    assert active(readings, spans).clock_hz == statistics.median(inside)
+    assert 40 < len(inside) < 60

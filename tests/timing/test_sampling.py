@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -25,6 +26,19 @@ from profiler.timing.sampling import (
 def test_median_of_all_samples() -> None:
     assert estimate([[1.0, 3.0], [2.0]]).median_s == 2.0
     assert estimate([[1.0, 3.0], [2.0]]).samples == 3
+
+
+def test_tens_of_thousands_of_samples_of_a_cell() -> None:
+    """1,000 visits of 34 steps of 1 s, 2 % noise: a median within a thousandth, in 200 MB at most."""
+    visits = np.random.default_rng(0).normal(1.0, 0.02, size=(1000, 34)).tolist()
+    tracemalloc.start()
+    found = estimate(visits)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.median_s == pytest.approx(1.0, abs=1e-3)
+    assert found.low_s < 1.0 < found.high_s
+    assert found.half_width < 0.005
+    assert most_bytes < 200e6
 
 
 def test_one_sample_has_no_known_width() -> None:

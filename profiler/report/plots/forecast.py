@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from profiler.diagnosis.forecast import Answer, ForecastCell, MeasuredPoint
+from profiler.diagnosis.foretold import Answer, ForecastCell, MeasuredPoint
 from profiler.diagnosis.rent import CostOverLoad
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
