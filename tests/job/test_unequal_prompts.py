@@ -14,6 +14,7 @@ from profiler.job.judging import judge_folder
 from profiler.report.ragged import ragged_lines
 
 
+@pytest.mark.slow
 def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.txt"
     # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
