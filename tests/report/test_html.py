@@ -14,8 +14,9 @@ from made_runs import OLD, evidence, old_run, whole_run, with_document, with_res
 from pages import Page
 
 from profiler.diagnosis.cell import EngineDifference, columns_of
+from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.record.run import Run
-from profiler.report.html import html_report
+from profiler.report.html import css_name, html_report
 from profiler.report.page import write_reports
 from profiler.report.roofs import MOST_POINTS, roof_lines
 
@@ -66,7 +67,7 @@ def test_every_key_of_the_bars_has_a_colour(run: Run) -> None:
     [style] = re.findall(r"<style>.*?</style>", text, re.DOTALL)
     keys = {name for _tag, attrs in Page(text).tags for name in (attrs.get("class") or "").split() if name[:2] == "p-"}
     assert len(keys) == 7  # of an eager run on one device: no link, no engine of its own
-    assert all(f".{name} {{ background: " in style for name in keys)
+    assert all(f".{name} {{ background: " in style for name in keys | {f"p-{css_name(term)}" for term in TERM_NAMES})
 
 
 def test_the_same_run_gives_the_same_page(run: Run) -> None:
