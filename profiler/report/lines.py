@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from profiler.diagnosis.cell import CellEvidence, EngineDifference
 from profiler.diagnosis.regimes import Flag
@@ -22,8 +22,11 @@ _SHORT_FLAGS = {
     Flag.KV_BOUND: "KV",
     Flag.ABOVE_ROOF: "above roof",
 }
-# These say why a roof is far away, which needs no word where one binds.
-_CAUSES = (Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH)
+# Why a roof is far away needs no word where one binds, nor where the regime says it.
+_NEEDLESS: Mapping[str, frozenset[Flag]] = {
+    "compute-bound": frozenset({Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH}),
+    "kernel-bound": frozenset({Flag.INEFFICIENT_KERNELS}),
+}
 _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "step"}
 # A stage that took less is left out of the line that says where the wall time went.
 _SHORTEST_STAGE_S = 0.5
@@ -35,12 +38,8 @@ def regimes(run: Run) -> dict[CellKey, str]:
 
 
 def _regime(item: CellEvidence) -> str:
-    words = (
-        word
-        for flag, word in _SHORT_FLAGS.items()
-        if flag in item.flags and not (flag in _CAUSES and item.regime == "compute-bound")
-    )
-    word = next(words, "")
+    told = frozenset(item.flags) - _NEEDLESS.get(item.regime, frozenset())
+    word = next((word for flag, word in _SHORT_FLAGS.items() if flag in told), "")
     return f"{item.regime} ({word})" if word else item.regime
 
 

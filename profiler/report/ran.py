@@ -33,7 +33,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     seen = first_engine(run) not in run.document.engine.owned
     rows += [
-        (f"{count} linears", kind, _instead(first, *_FORMATS, *_DENSE) if not number else "")
+        (f"{count} linear{'' if count == 1 else 's'}", kind, _instead(first, *_FORMATS, *_DENSE) if not number else "")
         for number, (kind, count) in enumerate(model.linears.items() if seen else ())
     ]
     rows += [

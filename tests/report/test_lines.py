@@ -143,10 +143,15 @@ def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
 
 def test_a_flag_stands_behind_its_regime() -> None:
     flags = (Flag.KV_BOUND, Flag.INEFFICIENT_KERNELS)
-    told = (evidence(KEYS[1], flags=flags), evidence(KEYS[0], regime="compute-bound", flags=flags))
+    told = (
+        evidence(KEYS[1], flags=flags),
+        evidence(KEYS[0], regime="compute-bound", flags=flags),
+        evidence(KEYS[2], regime="kernel-bound", flags=(Flag.INEFFICIENT_KERNELS,)),
+    )
     assert regimes(with_document(old_run(), evidence=told)) == {
         KEYS[1]: "memory-bound (kernels)",
         KEYS[0]: "compute-bound (KV)",
+        KEYS[2]: "kernel-bound",
     }
 
 
