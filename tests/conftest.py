@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -217,6 +218,15 @@ def unhurried(request: pytest.FixtureRequest, hurried: pytest.MonkeyPatch | None
     hurried.undo()
     yield
     hurry(hurried, pictures=request.path.parent.name in _LOOKED_AT)
+
+
+@pytest.fixture
+def brief_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Roofs of a moment, kept for no other test: for claims about time that do not rest on them."""
+    from profiler.roofs.measure import measure
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
+    monkeypatch.setattr("profiler.job.foundation.measure", partial(measure, stage_budget_s=0.1))
 
 
 def _is_timed(item: pytest.Item) -> bool:

@@ -117,6 +117,7 @@ class Recorder:
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _start_s: float = field(default_factory=now_s)
     _breaks_before: Counter[str] = field(default_factory=lambda: _dynamo_breaks())
+    _compiled_before: list[Any] = field(default_factory=lambda: _dynamo_compilations())
 
     def call(
         self,
@@ -294,11 +295,19 @@ class Recorder:
         overhead_s = self.noting_s + self.touched * _wrapper_s()
         return Seen(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            tuple(_recompilations()), tuple(self._between()),
+            tuple(self._recompilations()), tuple(self._between()),
             tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
             self.reads(),
             tuple(self._graph_breaks()),
         )  # fmt: skip
+
+    def _recompilations(self) -> Iterator[Recompilation]:
+        """What torch.compile has compiled again since the watch began."""
+        before = {id(metrics) for metrics in self._compiled_before}
+        for metrics in _dynamo_compilations():
+            if metrics.recompile_reason and id(metrics) not in before:
+                reason = str(metrics.recompile_reason).strip().splitlines()[0][:_LONGEST_REASON]
+                yield Recompilation((metrics.duration_us or 0) / 1e6, reason)
 
     def _graph_breaks(self) -> Iterator[GraphBreak]:
         """What torch.compile broke its graphs for since the watch began."""
@@ -380,13 +389,10 @@ def _shortest(reason: str) -> str:
     return (told[1] if told else reason.strip().splitlines()[0]).strip().rstrip(".")[:_LONGEST_BREAK]
 
 
-def _recompilations() -> Iterator[Recompilation]:
-    """What torch.compile has compiled again; torch itself keeps account of it."""
+def _dynamo_compilations() -> list[Any]:
+    """What torch.compile has compiled so far; torch itself keeps account of it."""
     utils = sys.modules.get("torch._dynamo.utils")
-    for metrics in utils.get_compilation_metrics() if utils is not None else ():
-        if metrics.recompile_reason:
-            reason = str(metrics.recompile_reason).strip().splitlines()[0][:_LONGEST_REASON]
-            yield Recompilation((metrics.duration_us or 0) / 1e6, reason)
+    return list(utils.get_compilation_metrics()) if utils is not None else []
 
 
 def _ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

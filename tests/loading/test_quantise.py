@@ -218,6 +218,7 @@ def conversions_s(folder: Path, quant: Quant) -> float:
 
 @slow
 @pytest.mark.timing
+@pytest.mark.usefixtures("brief_roofs")
 @pytest.mark.parametrize("quant", ["nf4", "int8"])
 def test_a_quantised_run_fills_every_column(
     short_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path

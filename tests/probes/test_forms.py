@@ -73,6 +73,7 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
 
 
 @pytest.mark.timing
+@pytest.mark.usefixtures("brief_roofs")
 def test_a_planted_cost_is_found_where_it_was_tried(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

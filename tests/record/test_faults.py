@@ -300,6 +300,7 @@ def busy_neighbour() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timing
+@pytest.mark.usefixtures("brief_roofs")
 def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None:
     """Another process takes one core: the run ends, and its cells say so."""
     with busy_neighbour():

@@ -173,6 +173,10 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     assert 0 < again.seconds <= seen.calls[2].seconds
     assert watching.found.findings[0].id == "recompiles"
     assert "broke" not in watching.answer
+    with profiler.why() as calm, torch.no_grad():
+        compiled(torch.ones(1, 12, dtype=torch.long))
+    assert calm.found is not None
+    assert calm.found.seen.recompilations == (), "what was compiled again before is not this block's"
 
 
 def test_graph_breaks_are_told_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
