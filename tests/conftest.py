@@ -227,6 +227,7 @@ def brief_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
     monkeypatch.setattr("profiler.job.foundation.measure", partial(measure, stage_budget_s=0.1))
+    monkeypatch.setattr("profiler.job.foundation.measure_host_pace", lambda _machine: None)
 
 
 def _is_timed(item: pytest.Item) -> bool:
