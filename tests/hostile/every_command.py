@@ -51,6 +51,10 @@ def hurried() -> None:
     patch.setitem(measure.measure.__kwdefaults__, "stage_budget_s", 0.1)
     patch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
     patch.setattr("profiler.job.profiling.PROFILE_BUDGET_S", 1.0)
+    patch.setattr("profiler.job.profiling.installed_formats", lambda: ())
+    patch.setattr("profiler.probes.card._ROWS", (1, 4))
+    patch.setattr("profiler.probes.card._ATTENTIONS", ((1, 1, 64), (1, 64, 64)))
+    patch.setattr("profiler.probes.card._TWIN_S", 0.1)
 
 
 def main(model: str, script: str, runs: str) -> None:
