@@ -83,8 +83,9 @@ def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
     if not unsteady:
         return []
     first = unsteady[0]
+    cells = "1 cell changes its" if len(unsteady) == 1 else f"{len(unsteady)} cells change their"
     return [
-        f"{len(unsteady)} cells change their label within the roofs that this run saw (first: {first.key.name},"
+        f"{cells} label within the roofs that this run saw (first: {first.key.name},"
         f" {first.verdict.evidence[-1].signal})."
     ]
 
