@@ -9,7 +9,7 @@ from profiler.diagnosis.cell import Keyed, Lever, columns_of
 from profiler.diagnosis.facts import Facts, QueueTrial
 from profiler.diagnosis.step_time import Split
 from profiler.grid import DEFAULT_ENGINE, CellKey
-from profiler.grid.ragged import Batch, bucketed_batches, padding, positions, sorted_batches, waiting
+from profiler.grid.ragged import Batch, as_they_come, bucketed_batches, padding, positions, sorted_batches, waiting
 from profiler.machine.clock import timing_of
 from profiler.timing.outcomes import phase_samples
 from profiler.timing.sampling import CLAIM_VISITS, Estimate, Spread, difference
@@ -97,7 +97,7 @@ def _ways(facts: Facts, key: CellKey, parts: Split) -> Sequence[Lever]:
     cell, ragged = key.cell, facts.grid.ragged
     assert ragged is not None
     queue, size = ragged.queue(cell.batch_size), cell.batch_size
-    come = [queue[at : at + size] for at in range(0, len(queue), size)]
+    come = as_they_come(queue, size)
     trials = facts.queue_trials.get(cell, {})
     found = [_tried(trial, parts.latency_s, len(queue), len(come)) for trial in trials.values()]
     for way, cut in WAYS.items():

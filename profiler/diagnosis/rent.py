@@ -127,6 +127,10 @@ class Offer:
     basis: str = ""
 
 
+_MOST_LINES = 5
+_BATCHES_A_LINE = 60
+
+
 @dataclass(frozen=True)
 class Rented:
     """The whole answer."""
@@ -142,8 +146,18 @@ class Rented:
 
     @property
     def over_load(self) -> CostOverLoad:
-        """What the best offers cost over the load."""
-        return cost_over_load(self)
+        """What the first offers that fit, in their order, cost over the load."""
+        chosen = [offer for offer in self.offers if offer.fits][:_MOST_LINES]
+        drawn = {(offer.card, offer.precision) for offer in chosen}
+        lines = (
+            _cost_line(
+                offer,
+                self.curves[offer.card, offer.precision],
+                offer.crossover_batch if (offer.crossover_from, offer.precision) in drawn else None,
+            )
+            for offer in chosen
+        )
+        return CostOverLoad(self.model, self.prompt_len, self.new_tokens, tuple(lines))
 
 
 @dataclass(frozen=True)
@@ -191,31 +205,21 @@ class CostOverLoad:
     lines: tuple[CostLine, ...]
 
 
-_MOST_LINES = 5
-_BATCHES_A_LINE = 60
-
-
-def cost_over_load(found: Rented) -> CostOverLoad:
-    """The first offers that fit, in their order."""
-    chosen = [offer for offer in found.offers if offer.fits][:_MOST_LINES]
-    drawn = {(offer.card, offer.precision) for offer in chosen}
-    lines = []
-    for offer in chosen:
-        curve = found.curves[offer.card, offer.precision]
-        at = offer.crossover_batch if (offer.crossover_from, offer.precision) in drawn else None
-        batches = np.unique(np.append(np.geomspace(1, curve.largest, _BATCHES_A_LINE).astype(int), [at or 1]))
-        factor = _MILLION * curve.usd_per_s / batches
-        spans = [
-            Span(*map(float, values))
-            for values in zip(
-                factor * curve.tpot.low_s[batches - 1],
-                factor * curve.tpot.typical_s[batches - 1],
-                factor * curve.tpot.high_s[batches - 1],
-                strict=True,
-            )
-        ]
-        lines.append(CostLine(offer.card, offer.precision, offer.usd_per_h, tuple(map(int, batches)), tuple(spans), at))
-    return CostOverLoad(found.model, found.prompt_len, found.new_tokens, tuple(lines))
+def _cost_line(offer: Offer, curve: Curve, crossover_batch: int | None) -> CostLine:
+    """USD a million output tokens of an offer, at batches evenly apart by their logarithm and at its crossover."""
+    sizes = np.geomspace(1, curve.largest, _BATCHES_A_LINE).astype(int)
+    batches = np.unique(np.append(sizes, [crossover_batch or 1]))
+    factor, tpot = _MILLION * curve.usd_per_s / batches, curve.tpot
+    times_s = (tpot.low_s[batches - 1], tpot.typical_s[batches - 1], tpot.high_s[batches - 1])
+    spans = zip(*(factor * time_s for time_s in times_s), strict=True)
+    return CostLine(
+        offer.card,
+        offer.precision,
+        offer.usd_per_h,
+        tuple(map(int, batches)),
+        tuple(Span(*map(float, span)) for span in spans),
+        crossover_batch,
+    )
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:

@@ -89,9 +89,14 @@ def waiting(batch: Batch) -> float:
     return 1 - sum(steps) / (len(steps) * max(steps))
 
 
+def as_they_come(queue: Sequence[Request], size: int) -> list[Batch]:
+    """The requests in their order, in batches of so many; the last one may be smaller."""
+    return [tuple(queue[at : at + size]) for at in range(0, len(queue), size)]
+
+
 def sorted_batches(queue: Batch, size: int) -> list[Batch]:
     """The same requests by length, in batches of so many."""
-    return _cut(sorted(queue), size)
+    return as_they_come(sorted(queue), size)
 
 
 def bucketed_batches(queue: Batch, size: int) -> list[Batch]:
@@ -99,11 +104,7 @@ def bucketed_batches(queue: Batch, size: int) -> list[Batch]:
     buckets: dict[int, list[Request]] = {}
     for request in queue:
         buckets.setdefault(math.ceil(math.log2(request.prompt_len)), []).append(request)
-    return [batch for _, members in sorted(buckets.items()) for batch in _cut(members, size)]
-
-
-def _cut(requests: Sequence[Request], size: int) -> list[Batch]:
-    return [tuple(requests[at : at + size]) for at in range(0, len(requests), size)]
+    return [batch for _, members in sorted(buckets.items()) for batch in as_they_come(members, size)]
 
 
 def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:

@@ -11,7 +11,7 @@ from profiler.diagnosis.facts import QueueTrial
 from profiler.diagnosis.ragged import PACKED, WAYS
 from profiler.engines.padded import PaddedEngine
 from profiler.grid import CellKey
-from profiler.grid.ragged import Batch, longest
+from profiler.grid.ragged import Batch, as_they_come, longest
 from profiler.machine.clock import no_gc
 from profiler.machine.machine import Machine
 from profiler.probes.subject import Subject
@@ -35,7 +35,7 @@ def try_ways(subject: Subject, latencies_s: Mapping[CellKey, float], budget_s: f
     cells = [cell for cell in subject.grid.cells if cell.batch_size > 1 and subject.engines[cell.engine].pads]
     for cell in cells:
         queue, size = ragged.queue(cell.batch_size), cell.batch_size
-        come = [queue[at : at + size] for at in range(0, len(queue), size)]
+        come = as_they_come(queue, size)
         latency_s = latencies_s.get(CellKey("prefill", cell))
         ways = {way: _padded(subject, cut(queue, size)) for way, cut in WAYS.items()}
         if _packs(subject.loaded.module):

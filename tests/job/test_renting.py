@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from profiler.diagnosis.attained import Range
-from profiler.diagnosis.rent import Curve, Limits, Rented, cost_over_load, crossover
+from profiler.diagnosis.rent import Curve, Limits, Rented, crossover
 from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
@@ -170,7 +170,7 @@ def test_the_table_shows_loads_ages_and_fits(roofscope: Callable[..., Any], tmp_
 
 
 def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> None:
-    costs = cost_over_load(mistral)
+    costs = mistral.over_load
     for line in costs.lines:
         batch, span = line.batches[-1], line.usd_per_million[-1]
         step_s = mistral.curves[line.card, line.precision].tpot.typical_s[batch - 1]
