@@ -110,10 +110,13 @@ def test_requests_are_shared_out_over_batches() -> None:
     assert row.latency_s == pytest.approx(6.6361353 / 2)
 
 
-def test_a_card_is_asked_for_or_told_by_the_file(roofscope: Callable[..., object]) -> None:
+def test_a_card_is_asked_for_or_told_by_the_file(roofscope: Callable[..., object], tmp_path: Path) -> None:
     refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
     assert "Give --gpu CARD, or --here" in refused.err  # type: ignore[attr-defined]
-    assert place(FILES / "transformers.json", "smollm2-135m").under.name == "A10G, datasheet"
+    of_a_card = tmp_path / "transformers.json"
+    written = (FILES / "transformers.json").read_text()
+    of_a_card.write_text(written.replace('"gpu_name": null', '"gpu_name": "NVIDIA A10G"'))
+    assert place(of_a_card, "smollm2-135m").under.name == "A10G, datasheet"
     both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
     assert both.code == 2  # type: ignore[attr-defined]
 

@@ -64,7 +64,7 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
         ("vllm-throughput.json", "vllm bench throughput", [("generate", None, None, None, None)]),
         ("vllm-serve.json", "vllm bench serve", [("prefill", 1, 128, 32, 0.0622127), ("decode", 4, 128, 32, 0.01065)]),
         ("guidellm.json", "GuideLLM", [("prefill", 1, 64, 16, 0.0869989), ("decode", 2, 64, 16, 0.0206266)]),
-        ("aiperf.json", "AIPerf", [("prefill", 1, 256, 64, 0.17505), ("decode", 2, 256, 64, 0.03473)]),
+        ("aiperf.json", "AIPerf", [("prefill", 1, 128, 32, None), ("decode", 4, 128, 32, None)]),
         (
             "genai-perf.json",
             "genai-perf",
@@ -93,9 +93,20 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
         ),
         ("optimum.json", "optimum-benchmark", [("prefill", 2, 64, 16, None), ("decode", 2, 64, 16, None)]),
         (
+            "sglang-serving.jsonl",
+            "SGLang bench_serving",
+            [("prefill", 1, 128, 32, 0.05375429), ("decode", 4, 128, 32, 0.01000387)],
+        ),
+        # Medians of its samples; of 16 tokens 15 lie behind the first, and its file divides by 16.
+        (
             "transformers.json",
             "transformers benchmark",
-            [("prefill", 2, 128, 64, 0.055), ("decode", 2, 128, 64, 0.0245)],
+            [
+                ("prefill", 1, 64, 16, 0.0390625),
+                ("decode", 1, 64, 16, 0.0185546875 * 16 / 15),
+                ("prefill", 4, 64, 16, 0.09375),
+                ("decode", 4, 64, 16, 0.02294921875 * 16 / 15),
+            ],
         ),
         ("table.csv", "table", [("decode", 1, 512, 128, 1 / 104.9), ("decode", 8, 512, 128, 8 / 700)]),
     ],
@@ -112,6 +123,61 @@ def test_each_tool_is_told_by_its_content(
     for figure, (*_, seconds) in zip(file.figures, expected, strict=True):
         if seconds is not None:
             assert figure.seconds == pytest.approx(seconds, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["aiperf.json", "sglang-serving.jsonl", "vllm-serve.json"])
+def test_clients_say_what_their_server_did(name: str) -> None:
+    """A server that waits 50 ms and then sends a token every 10 ms, on a busy machine: no client saw much else."""
+    prefill, decode = figures(name)
+    assert 0.050 <= prefill.seconds < 0.065
+    assert decode.seconds == pytest.approx(0.010, rel=0.07)
+
+
+def test_a_step_of_transformers_benchmark_is_what_its_whole_time_leaves() -> None:
+    """Its end-to-end time is measured apart, by a clock that is fine: the first token and 15 steps, and the end."""
+    results = json.loads((FILES / "transformers.json").read_text()).values()
+    for result, decode in zip(results, figures("transformers.json")[1::2], strict=True):
+        told = result["measurements"]
+        pairs = zip(told["e2e_latency"], told["time_to_first_token"], strict=True)
+        left_s = sorted(whole_s - first_s for whole_s, first_s in pairs)[2] / 15
+        assert decode.seconds == pytest.approx(left_s, rel=0.03)
+        assert decode.seconds / sorted(told["inter_token_latency"])[2] == pytest.approx(16 / 15)
+        assert "divides the time of 15 steps by 16" in " ".join(decode.notes)
+
+
+def test_a_clock_that_steps_is_no_sharp_figure() -> None:
+    """Stamps in float32 of a machine that was 18 hours up lie 2^-7 s = 7.8 ms apart."""
+    prefill, decode, *_ = figures("transformers.json")
+    assert prefill.half_width_s >= 2**-7
+    assert decode.half_width_s >= 2**-7 / 15
+    assert not prefill.samples_s, "five equal samples would claim an interval of no width"
+    assert "steps by 7.81 ms" in prefill.notes[0]
+
+
+def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
+    content = json.loads((FILES / "transformers.json").read_text())
+    first_s = [0.0391, 0.0401, 0.0397, 0.0388, 0.0393]
+    for result in content.values():
+        result["measurements"]["time_to_first_token"] = first_s
+        result["config"]["continuous_batching"] = True
+    path = tmp_path / "fine.json"
+    path.write_text(json.dumps(content))
+    prefill, decode, *_ = read_foreign(path).figures
+    assert prefill.samples_s == tuple(first_s)
+    # Its scheduler stamps tokens alone: 16 of them, 15 steps, divided by 15.
+    assert decode.seconds == pytest.approx(0.0185546875)
+
+
+def test_an_older_aiperf_tells_its_concurrency_elsewhere(tmp_path: Path) -> None:
+    """docs.nvidia.com/aiperf, export schema 1.3: `input_config` with `endpoint.model_names` and `loadgen`."""
+    content = json.loads((FILES / "aiperf.json").read_text())
+    assert "warmup" in {phase["kind"] for phase in content["input_config"]["phases"]}
+    config = {"endpoint": {"model_names": ["small-llama"]}, "loadgen": {"concurrency": 2}}
+    path = tmp_path / "aiperf.json"
+    path.write_text(json.dumps({**content, "input_config": config}))
+    file, newer = read_foreign(path), read_foreign(FILES / "aiperf.json")
+    assert file.settings == newer.settings == {"model's name": "small-llama", "AIPerf": "0.13.0"}
+    assert file.figures[1].batch_size == 2
 
 
 def test_a_whole_decode_loop_is_told_by_the_step() -> None:

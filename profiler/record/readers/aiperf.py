@@ -11,7 +11,7 @@ from profiler.record.readers.serving import served
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
 _SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
-# AIPerf's own way of telling it, genai-perf's, and an older genai-perf's, which lists its arguments flat.
+# An older AIPerf's way of telling it, genai-perf's, and an older genai-perf's, which lists its arguments flat.
 _CONCURRENCY = (("loadgen", "concurrency"), ("perf_analyzer", "stimulus", "concurrency"), ("concurrency",))
 _MODELS = (("endpoint", "model_names"), ("model_names",), ("model",))
 _OF_GENAI_PERF = ("perf_analyzer", "formatted_model_name")
@@ -24,8 +24,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
         return None
     of_genai_perf = any(inner(first, "input_config", key) is not None for key in _OF_GENAI_PERF)
     tool = "genai-perf" if of_genai_perf else "AIPerf"
-    models = _first(first, _MODELS)
-    settings = texts({"model's name": ", ".join(map(str, models)) if isinstance(models, list) else None})
+    settings = texts({"model's name": ", ".join(map(str, _models(first))), "AIPerf": first.get("aiperf_version")})
     created = str(first.get("start_time") or "")
     return ForeignFile("", tool, tuple(figure for record in records for figure in _figures(record)), created, settings)
 
@@ -36,11 +35,28 @@ def _figures(record: Mapping[str, Any]) -> list[Figure]:
     return served(
         prompt_tokens=_average(record, "input_sequence_length"),
         new_tokens=_average(record, "output_sequence_length"),
-        concurrency=_first(record, _CONCURRENCY),
+        concurrency=_concurrency(record),
         output_per_s=_average(record, "output_token_throughput"),
         ttft_s=_time_s(record, "time_to_first_token"),
         tpot_s=tpot_s,
     )
+
+
+def _models(record: Mapping[str, Any]) -> list[object]:
+    items = inner(record, "input_config", "models", "items")
+    if isinstance(items, list):
+        return [item["name"] for item in items]
+    found = _first(record, _MODELS)
+    return found if isinstance(found, list) else []
+
+
+def _concurrency(record: Mapping[str, Any]) -> object:
+    """Requests at a time, where phases are told those of the last that counts: a warm-up is one of its own."""
+    phases = inner(record, "input_config", "phases")
+    if isinstance(phases, list):
+        measured = [phase for phase in phases if not phase.get("exclude_from_results")]
+        return measured[-1].get("concurrency") if measured else None
+    return _first(record, _CONCURRENCY)
 
 
 def _first(record: Mapping[str, Any], paths: Sequence[tuple[str, ...]]) -> object:
