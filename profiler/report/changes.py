@@ -98,7 +98,8 @@ def machine_sentences(comparison: Comparison) -> list[str]:
             word = "slower" if shift.ratio > 1 else "faster"
             by = f"{100 * abs(shift.ratio - 1):.0f} % {word}"
             roofs = f", and its roof by {signed(shift.roof_ratio - 1)} of time" if shift.roof_ratio else ""
-            told = "it is divided out" if any(item.machine for item in comparison.changes) else "nothing is divided out"
+            divided = any(item.machine for item in comparison.changes)
+            told = "changes are told without it, times with it" if divided else "nothing is divided out"
             found.append(f"The machine itself was {by} at {shift.resource} (its sentinel{roofs}); {told}.")
     return found
 
@@ -214,7 +215,8 @@ def history_sentences(history: History) -> list[str]:
     for number in sorted(number for number, _ in at.most_common(_MOST_RUNS)):
         reasons = [item.words for item in history.differences[number]][:3]
         why = f" ({', '.join(reasons)})" if reasons else ""
-        found.append(f"At {history.sides[number].name} {at[number]} of {len(history.cells)} cells changed{why}.")
+        there = sum(cell.times[number] is not None for cell in history.cells)
+        found.append(f"At {history.sides[number].name} {at[number]} of {there} cells changed{why}.")
         changes = [step.change for cell in history.cells for step in cell.steps if step.at == number]
         worst = max(changes, key=lambda item: abs(math.log1p(item.change)))
         found.append(f"{worst.asked.name} became {change_words(worst)}.")

@@ -73,7 +73,7 @@ def gate_rows(gate: Gate) -> list[list[str]]:
             duration(cell.change.after.median_s),
             signed(cell.change.change),
             _interval(cell.estimate, cell.low, cell.high),
-            _WORDS[cell.decision],
+            _WORDS[cell.decision] if gate.comparison.comparable else "-",
         ]
         for cell in gate.cells
     ]

@@ -17,7 +17,8 @@ from profiler.report.plots.style import STYLE_FILE
 
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"\s*font-family:[^;]*;?")
-_REFERENCE = re.compile(r"#([\w-]+)")
+# A link's whole value, or a clip or a hatch, which stand alone or within a style.
+_REFERENCE = re.compile(r"^#([\w-]+)$|url\(#([\w-]+)\)")
 # The pictures' colours as style.css calls them, so that they follow the reader's light or dark.
 _VARIABLES = {
     "#000000": "ink",
@@ -101,7 +102,7 @@ def _variable(match: re.Match[str]) -> str:
 
 
 def _references(value: str) -> list[str]:
-    return _REFERENCE.findall(value) if value.startswith(("#", "url(")) else []
+    return [link or used for link, used in _REFERENCE.findall(value)]
 
 
 def _mark(element: ElementTree.Element, name: str, mark: Mark) -> None:

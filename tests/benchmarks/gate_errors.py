@@ -99,18 +99,21 @@ def slower(side: Side, by: float, cells: Sequence[Asked]) -> Side:
     return replace(side, cells={**side.cells, **changed})
 
 
-def outcomes(
-    pool: Pool, pairs: int, visits: int, planted: str = "all cells", seed: int = 0
-) -> dict[float, Counter[str]]:
-    """What the gate says of so many pairs, by planted slowdown: of all cells, of decode, or of one cell in turn."""
+def drawn_pairs(pool: Pool, pairs: int, visits: int, seed: int = 0) -> list[tuple[Side, Side]]:
+    """So many pairs of runs between which nothing changed."""
     random = np.random.default_rng(seed)
+    return [(drawn(pool, visits, random), drawn(pool, visits, random)) for _ in range(pairs)]
+
+
+def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> dict[float, Counter[str]]:
+    """What the gate says of some pairs, by planted slowdown: of all cells, of decode, or of one cell in turn."""
     found: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
-    every = list(pool.visits)
-    for pair in range(pairs):
-        cells = [every[pair % len(every)]] if planted == "one cell" else every
+    for number, (before, after) in enumerate(pairs):
+        cells = list(after.cells)
+        if planted == "one cell":
+            cells = [cells[number % len(cells)]]
         if planted == "decode":
-            cells = [asked for asked in every if asked.phase == "decode"]
-        before, after = drawn(pool, visits, random), drawn(pool, visits, random)
+            cells = [asked for asked in cells if asked.phase == "decode"]
         for by in SLOWDOWNS:
             comparison = compare(before, slower(after, by, cells))
             found[by][gate(comparison, dict.fromkeys(PHASES, THRESHOLD)).outcome] += 1
@@ -157,8 +160,9 @@ def main() -> None:
     pool = reference_pools()["smollm2-135m-2-cores"]
     shown = {}
     for visits in VISITS:
+        pairs = drawn_pairs(pool, asked.pairs, visits)
         for planted in PLANTED:
-            found = outcomes(pool, asked.pairs, visits, planted)
+            found = outcomes(pairs, planted)
             title = f"{visits} visits, {planted}"
             for by, counts in found.items():
                 shares = ", ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,11 @@ from profiler.report.console import screen
 def test_the_page_holds_both(tmp_path: Path) -> None:
     before = read_run(shutil.copytree(PRECISIONS / "none", tmp_path / "none"))
     after = read_run(shutil.copytree(PRECISIONS / "nf4", tmp_path / "nf4"))
-    page = Page(write_changes(before, after).read_text(encoding="utf-8"))
+    text = write_changes(before, after).read_text(encoding="utf-8")
+    page = Page(text)
+    used = set(re.findall(r"url\(#([\w-]+)\)", text))
+    assert any(name.startswith("h") for name in used), "terms that no thread executes are hatched"
+    assert used <= {attrs.get("id") for _, attrs in page.tags}, "what is filled with nothing is not seen"
     links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
     assert links == ["../none/report.html", "report.html"]
     assert page.count("svg") == 4, "waterfall, two splits, both rooflines"
