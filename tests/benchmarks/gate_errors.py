@@ -31,7 +31,7 @@ from profiler.timing.sampling import LEAST_VISITS, deviations, estimate, spread_
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03
 SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.06, 0.10)
-VISITS = (LEAST_VISITS, 2 * LEAST_VISITS)
+VISITS = (LEAST_VISITS, 2 * LEAST_VISITS, 4 * LEAST_VISITS)
 PLANTED = ("all cells", "decode", "one cell")
 
 
@@ -134,11 +134,15 @@ def _draw(found: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None
 
     rows, columns = len(VISITS), len(PLANTED)
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharey=True, sharex=True)
-    colors = {"slower": "#d55e00", "inconclusive": "#888888", "pass": "#009e73"}
+    lines = {
+        "slower": ("slower (exit 1)", "#d55e00"),
+        "inconclusive": ("cannot tell (exit 3)", "#888888"),
+        "pass": ("pass (exit 0)", "#009e73"),
+    }
     for axis, (title, counts) in zip(axes.flat, found.items(), strict=True):
-        for outcome, color in colors.items():
+        for outcome, (label, color) in lines.items():
             shares = [100 * counts[by][outcome] / counts[by].total() for by in SLOWDOWNS]
-            axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=outcome)
+            axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=label)
         axis.axvline(100 * THRESHOLD, color="#cccccc", zorder=0)
         axis.set_title(title)
         axis.spines[["top", "right"]].set_visible(False)

@@ -185,6 +185,22 @@ def test_a_run_of_schema_1_is_a_side() -> None:
     assert all(item.change == 0 and item.verdict in ("same", "inconclusive") for item in comparison.changes)
 
 
+def test_a_run_of_schema_1_is_held_against_one_of_today() -> None:
+    """Its tiny model against the default one of schema 4: keyed by what was asked, refused a verdict, shown if asked.
+
+    With the settings of today's run it gets a verdict: 671 us of its own table against 57.2 ms.
+    """
+    today = read_side(ROOT / "runs" / "reference" / "smollm2-135m-zen4")
+    with pytest.raises(RequestError, match="not comparable: parameters 78144 -> 134515008"):
+        compared(OLD, ROOT / "runs" / "reference" / "smollm2-135m-zen4")
+    shown = compare(read_side(OLD), today)
+    assert not shown.comparable
+    assert [(item.asked.phase, item.asked.prompt_len) for item in shown.changes] == [("prefill", 16), ("decode", 16)]
+    old = replace(read_side(OLD), settings=today.settings)
+    decode = compare(old, today).changes[1]
+    assert (decode.verdict, decode.before.median_s) == ("slower", pytest.approx(671e-6, rel=0.01))
+
+
 def test_two_engines_alone_are_compared_cell_by_cell() -> None:
     first = side({asked(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
     second = side({asked(engine="static"): timed(0.008)}, settings={"engine": "static"})

@@ -7,11 +7,15 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import profiler
 from profiler.job.judging import judge_folder
 from profiler.report.console import screen
 from profiler.report.terminal import print_run
@@ -112,6 +116,27 @@ def test_its_commands_run_and_say_what_it_shows(page: Path, roofscope: Callable[
         out = " ".join(outcome.out.split())
         assert out, line
         assert not [piece for piece in shown if piece not in out], out
+
+
+@pytest.mark.parametrize(("later", "passes"), [("smollm2-135m-2-cores", True), ("smollm2-135m-precisions/nf4", False)])
+def test_the_test_of_the_gates_page_does_what_it_says(
+    later: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own lines on recorded runs: they ask for what `profile` takes, and fail where decode is 68 % slower."""
+    reference = ROOT / "runs" / "reference"
+
+    def recorded(*asked: object, **options: object) -> Any:
+        signature(profiler.profile).bind(*asked, **options)
+        return SimpleNamespace(folder=reference / later)
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(reference / "smollm2-135m-precisions" / "none", tmp_path / "tests" / "base")
+    monkeypatch.setattr(profiler, "profile", recorded)
+    names: dict[str, Any] = {}
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "gate-in-ci.md").read_text(), re.DOTALL)
+    exec(block, names)
+    with nullcontext() if passes else pytest.raises(AssertionError, match="decode"):
+        names["test_decode_is_no_slower"](tmp_path)
 
 
 SCREENS = {
