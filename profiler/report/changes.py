@@ -122,7 +122,7 @@ def change_rows(comparison: Comparison) -> list[list[str]]:
             duration(item.before.median_s),
             duration(item.after.median_s),
             signed(item.change),
-            interval_words(item) if item.visits else "-",
+            interval_words(item) if item.visits and item.low < item.high else "-",
             item.verdict if comparison.comparable else "-",
             moved_briefly(item) or item.because,
         ]

@@ -73,10 +73,18 @@ def gate_rows(gate: Gate) -> list[list[str]]:
             duration(cell.change.after.median_s),
             signed(cell.change.change),
             _interval(cell.estimate, cell.low, cell.high),
-            _WORDS[cell.decision] if gate.comparison.comparable else "-",
+            _word(cell, phase.threshold) if gate.comparison.comparable else "-",
         ]
-        for cell in gate.cells
+        for phase in gate.phases
+        for cell in phase.cells
     ]
+
+
+def _word(cell: Gated, threshold: float) -> str:
+    """A cell's answer; what looks slower and is not called so says why."""
+    if cell.decision == "open" and cell.low > threshold:
+        return "open: disturbed" if cell.change.disturbed else "open: few visits"
+    return _WORDS[cell.decision]
 
 
 def gate_json(gate: Gate) -> dict[str, object]:

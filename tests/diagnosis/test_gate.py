@@ -16,7 +16,7 @@ from profiler.diagnosis.compare import compare
 from profiler.diagnosis.gate import Gate, gate
 from profiler.errors import RequestError
 from profiler.job.comparing import thresholds
-from profiler.report.gating import budget_words, gate_github, gate_json, gate_junit, gate_line
+from profiler.report.gating import budget_words, gate_github, gate_json, gate_junit, gate_line, gate_rows
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference"
@@ -102,7 +102,9 @@ def test_a_busy_neighbour_leaves_it_open() -> None:
 
 
 def test_one_visit_each_is_no_verdict_on_a_single_cell() -> None:
-    assert gated([0.2], visits=1).outcome == "inconclusive"
+    found = gated([0.2], visits=1)
+    assert found.outcome == "inconclusive"
+    assert [row[-1] for row in gate_rows(found)] == ["open: few visits"]
 
 
 def test_thresholds_by_phase() -> None:
