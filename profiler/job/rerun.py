@@ -64,7 +64,8 @@ def visits_of_open(
             seen.setdefault(outcome.cell, []).append(outcome)
         yield outcome
     bench, shuffle = Bench(machine, vocab_size), random.Random(_SEED)
-    for round_number in range(1, _MOST_ROUNDS):
+    rounds = 1 + max((visit.round for visits in seen.values() for visit in visits), default=0)
+    for round_number in range(rounds, rounds + _MOST_ROUNDS):
         still_open = open_cells(before, limits, seen)
         shuffle.shuffle(still_open)
         on_round()
@@ -80,10 +81,9 @@ def visits_of_open(
 
 
 def open_cells(before: Side, limits: Mapping[Phase, float], seen: Mapping[Cell, list[Visit]]) -> list[Cell]:
-    """The cells that a gate leaves open as far as they are measured, those that most time would decide last."""
+    """The cells that a gate leaves open as far as they are measured."""
     cells: dict[Asked, Cell] = {asked_of(key): key.cell for cell in seen for key in cell.keys}
     after = replace(before, cells=timed_cells(seen), witness=None)
     found = gate(compare(before, after), limits)
-    waiting = [item for item in found.cells if item.decision == "open"]
-    waiting.sort(key=lambda item: item.more_s)
-    return list(dict.fromkeys(cells[item.change.asked] for item in waiting if item.change.asked in cells))
+    waiting = [item.change.asked for item in found.cells if item.decision == "open"]
+    return list(dict.fromkeys(cells[asked] for asked in waiting if asked in cells))

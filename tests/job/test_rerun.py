@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import profiler
-from profiler.grid import Cell
+from profiler.grid import Cell, make_grid
+from profiler.job import rerun
 from profiler.job.rerun import open_cells
 from profiler.record.run import read_document, read_gathered
 from profiler.record.sides import read_side
+from profiler.timing.outcomes import Visit
+from profiler.timing.sweep import Plan
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 LIMITS = {"prefill": 0.03, "decode": 0.03}
@@ -34,6 +38,34 @@ def test_the_same_visits_leave_little_open_and_slower_ones_nothing() -> None:
     assert open_cells(before, LIMITS, slow) == []  # type: ignore[arg-type]
     alone: dict[Cell, list[object]] = dict([next(iter(visits.items()))])  # type: ignore[arg-type]
     assert set(open_cells(before, LIMITS, alone)) <= set(alone)  # type: ignore[arg-type]
+
+
+def test_open_cells_are_visited_in_rounds_behind_those_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round is one time of the machine: what all cells share in it is its drift, so that no number comes twice."""
+    recorded = read_gathered(REFERENCE, read_document(REFERENCE)).visits
+    known = {cell: visits[0] for cell, visits in list(recorded.items())[:3]}
+
+    def swept(*args: object, **named: object) -> Iterator[Visit]:
+        yield from (replace(visit, round=number) for number in range(2) for visit in known.values())
+
+    def visited(_engine: object, cell: Cell, number: int, _bench: object) -> Visit:
+        return replace(known[cell], round=number)
+
+    still_open = iter([list(known), list(known), []])
+    monkeypatch.setattr(rerun, "sweep", swept)
+    monkeypatch.setattr(rerun, "visit_safely", visited)
+    monkeypatch.setattr(rerun, "open_cells", lambda *args: next(still_open))
+    machine = SimpleNamespace(now_s=lambda: 0.0)
+    plan = Plan(make_grid([64], [1], 8), 1e9)
+    engines = {cell.engine: None for cell in known}
+    found = rerun.visits_of_open(read_side(REFERENCE), LIMITS, engines, plan, machine=machine, vocab_size=8)  # type: ignore[arg-type]
+    rounds: dict[int, set[Cell]] = {}
+    for visit in found:
+        assert isinstance(visit, Visit)
+        assert visit.cell not in rounds.setdefault(visit.round, set())
+        rounds[visit.round].add(visit.cell)
+    assert list(rounds) == [0, 1, 2, 3]
+    assert all(cells == set(known) for cells in rounds.values())
 
 
 @pytest.mark.slow
