@@ -112,6 +112,35 @@ def now_s() -> float:
     return time.perf_counter()
 
 
+class OwnTime:
+    """What a thread takes by itself from here on: wall seconds, less the turns that others had on its core.
+
+    Where it never gave the core away of its own accord (getrusage(2), ru_nvcsw: it slept for nothing, and waited for
+    nobody), what its core did not spend on it was others'. Where the system does not tell, all of it counts.
+    """
+
+    def __init__(self) -> None:
+        self._waits = _waits()
+        self._core_s = time.thread_time()
+        self._start_s = now_s()
+
+    def seconds(self) -> float:
+        wall_s = now_s() - self._start_s
+        core_s = time.thread_time() - self._core_s
+        waits = _waits()
+        return wall_s if waits is None or waits != self._waits else min(wall_s, core_s)
+
+
+def _waits() -> int | None:
+    """How often this thread has given its core away of its own accord; None where that is not counted."""
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    except (ImportError, AttributeError):  # not Linux
+        return None
+
+
 def clock_for(device: torch.device) -> Clock:
     """The clock of a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.diagnosis.why import Between, Call, GraphBreak, Kind, Load, Read, Recompilation, Seen, TextAgain
-from profiler.machine.clock import Clock, clock_for, now_s
+from profiler.machine.clock import Clock, OwnTime, clock_for, now_s
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
@@ -137,9 +137,9 @@ class Recorder:
             if noted is not None and noted.model() is model:
                 noted.forwards += 1
             return run(*args, **named)
-        start_s = now_s()
+        noting = OwnTime()
         here.noted = noted = self._note(kind, model, args, named, compiled)
-        self.noting_s += now_s() - start_s
+        self.noting_s += noting.seconds()
         if kind == "generate":
             self._time_callbacks(named)
         here.depth = 1
@@ -269,21 +269,21 @@ class Recorder:
                     self._time_method(owner, method)
 
     def _time_method(self, owner: type, method: str) -> None:
-        original, own = getattr(owner, method), method in vars(owner)
+        original, is_own = getattr(owner, method), method in vars(owner)
         here = self._here
 
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
-            noted, start_s = here.noted, now_s()
+            noted, own = here.noted, OwnTime()
             try:
                 return original(*args, **named)
             finally:
                 if noted is not None:
-                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + now_s() - start_s
+                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + own.seconds()
 
         setattr(owner, method, timed)
         self.undo.append(
-            functools.partial(setattr, owner, method, original) if own else functools.partial(delattr, owner, method)
+            functools.partial(setattr, owner, method, original) if is_own else functools.partial(delattr, owner, method)
         )
 
     def seen(self, script: str, *, interrupted: bool = False) -> Seen:
