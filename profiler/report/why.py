@@ -57,12 +57,6 @@ def why_sentences(why: Why) -> list[str]:
                 f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
                 " choosing tokens, reading and printing them."
             )
-    if breaks := seen.graph_breaks:
-        count = sum(item.count for item in breaks)
-        lines.append(
-            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
-            f" between them: {breaks[0].reason}. fullgraph=True names the line."
-        )
     for first in why.first_calls:
         lines.append(
             f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
@@ -117,6 +111,12 @@ def note_lines(why: Why) -> list[str]:
     """How the findings are known, what could not be tried, and what the watching cost."""
     lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
     lines += [f"not tried: {text}" for text in why.not_tried]
+    if breaks := why.seen.graph_breaks:
+        count = sum(item.count for item in breaks)
+        lines.append(
+            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
+            f" between them: {breaks[0].reason}. fullgraph=True names the line; the seconds are not known"
+        )
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
     return [*lines, f"watching took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 

@@ -446,8 +446,10 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "device": str(model.device),
         "placement": in_turn(model) or "-",
         "attention": str(getattr(config, "_attn_implementation", None) or "-"),
+        "kernel": _kernel(),
         "experts": str(getattr(config, "_experts_implementation", None) or "-"),
         "cache": "on" if cache else "off",
+        "cache_class": _cache_class(model, named, generates=generates) if cache else "-",
         "gradients": "on" if torch.is_grad_enabled() and not generates else "off",
         "mode": "train" if model.training else "eval",
         "outputs": ", ".join(extras) or "-",
@@ -455,6 +457,22 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "assistant": "yes" if named.get("assistant_model") is not None else "no",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _kernel() -> str:
+    """`math` where every fused kernel of SDPA is switched off; torch's switches hold for a CPU as well."""
+    from torch.backends import cuda as switches
+
+    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
+    return "-" if any(enabled() for enabled in fused) else "math"
+
+
+def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> str:
+    """What holds keys and values: the class that was handed over, or what `generate` is to make."""
+    given = named.get("past_key_values")
+    if given is not None:
+        return type(given).__name__
+    return str((option(model, named, "cache_implementation") if generates else None) or "DynamicCache")
 
 
 def in_turn(model: Any) -> str:

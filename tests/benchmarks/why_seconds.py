@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "why"))
 
-from planted_faults import FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama  # noqa: E402
+from planted_faults import FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama
 
-from profiler.job.why import explained  # noqa: E402
+from profiler.job.why import explained
 
 
 def held(name: str, rounds: int, model: Path, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Scripts as people write them, each with one fault and what is right in its place, and how they are run under watch."""
+"""Scripts as people write them, each with one fault and what is right in its place; how they run under watch."""
 
 from __future__ import annotations
 
