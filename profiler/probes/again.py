@@ -432,7 +432,8 @@ def _fused() -> contextlib.AbstractContextManager[None]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     every = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
-    return sdpa_kernel(list(every))
+    fused: contextlib.AbstractContextManager[None] = sdpa_kernel(list(every))
+    return fused
 
 
 @contextlib.contextmanager

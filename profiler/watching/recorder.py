@@ -26,6 +26,8 @@ _LONGEST_BREAK = 120
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
+_OF_A_CONFIG = ("_attn_implementation_internal", "_experts_implementation_internal", "use_cache", *_EXTRAS)
+"""Where a config keeps what settings are read from."""
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that hand its values to the host, which waits until the device has them."""
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
@@ -115,6 +117,8 @@ class Recorder:
     _texts: set[int] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _kept_settings: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    """By model: its first parameter, and by what may change them its settings and device."""
     _start_s: float = field(default_factory=now_s)
     _breaks_before: Counter[str] = field(default_factory=lambda: _dynamo_breaks())
     _compiled_before: list[Any] = field(default_factory=lambda: _dynamo_compilations())
@@ -348,18 +352,35 @@ class Recorder:
             callbacks_s=dict(noted.callbacks),
         )
 
+    def _ran_with(self, kind: Kind, model: Any, named: dict[str, Any]) -> tuple[dict[str, str], Any]:
+        """(settings, device) of a call. A forward's are kept until something tells that they may have changed: reading
+        them from a config takes as long as a small model's own work."""
+        if kind == "generate":
+            return _settings(kind, model, named), model.device
+        first, kept = self._kept_settings.get(model, (lambda: None, {}))
+        parameter = first()
+        if parameter is None:
+            parameter = next(model.parameters())
+            self._kept_settings[model] = (weakref.ref(parameter), kept)
+        key = (parameter.dtype, parameter.device, model.training, *_seen_cheaply(vars(model.config), named))
+        found: tuple[dict[str, str], Any] | None = kept.get(key)
+        if found is None:
+            found = kept[key] = (_settings(kind, model, named), model.device)
+        return found
+
     def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
         ids = _ids(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
         shape = (int(ids.shape[0]), int(ids.shape[1]), _context(named)) if ids is not None else (1, 1, 0)
+        settings, device = self._ran_with(kind, model, named)
         noted = Noted(
             kind=kind,
             model=weakref.ref(model),
             where=_where(),
-            settings={**_settings(kind, model, named), "compiled": "yes" if compiled else "no"},
+            settings={**settings, "compiled": "yes" if compiled else "no"},
             shape=shape,
-            clock=clock_for(model.device),
+            clock=clock_for(device),
             start=None,
             mask=mask,
             thread=threading.get_ident(),
@@ -428,6 +449,20 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
         if value is not None:
             return value
     return default
+
+
+def _seen_cheaply(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All but the model itself that a forward's settings follow from, as it lies there."""
+    import torch
+
+    return (
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        _kernel(),
+        type(named.get("past_key_values")),
+        *(config.get(name) for name in _OF_A_CONFIG),
+        *(bool(named[name]) if name in named else None for name in ("use_cache", *_EXTRAS)),
+    )
 
 
 def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str]:
