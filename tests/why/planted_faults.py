@@ -45,10 +45,29 @@ FAULTS = {
     "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
 }
 
+THREE_FAULTS = {
+    # script: finding: (what is wrong in it, what is right)
+    "three_faults": {
+        "cache-off": (", use_cache=False", ""),
+        "padding": ("(2, 160)", "(2, 80)"),
+        "wide-dtype": ("torch.float32", '"auto"'),
+    },
+    "three_faults_in_a_loop": {
+        "cache-off": (
+            "    for _ in range(8):\n        logits = model(ids).logits\n",
+            "    past = None\n    for _ in range(8):\n"
+            "        found = model(ids if past is None else ids[:, -1:], past_key_values=past)\n"
+            "        past, logits = found.past_key_values, found.logits\n",
+        ),
+        "all-logits": ("model(ids)", "model(ids, logits_to_keep=1)"),
+        "wide-dtype": ("torch.float32", '"auto"'),
+    },
+}
 
-def mended(name: str) -> str:
-    """The source of a script without its fault."""
-    _, wrong, right = FAULTS[name]
+
+def mended(name: str, finding: str | None = None) -> str:
+    """The source of a script without its fault, or without one of its three."""
+    wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
     return source.replace(wrong, right)
