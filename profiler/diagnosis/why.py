@@ -336,7 +336,7 @@ def _reloads(seen: Seen) -> list[Finding]:
                     saves_s=saves_s,
                     share=saves_s / seen.watched_s,
                     where=again[0].where,
-                    evidence=f"{source} was loaded {len(loads)} times",
+                    evidence=f"the same model, {source}, was loaded {len(loads)} times",
                     change="load it once, before the loop",
                     basis=f"measured: the {len(again)} loads behind the first",
                 )

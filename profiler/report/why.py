@@ -48,7 +48,9 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"{nothing}{_reached(why)}")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
-        lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
+        whole = f"; shares are of {duration(seen.watched_s)}, calls, loads and tokenizers together"
+        words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}"
+        lines.append(f"{words}{whole if why.findings else ''}.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     for item in seen.between:
