@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -121,12 +122,12 @@ class OwnTime:
 
     def __init__(self) -> None:
         self._waits = _waits()
-        self._core_s = time.thread_time()
+        self._core_s = thread_time()
         self._start_s = now_s()
 
     def seconds(self) -> float:
         wall_s = now_s() - self._start_s
-        core_s = time.thread_time() - self._core_s
+        core_s = thread_time() - self._core_s
         waits = _waits()
         return wall_s if waits is None or waits != self._waits else min(wall_s, core_s)
 

@@ -110,7 +110,7 @@ def test_a_neighbours_turn_is_not_ones_own(
 ) -> None:
     """Five seconds on the wall, 0.2 of them on the core: others' turns, unless the thread waited by itself."""
     core, wall, waited = iter((1.0, 1.2)), iter((10.0, 15.0)), iter(waits)
-    monkeypatch.setattr("profiler.machine.clock.time", SimpleNamespace(thread_time=lambda: next(core)))
+    monkeypatch.setattr("profiler.machine.clock.thread_time", lambda: next(core))
     monkeypatch.setattr("profiler.machine.clock.now_s", lambda: next(wall))
     monkeypatch.setattr("profiler.machine.clock._waits", lambda: next(waited))
     assert OwnTime().seconds() == pytest.approx(own_s)
