@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.diagnosis.cell import Keyed, Lever, columns_of
@@ -74,7 +74,11 @@ def ragged_step(facts: Facts, key: CellKey, parts: Split, spread: Spread) -> Rag
         mask_high_s=mask.high_s if mask else None,
         visits=min(len(plain), len(facts.visits[key.cell])),
         queue=len(facts.grid.ragged.queue(key.cell.batch_size)) if facts.grid.ragged else 0,
-        ways=tuple(_ways(facts, key, parts)) if key.phase == "prefill" else _refilled(waits * parts.latency_s),
+        ways=(
+            tuple(_ways(facts, key, parts))
+            if key.phase == "prefill"
+            else (*_less_to_read(facts, key, parts), *_refilled(waits * parts.latency_s))
+        ),
     )
 
 
@@ -90,6 +94,24 @@ def _mask(facts: Facts, key: CellKey, spread: Spread) -> Estimate | None:
 def _refilled(waiting_s: float) -> tuple[Lever, ...]:
     because = "every sequence of a step would still write"
     return (Lever(REFILLING, waiting_s, because),) if waiting_s else ()
+
+
+def _less_to_read(facts: Facts, key: CellKey, parts: Split) -> Iterator[Lever]:
+    """What each way would save of a decode step: padding that no batch of it holds is not read again."""
+    ragged, size = facts.grid.ragged, key.cell.batch_size
+    assert ragged is not None
+    queue = ragged.queue(size)
+    before = _padded(as_they_come(queue, size))
+    for way, cut in WAYS.items():
+        after = _padded(cut(queue, size))
+        if size > 1 and before:
+            because = f"each step would read {after} padded positions of a queue of {len(queue)} prompts, not {before}"
+            yield Lever(way, parts.padding_s * (1 - after / before), because)
+
+
+def _padded(batches: Sequence[Batch]) -> int:
+    """Positions of padded batches that hold nothing."""
+    return sum(round(positions(batch) * padding(batch)) for batch in batches)
 
 
 def _ways(facts: Facts, key: CellKey, parts: Split) -> Sequence[Lever]:

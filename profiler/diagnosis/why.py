@@ -17,6 +17,7 @@ DECISIVE = 0.3
 """A saving of so much of a call that three agreeing pairs are enough."""
 FEW_ROUNDS = 3
 _FIRST_CALL = 2.0
+_GROWING = ("DynamicCache", "dynamic")
 _FEWEST_OTHERS = 2
 """A first call is told where it took twice as long as the median of so many others at least."""
 _WORTH_ANOTHER_LOOK = 0.1
@@ -335,7 +336,7 @@ def _reloads(seen: Seen) -> list[Finding]:
                     saves_s=saves_s,
                     share=saves_s / seen.watched_s,
                     where=again[0].where,
-                    evidence=f"{source} was loaded {len(loads)} times",
+                    evidence=f"the same model, {source}, was loaded {len(loads)} times",
                     change="load it once, before the loop",
                     basis=f"measured: the {len(again)} loads behind the first",
                 )
@@ -350,6 +351,8 @@ def _recompilations(seen: Seen) -> list[Finding]:
         return []
     dearest = max(again, key=lambda item: item.seconds)
     saves_s = sum(item.seconds for item in again)
+    behind_a_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
+    grows = any(call.settings.get("cache_class") in _GROWING for call in behind_a_cache)
     return [
         Finding(
             id="recompiles",
@@ -357,7 +360,11 @@ def _recompilations(seen: Seen) -> list[Finding]:
             share=saves_s / seen.watched_s,
             where=seen.calls[0].where if seen.calls else "",
             evidence=f"the model was compiled {len(again)} times more ({dearest.reason})",
-            change="keep shapes the same (pad to few lengths, a static cache), or torch.compile(dynamic=True)",
+            change=(
+                'a cache of one size: cache_implementation="static" (a growing one is another shape at every token)'
+                if grows
+                else "keep shapes the same (pad to few lengths), or torch.compile(dynamic=True)"
+            ),
             basis="measured: the compilations behind the first",
         )
     ]

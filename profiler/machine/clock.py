@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import thread_time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -110,6 +111,35 @@ class CudaClock:
 def now_s() -> float:
     """The host's monotonic clock."""
     return time.perf_counter()
+
+
+class OwnTime:
+    """What a thread takes by itself from here on: wall seconds, less the turns that others had on its core.
+
+    Where it never gave the core away of its own accord (getrusage(2), ru_nvcsw: it slept for nothing, and waited for
+    nobody), what its core did not spend on it was others'. Where the system does not tell, all of it counts.
+    """
+
+    def __init__(self) -> None:
+        self._waits = _waits()
+        self._core_s = thread_time()
+        self._start_s = now_s()
+
+    def seconds(self) -> float:
+        wall_s = now_s() - self._start_s
+        core_s = thread_time() - self._core_s
+        waits = _waits()
+        return wall_s if waits is None or waits != self._waits else min(wall_s, core_s)
+
+
+def _waits() -> int | None:
+    """How often this thread has given its core away of its own accord; None where that is not counted."""
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    except (ImportError, AttributeError):  # not Linux
+        return None
 
 
 def clock_for(device: torch.device) -> Clock:

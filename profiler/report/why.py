@@ -48,7 +48,9 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"{nothing}{_reached(why)}")
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
-        lines.append(f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}.")
+        whole = f"; shares are of {duration(seen.watched_s)}, calls, loads and tokenizers together"
+        words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}"
+        lines.append(f"{words}{whole if why.findings else ''}.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     for item in seen.between:
@@ -57,12 +59,6 @@ def why_sentences(why: Why) -> list[str]:
                 f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
                 " choosing tokens, reading and printing them."
             )
-    if breaks := seen.graph_breaks:
-        count = sum(item.count for item in breaks)
-        lines.append(
-            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
-            f" between them: {breaks[0].reason}. fullgraph=True names the line."
-        )
     for first in why.first_calls:
         lines.append(
             f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
@@ -117,6 +113,12 @@ def note_lines(why: Why) -> list[str]:
     """How the findings are known, what could not be tried, and what the watching cost."""
     lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
     lines += [f"not tried: {text}" for text in why.not_tried]
+    if breaks := why.seen.graph_breaks:
+        count = sum(item.count for item in breaks)
+        lines.append(
+            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
+            f" between them: {breaks[0].reason}. fullgraph=True names the line; the seconds are not known"
+        )
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
     return [*lines, f"watching took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 

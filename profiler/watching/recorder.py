@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.diagnosis.why import Between, Call, GraphBreak, Kind, Load, Read, Recompilation, Seen, TextAgain
-from profiler.machine.clock import Clock, clock_for, now_s
+from profiler.machine.clock import Clock, OwnTime, clock_for, now_s
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
@@ -26,6 +26,8 @@ _LONGEST_BREAK = 120
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
+_OF_A_CONFIG = ("_attn_implementation_internal", "_experts_implementation_internal", "use_cache", *_EXTRAS)
+"""Where a config keeps what settings are read from."""
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that hand its values to the host, which waits until the device has them."""
 _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
@@ -115,6 +117,8 @@ class Recorder:
     _texts: set[int] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _kept_settings: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    """By model: its first parameter, and by what may change them its settings and device."""
     _start_s: float = field(default_factory=now_s)
     _breaks_before: Counter[str] = field(default_factory=lambda: _dynamo_breaks())
     _compiled_before: list[Any] = field(default_factory=lambda: _dynamo_compilations())
@@ -137,9 +141,9 @@ class Recorder:
             if noted is not None and noted.model() is model:
                 noted.forwards += 1
             return run(*args, **named)
-        start_s = now_s()
+        noting = OwnTime()
         here.noted = noted = self._note(kind, model, args, named, compiled)
-        self.noting_s += now_s() - start_s
+        self.noting_s += noting.seconds()
         if kind == "generate":
             self._time_callbacks(named)
         here.depth = 1
@@ -269,21 +273,21 @@ class Recorder:
                     self._time_method(owner, method)
 
     def _time_method(self, owner: type, method: str) -> None:
-        original, own = getattr(owner, method), method in vars(owner)
+        original, is_own = getattr(owner, method), method in vars(owner)
         here = self._here
 
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
-            noted, start_s = here.noted, now_s()
+            noted, own = here.noted, OwnTime()
             try:
                 return original(*args, **named)
             finally:
                 if noted is not None:
-                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + now_s() - start_s
+                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + own.seconds()
 
         setattr(owner, method, timed)
         self.undo.append(
-            functools.partial(setattr, owner, method, original) if own else functools.partial(delattr, owner, method)
+            functools.partial(setattr, owner, method, original) if is_own else functools.partial(delattr, owner, method)
         )
 
     def seen(self, script: str, *, interrupted: bool = False) -> Seen:
@@ -348,18 +352,35 @@ class Recorder:
             callbacks_s=dict(noted.callbacks),
         )
 
+    def _ran_with(self, kind: Kind, model: Any, named: dict[str, Any]) -> tuple[dict[str, str], Any]:
+        """(settings, device) of a call. A forward's are kept until something tells that they may have changed: reading
+        them from a config takes as long as a small model's own work."""
+        if kind == "generate":
+            return _settings(kind, model, named), model.device
+        first, kept = self._kept_settings.get(model, (lambda: None, {}))
+        parameter = first()
+        if parameter is None:
+            parameter = next(model.parameters())
+            self._kept_settings[model] = (weakref.ref(parameter), kept)
+        key = (parameter.dtype, parameter.device, model.training, *_seen_cheaply(vars(model.config), named))
+        found: tuple[dict[str, str], Any] | None = kept.get(key)
+        if found is None:
+            found = kept[key] = (_settings(kind, model, named), model.device)
+        return found
+
     def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
         ids = _ids(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
         shape = (int(ids.shape[0]), int(ids.shape[1]), _context(named)) if ids is not None else (1, 1, 0)
+        settings, device = self._ran_with(kind, model, named)
         noted = Noted(
             kind=kind,
             model=weakref.ref(model),
             where=_where(),
-            settings={**_settings(kind, model, named), "compiled": "yes" if compiled else "no"},
+            settings={**settings, "compiled": "yes" if compiled else "no"},
             shape=shape,
-            clock=clock_for(model.device),
+            clock=clock_for(device),
             start=None,
             mask=mask,
             thread=threading.get_ident(),
@@ -430,6 +451,20 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
     return default
 
 
+def _seen_cheaply(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All but the model itself that a forward's settings follow from, as it lies there."""
+    import torch
+
+    return (
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        _kernel(),
+        type(named.get("past_key_values")),
+        *(config.get(name) for name in _OF_A_CONFIG),
+        *(bool(named[name]) if name in named else None for name in ("use_cache", *_EXTRAS)),
+    )
+
+
 def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str]:
     import torch
 
@@ -446,8 +481,10 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "device": str(model.device),
         "placement": in_turn(model) or "-",
         "attention": str(getattr(config, "_attn_implementation", None) or "-"),
+        "kernel": _kernel(),
         "experts": str(getattr(config, "_experts_implementation", None) or "-"),
         "cache": "on" if cache else "off",
+        "cache_class": _cache_class(model, named, generates=generates) if cache else "-",
         "gradients": "on" if torch.is_grad_enabled() and not generates else "off",
         "mode": "train" if model.training else "eval",
         "outputs": ", ".join(extras) or "-",
@@ -455,6 +492,22 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "assistant": "yes" if named.get("assistant_model") is not None else "no",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _kernel() -> str:
+    """`math` where every fused kernel of SDPA is switched off; torch's switches hold for a CPU as well."""
+    from torch.backends import cuda as switches
+
+    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
+    return "-" if any(enabled() for enabled in fused) else "math"
+
+
+def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> str:
+    """What holds keys and values: the class that was handed over, or what `generate` is to make."""
+    given = named.get("past_key_values")
+    if given is not None:
+        return type(given).__name__
+    return str((option(model, named, "cache_implementation") if generates else None) or "DynamicCache")
 
 
 def in_turn(model: Any) -> str:

@@ -2,100 +2,45 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from planted_faults import FAULTS, SCRIPTS, THREE_FAULTS, mended, on_one_core, run_watched, save_small_llama
 
 from profiler.diagnosis.why import Seen, Why
 from profiler.job.why import explained
-from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
-from profiler.watching.script import run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
-SCRIPTS = Path(__file__).parent / "scripts"
 # What is found and what is saved are two measurements on a machine that others may use.
 ROOM = 0.25
 TRIES = 3
 # A script whose fault costs less than this here has no fault: 16 bits are slower than 32 on some machines.
 WORTH_S = 0.1
 
-FAULTS = {
-    # script: (finding, what is wrong in it, what is right)
-    "cache_off": ("cache-off", ", use_cache=False", ""),
-    "loop_without_cache": (
-        "cache-off",
-        "        logits = model(ids, logits_to_keep=1).logits\n",
-        "        found = model(ids if past is None else ids[:, -1:], past_key_values=past, logits_to_keep=1)\n"
-        "        past, logits = found.past_key_values, found.logits\n",
-    ),
-    "train_mode": ("train-mode", "model.train()", "model.eval()"),
-    "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
-    "float32": ("wide-dtype", "torch.float32", '"auto"'),
-    "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
-    "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
-    "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
-    "beams": ("beams", ", num_beams=5", ""),
-    "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
-    "half_on_a_cpu": ("emulated-dtype", "torch.float16", '"auto"'),
-    "assisted": ("assistant", ", assistant_model=assistant", ""),
-    "experts_in_a_loop": ("slow-experts", '"eager"', '"grouped_mm"'),
-    "tokenized_again": ("text-again", "    found = tokenizer", "    found = found or tokenizer"),
-    "offloaded": ("offload", '"disk"', '"cpu"'),
-    "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
-}
 HEALTHY = sorted(path.stem for path in SCRIPTS.glob("healthy_*.py"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama in bfloat16 with a vocabulary that is worth not computing."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        vocab_size=16384,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    found = tmp_path_factory.mktemp("models") / "small-llama"
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(found)
-    return found
 
 
 Ran = Callable[[Path], Recorder]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("models") / "small-llama"
+    save_small_llama(found)
+    return found
+
+
 @pytest.fixture
-def ran(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ran:
+def ran(folder: Path) -> Iterator[Ran]:
     """Run a script under watch in this process, on one core."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0}, raising=False)
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def run(script: Path) -> Recorder:
-        monkeypatch.setattr(sys, "argv", sys.argv)
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        recorder = Recorder()
-        with watched(recorder):
-            assert run_script(script, [str(folder)]) == 0
-        return recorder
-
-    yield run  # type: ignore[misc]
-    torch.set_num_threads(threads)
+    with on_one_core():
+        yield functools.partial(run_watched, model=folder)
 
 
 def why(recorder: Recorder, name: str) -> Why:
@@ -107,19 +52,17 @@ def why(recorder: Recorder, name: str) -> Why:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, tmp_path: Path) -> None:
     """Held against the same script without it; again, up to twice, where somebody took the cores meanwhile."""
-    identity, wrong, right = FAULTS[name]
-    source = (SCRIPTS / f"{name}.py").read_text()
-    assert wrong in source
-    (tmp_path / f"{name}.py").write_text(source.replace(wrong, right))
+    identity = FAULTS[name][0]
+    (tmp_path / f"{name}.py").write_text(mended(name))
     ran(tmp_path / f"{name}.py")
     told: list[tuple[float, list[tuple[str, float]]]] = []
     for _ in range(TRIES):
         found = why(ran(SCRIPTS / f"{name}.py"), name)
         saved_s = found.seen.watched_s - ran(tmp_path / f"{name}.py").seen(name).watched_s
         told.append((saved_s, [(item.id, item.saves_s) for item in found.findings]))
-        if found.findings and found.findings[0].saves_s == pytest.approx(saved_s, rel=ROOM):
-            assert found.findings[0].where.startswith(f"{name}.py:")
-            assert found.findings[0].id == identity
+        first = found.findings[0] if found.findings else None
+        if first and first.id == identity and first.saves_s == pytest.approx(saved_s, rel=ROOM):
+            assert first.where.startswith(f"{name}.py:")
             return
     saved = sorted(saved_s for saved_s, _ in told)
     if saved[-1] < WORTH_S:
@@ -133,11 +76,16 @@ def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
-    found = why(ran(SCRIPTS / f"{name}.py"), name)
-    assert found.seen.calls
-    assert [item.id for item in found.findings] == []
-    if not is_cheap(found.seen):  # a moment in which this process was not on
-        assert is_cheap(why(ran(SCRIPTS / f"{name}.py"), name).seen)
+    """Again, up to twice, where somebody took the cores meanwhile: what is wrong with a script is found each time."""
+    named, cheap = set[str](), False
+    for turn in range(TRIES):
+        found = why(ran(SCRIPTS / f"{name}.py"), name)
+        assert found.seen.calls
+        here = {item.id for item in found.findings}
+        named, cheap = (here & named if turn else here), cheap or is_cheap(found.seen)
+        if not named and cheap:
+            return
+    assert (named, cheap) == (set(), True)
 
 
 def is_cheap(seen: Seen) -> bool:
@@ -153,24 +101,25 @@ def test_gradients_that_nobody_asked_for_are_tried_without(ran: Ran) -> None:
     assert {call.settings["gradients"] for call in found.seen.calls} == {"on"}
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("three_faults", {"cache-off", "padding", "wide-dtype"}),
-        ("three_faults_in_a_loop", {"cache-off", "all-logits", "wide-dtype"}),
-    ],
-)
-def test_three_faults_are_all_found_the_dearest_first(name: str, wanted: set[str], ran: Ran) -> None:
-    """Again, up to twice, where somebody took the cores meanwhile, so that pairs do not agree."""
-    wanted = set(wanted)
+@pytest.mark.parametrize("name", THREE_FAULTS)
+def test_three_faults_are_all_found_the_dearest_first(name: str, ran: Ran, tmp_path: Path) -> None:
+    """In the order of what the removal of each alone really saves; again, up to twice, where pairs do not agree."""
+    wanted = set(THREE_FAULTS[name])
     if not torch.cpu._is_avx512_bf16_supported():
         wanted.remove("wide-dtype")  # which may cost nothing here
+    script = tmp_path / f"{name}.py"
+    told: list[dict[str, tuple[float, float]]] = []
     for _ in range(TRIES):
         found = why(ran(SCRIPTS / f"{name}.py"), name)
-        saves = [item.saves_s for item in found.findings]
-        assert saves == sorted(saves, reverse=True)
-        if {item.id for item in found.findings[: len(wanted)]} == wanted:
+        said_s = {item.id: item.saves_s for item in found.findings[: len(wanted)]}
+        assert wanted <= set(said_s) | {trial.id for trial in found.tried if not trial.is_claim}
+        saved_s = {}
+        for finding in wanted:
+            script.write_text(mended(name, finding))
+            saved_s[finding] = found.seen.watched_s - ran(script).seen(name).watched_s
+        told.append({finding: (said_s.get(finding, 0.0), saved_s[finding]) for finding in wanted})
+        # Of two that save nearly as much either may come first.
+        in_order = all(saved_s[dear] > (1 - ROOM) * saved_s[less] for dear, less in itertools.pairwise(said_s))
+        if set(said_s) == wanted and in_order:
             return
-        unsure = {trial.id for trial in found.tried if not trial.is_claim}
-        assert wanted <= {item.id for item in found.findings} | unsure
-    pytest.skip(f"this machine is too noisy: pairs do not agree on {', '.join(sorted(wanted & unsure))}")
+    pytest.fail(f"said, and saved: {told}")

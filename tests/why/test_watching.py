@@ -13,7 +13,7 @@ import torch
 
 import profiler
 from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
-from profiler.report.why import call_rows, why_json, why_sentences
+from profiler.report.why import call_rows, note_lines, why_json, why_sentences
 from profiler.report.why_page import html_why
 from profiler.watching.script import run_script
 
@@ -172,7 +172,7 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     [again] = seen.recompilations
     assert 0 < again.seconds <= seen.calls[2].seconds
     assert watching.found.findings[0].id == "recompiles"
-    assert "broke" not in watching.answer
+    assert "pad to few lengths" in watching.found.findings[0].change
     with profiler.why() as calm, torch.no_grad():
         compiled(torch.ones(1, 12, dtype=torch.long))
     assert calm.found is not None
@@ -197,8 +197,31 @@ def test_graph_breaks_are_told_with_their_reason(monkeypatch: pytest.MonkeyPatch
     [broken] = watching.found.seen.graph_breaks
     assert broken.count == utils.counters["graph_break"].total() - 3
     assert "print" in broken.reason
-    assert f"broke the code into pieces {broken.count} time" in watching.answer
+    # Their seconds are not known: they are a note, and no part of the answer.
+    assert "broke" not in watching.answer
+    assert any(f"broke the code into pieces {broken.count} time" in line for line in note_lines(watching.found))
     assert why_json(watching.found)["graph_breaks"] == [{"count": broken.count, "reason": broken.reason}]
+
+
+def test_a_growing_cache_under_compile_is_told_to_be_static(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token is another shape for code that is compiled for one."""
+    from torch._dynamo import reset
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.probes.again.try_changes", lambda *_: ([], []))
+    reset()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)).eval()
+    model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
+    with profiler.why() as watching:
+        model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False)
+    assert watching.found is not None
+    assert watching.found.seen.calls[0].settings["cache_class"] == "DynamicCache"
+    first = watching.found.findings[0]
+    assert first.id == "recompiles"
+    assert 'cache_implementation="static"' in first.change
+    assert first.saves_s <= watching.found.seen.calls_s
 
 
 def call(number: int, seconds: float) -> Call:

@@ -10,11 +10,11 @@ words = {f"w{number}": number for number in range(3, 900)}
 tokenizer = Tokenizer(models.WordLevel({"?": 0, **words}, unk_token="?"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-document = " ".join(list(words) * 200)
+document = " ".join(list(words) * 100)
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
 found = None
-for _ in range(4):
+for _ in range(8):
     found = tokenizer(document)["input_ids"]
-    prompt = torch.tensor(found[:64])[None]
-    print(model.generate(prompt, max_new_tokens=3, do_sample=False).shape)
+    prompt = torch.tensor(found[:64]).expand(2, -1)
+    print(model.generate(prompt, max_new_tokens=2, do_sample=False).shape)

@@ -1,0 +1,121 @@
+"""Scripts as people write them, each with one fault and what is right in its place; how they run under watch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from profiler.machine.clock import CoreClock
+from profiler.watching.patches import watched
+from profiler.watching.recorder import Recorder
+from profiler.watching.script import run_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+FAULTS = {
+    # script: (finding, what is wrong in it, what is right)
+    "cache_off": ("cache-off", ", use_cache=False", ""),
+    "loop_without_cache": (
+        "cache-off",
+        "        logits = model(ids, logits_to_keep=1).logits\n",
+        "        found = model(ids if past is None else ids[:, -1:], past_key_values=past, logits_to_keep=1)\n"
+        "        past, logits = found.past_key_values, found.logits\n",
+    ),
+    "train_mode": ("train-mode", "model.train()", "model.eval()"),
+    "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
+    "float32": ("wide-dtype", "torch.float32", '"auto"'),
+    "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
+    "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
+    "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
+    "beams": ("beams", ", num_beams=5", ""),
+    "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
+    "half_on_a_cpu": ("emulated-dtype", "torch.float16", '"auto"'),
+    "assisted": ("assistant", ", assistant_model=assistant", ""),
+    "experts_in_a_loop": ("slow-experts", '"eager"', '"grouped_mm"'),
+    "tokenized_again": ("text-again", "    found = tokenizer", "    found = found or tokenizer"),
+    "offloaded": ("offload", '"disk"', '"cpu"'),
+    "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
+}
+
+THREE_FAULTS = {
+    # script: finding: (what is wrong in it, what is right)
+    "three_faults": {
+        "cache-off": (", use_cache=False", ""),
+        "padding": ("(2, 160)", "(2, 80)"),
+        "wide-dtype": ("torch.float32", '"auto"'),
+    },
+    "three_faults_in_a_loop": {
+        "cache-off": (
+            "    for _ in range(8):\n        logits = model(ids).logits\n",
+            "    past = None\n    for _ in range(8):\n"
+            "        found = model(ids if past is None else ids[:, -1:], past_key_values=past)\n"
+            "        past, logits = found.past_key_values, found.logits\n",
+        ),
+        "all-logits": ("model(ids)", "model(ids, logits_to_keep=1)"),
+        "wide-dtype": ("torch.float32", '"auto"'),
+    },
+}
+
+
+def mended(name: str, finding: str | None = None) -> str:
+    """The source of a script without its fault, or without one of its three."""
+    wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
+    source = (SCRIPTS / f"{name}.py").read_text()
+    assert wrong in source
+    return source.replace(wrong, right)
+
+
+def save_small_llama(folder: Path) -> None:
+    """A small Llama in bfloat16 with a vocabulary that is worth not computing."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        vocab_size=16384,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def on_one_core() -> Iterator[None]:
+    """Within, torch computes with one thread, as many as there seem to be cores, and the watch and its trials tell time
+    by what that core spent on this process: turns that others have on it are no part of it. Floors are left out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with (
+        patch("os.sched_getaffinity", lambda _process: {0}, create=not hasattr(os, "sched_getaffinity")),
+        patch("profiler.job.why._floor", lambda _recorder, _seen: None),
+        patch("profiler.watching.recorder.clock_for", lambda _device: CoreClock()),
+        patch("profiler.watching.recorder.now_s", time.process_time),
+        patch("profiler.probes.again.now_s", time.process_time),
+    ):
+        yield
+    torch.set_num_threads(threads)
+
+
+def run_watched(script: Path, model: Path) -> Recorder:
+    """What was noted of a script that is run in this process, and given the folder of a model."""
+    recorder = Recorder()
+    with (
+        patch.object(sys, "argv", sys.argv),
+        patch.object(sys, "path", list(sys.path)),
+        patch.dict(sys.modules, {"__main__": sys.modules["__main__"]}),
+        watched(recorder),
+    ):
+        assert run_script(script, [str(model)]) == 0
+    return recorder
