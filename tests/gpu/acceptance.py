@@ -93,9 +93,8 @@ class Bench:
     small: str
     """A model that is quick to load, for the checks of the time itself."""
     folder: Path
-    started_s: float = field(
-        default_factory=lambda: time.perf_counter()
-    )  # the clock of whoever asks, not of the import
+    # Looked up when it is asked: a simulated card's clock comes after this class.
+    started_s: float = field(default_factory=lambda: time.perf_counter())
 
     @property
     def cuda(self) -> bool:
