@@ -43,8 +43,6 @@ class Kernel:
     """Whether the host launched it; all but the first of a replayed graph are not."""
     awaited: bool = False
     """Whether the host waited for it."""
-    before_s: float = 0.0
-    """Seconds that operators on the host's own tensors took it since the launch before this one."""
     duration_s: float = 0.0
     start_s: float = 0.0
 
@@ -146,7 +144,6 @@ class Card:
             self.spans.append((start_s, start_s + seconds))
             del self.spans[:-64]
         if self.log is not None:
-            kernels[0].before_s, self.host.own_s = self.host.own_s, 0.0
             for kernel in kernels:
                 kernel.start_s = start_s
                 start_s += kernel.duration_s

@@ -14,14 +14,7 @@ class Host:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.unix_at_start_s = 1.8e9 - self.now_s
-        self.own_s = 0.0
-        """What operators on its own tensors took since a kernel was logged."""
         self._sleepers: list[Sleep] = []
-
-    def work(self, seconds: float) -> None:
-        """Let an operator on the host's own tensors take so long."""
-        self.own_s += seconds
-        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""

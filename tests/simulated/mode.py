@@ -168,7 +168,7 @@ class CardMode(TorchDispatchMode):
         return kind
 
     def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        self._host.work(self._cards[0].truth.host_operator_s)
+        self._host.advance(self._cards[0].truth.host_operator_s)
         pinned = kwargs.pop("pin_memory", False)
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         numel = 1

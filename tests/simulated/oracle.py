@@ -190,7 +190,6 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     ends = []
     for step in steps:
         for kernel in step:
-            host_s += kernel.before_s
             if kernel.launched:
                 host_s += truth.graph_launch_s if len(step) > 1 and not step[1].launched else truth.launch_s
             ready_s = max(host_s, ready_s) + duration_s(kernel, truth)

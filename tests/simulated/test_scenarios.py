@@ -44,8 +44,13 @@ def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[tuple[Phase, dict[str, Any]]]:
-    """Each cell's truth beside its row, once what holds of every scenario was held against it."""
+def held(
+    scenario: Scenario, truth: Truth, run: Run, parent: Path, *, captured: bool = True
+) -> Iterator[tuple[Phase, dict[str, Any]]]:
+    """Each cell's truth beside its row, once what holds of every scenario was held against it.
+
+    Where a prefill cannot be `captured`, what its small kernels lose by their number is known with the rest alone.
+    """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
     for dtype, roof in ceilings.compute.items():
@@ -59,11 +64,12 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
             beside_s = row["ttft_s"] - phase.latency_s
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
         terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "link_s", "dispatch_s")}
-        terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"]
+        unknown_s = 0.0 if captured or phase.phase == "decode" else row["unexplained_s"]
+        terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
         for name, told_s in terms.items():
             true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))
             assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, said {told_s}"
-        assert abs(row["unexplained_s"]) < REST * phase.latency_s, cell
+        assert abs(row["unexplained_s"] - unknown_s) < REST * phase.latency_s, cell
         yield phase, row
 
 
@@ -297,6 +303,6 @@ def test_experts(model: str, layers: int, tmp_path: Path) -> None:
     truth = H100.but(launch_s=HOSTS["fast"])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
-    for phase, row in held(scenario, truth, run, tmp_path):
+    for phase, row in held(scenario, truth, run, tmp_path, captured=model != "gpt-oss-20b"):
         assert phase.regime == "memory-bound"
         assert row["regime"] in ("memory-bound", "mixed")
