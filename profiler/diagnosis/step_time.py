@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,10 +125,10 @@ def idle_share(layers: int) -> float:
     return 1 / (layers + 1)
 
 
-Amounts = NDArray[Any] | float
+Amounts = NDArray[np.float64] | float
 
 
-def exposed_s(host_s: Amounts, busy_s: Amounts, idle_share: Amounts, last_s: Amounts) -> NDArray[Any]:
+def exposed_s(host_s: Amounts, busy_s: Amounts, idle_share: Amounts, last_s: Amounts) -> NDArray[np.float64]:
     """Seconds in which a device that overlaps waits for its host, of arrays or of single steps.
 
     At least `idle_share` of the dispatch, as of a prefill, whose last operator (`last_s`) runs when the host has issued

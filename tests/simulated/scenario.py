@@ -36,11 +36,11 @@ class Scenario:
     layers: int | None = None
     """None: all of them."""
     dtype: str = "float16"
-    quant: Quant = "none"
     engine: str = "eager"
     prompt_lens: Sequence[int] = (128, 512)
     batch_sizes: Sequence[int] = (1, 8)
     new_tokens: int = NEW_TOKENS
+    quant: Quant = "none"
 
     def folder(self, parent: Path) -> Path:
         """The model with so many layers, as a folder with a config and no weights."""
