@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler.diagnosis.columns import Array, Demanded, OperatorColumn, Steps
 from profiler.diagnosis.facts import REST
-from profiler.diagnosis.step_time import Dispatch
+from profiler.diagnosis.step_time import LAYERED, Dispatch, exposed_s, idle_share
 from profiler.diagnosis.surface import Line, Surface, line, surface
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
@@ -251,8 +251,8 @@ class Fitted:
         link_s = device.fetch_s + demanded.exchanged_s
         busy_s = weights_s + kv_s + compute_s + dequantise_s + kernel_s + avoidable_s + link_s
         if device.overlaps:
-            host_s = np.where(steps.prefill, _prefill_host_s(demanded, host_s, busy_s, last_s), host_s - busy_s)
-            host_s = np.maximum(0.0, host_s)
+            layers = sum(column.count for column in demanded.columns if column.group in LAYERED)
+            host_s = exposed_s(host_s, busy_s, steps.prefill * idle_share(layers), steps.prefill * last_s)
         return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, host_s)
 
     def _faults(self, demanded: Demanded) -> Array:
@@ -350,16 +350,6 @@ def _kinds(column: OperatorColumn, steps: Steps, known: Array) -> list[tuple[boo
     if not column.last_rows:
         return [(False, known)]
     return [(prefill, chosen) for prefill in (False, True) if (chosen := known & (steps.prefill == prefill)).any()]
-
-
-def _prefill_host_s(demanded: Demanded, host_s: Array, busy_s: Array, last_s: Array) -> Array:
-    """Seconds of a single prefill in which a device that overlaps waits for its host.
-
-    Nothing was issued ahead of it: the device idles while the host prepares masks, positions and the first products,
-    about as much work as a layer's, and its last operator runs when the host has issued all others.
-    """
-    layers = sum(column.count for column in demanded.columns if column.heads is not None)
-    return np.asarray(np.maximum(host_s / (layers + 1), host_s + last_s - busy_s))
 
 
 def _own_traffic_s(measured: Measured, device: Device) -> Array:

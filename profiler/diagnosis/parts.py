@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import COLLECTIVE, REST, Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import Demand, Roofs, Split, floor_s, of_engine, split, taxed
+from profiler.diagnosis.step_time import LAYERED, Demand, Roofs, Split, floor_s, idle_share, of_engine, split, taxed
 from profiler.grid import CellKey, Phase
 from profiler.timing.outcomes import Visit
 from profiler.timing.sampling import Estimate
@@ -154,6 +154,9 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
         fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())
         + exchanged_s(facts, key),
+        idle_share=idle_share(sum(item.count for item in facts.operators[key] if item.group in LAYERED))
+        if key.phase == "prefill"
+        else 0.0,
     )
 
 

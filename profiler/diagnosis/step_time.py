@@ -7,6 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+LAYERED = ("attention", "state")
+"""Groups of operators of which each layer has one."""
+LAST = "lm_head"
+"""The group of a step's last operator."""
+
 
 def floor_s(flops: float, nbytes: float, flops_per_s: float, bytes_per_s: float) -> float:
     """max(F/P, B/W): the least seconds for so much work under two roofs (Williams, Waterman and Patterson, CACM 52(4),
@@ -66,6 +74,10 @@ class Demand:
         """The operator's own roof: the longer of its arithmetic and its traffic."""
         return floor_s(self.flops, self.weight_bytes + self.kv_bytes, self.compute_flops_per_s, memory_bytes_per_s)
 
+    def alone_s(self, roofs: Roofs) -> float:
+        """Its kernels alone: as they were measured, else at their roof."""
+        return self.roof_s(roofs.memory_bytes_per_s) if self.replayed_s is None else self.replayed_s
+
     def compute_bound(self, memory_bytes_per_s: float) -> bool:
         return self.flops / self.compute_flops_per_s >= (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s
 
@@ -95,6 +107,8 @@ class Roofs:
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
     fetch_s: float = 0.0
     """Seconds that offloaded weights need to cross their links in a step, and what ranks exchange."""
+    idle_share: float = 0.0
+    """See `idle_share`; nothing where steps follow each other, whose device is never without work at a step's start."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """How far the two roofs may be off, as shares of them."""
@@ -103,6 +117,24 @@ class Roofs:
     def dispatch_s(self) -> float | None:
         """Seconds to dispatch the whole step."""
         return self.dispatch.step_s if self.dispatch else None
+
+
+def idle_share(layers: int) -> float:
+    """Share of a prefill's dispatch during which a device that overlaps has nothing to do yet: nothing was issued ahead
+    of it, and the host prepares masks, positions and the first products, about as much work as a layer's."""
+    return 1 / (layers + 1)
+
+
+Amounts = NDArray[np.float64] | float
+
+
+def exposed_s(host_s: Amounts, busy_s: Amounts, idle_share: Amounts, last_s: Amounts) -> NDArray[np.float64]:
+    """Seconds in which a device that overlaps waits for its host, of arrays or of single steps.
+
+    At least `idle_share` of the dispatch, as of a prefill, whose last operator (`last_s`) runs when the host has issued
+    all others.
+    """
+    return np.asarray(np.maximum(np.maximum(0.0, idle_share * host_s), host_s + last_s - busy_s))
 
 
 TERM_NAMES = {
@@ -241,7 +273,10 @@ def split(
     host_s = roofs.dispatch_s or 0.0
     # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
     busy_s = device_s + dequantise_s + kernel_s + avoidable_s + padding_s + roofs.fetch_s
-    dispatch_s = max(0.0, host_s - busy_s) if roofs.overlaps else host_s
+    dispatch_s = host_s
+    if roofs.overlaps:
+        last_s = sum(demand.alone_s(roofs) for demand in demands if demand.group == LAST) if roofs.idle_share else 0.0
+        dispatch_s = float(exposed_s(host_s, busy_s, roofs.idle_share, last_s))
     terms = {
         "weights_s": weights_s,
         "kv_s": kv_s,

@@ -146,9 +146,14 @@ class CudaMachine(Machine):
         replay: Callable[[], object] = graph.replay
         return replay
 
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """One for all: cuBLAS keeps a workspace for each stream that it was ever used on, 8 to 32 MiB."""
+        return self._cuda.Stream(self.device)
+
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        side = self._cuda.Stream()
+        side = self._side
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):
             yield

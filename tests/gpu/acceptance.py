@@ -93,7 +93,8 @@ class Bench:
     small: str
     """A model that is quick to load, for the checks of the time itself."""
     folder: Path
-    started_s: float = field(default_factory=time.perf_counter)
+    # Looked up when it is asked: a simulated card's clock comes after this class.
+    started_s: float = field(default_factory=lambda: time.perf_counter())
 
     @property
     def cuda(self) -> bool:
@@ -332,13 +333,14 @@ def ncu_target(model_name: str, phase: str) -> None:
 
 def engines(bench: Bench) -> Iterator[Check]:
     """4. The same greedy tokens from every engine; their times side by side; the best against the memory roof."""
-    names = [name for name in ENGINES if bench.cuda or name in ("eager", "static")]
+    alike = [name for name in ENGINES if not ENGINES[name].pads]  # of one length, which is nothing to pad
+    names = [name for name in alike if bench.cuda or name in ("eager", "static")]
     model = bench.load(bench.small, torch.float32)
     prompt = torch.arange(1, 17, device=bench.device)[None]
     tokens = {name: greedy_tokens(ENGINES[name](model, bench.machine), prompt, 16).tolist() for name in names}
     for name in names[1:]:
         yield Check(f"tokens: {name} = eager", tokens[name] == tokens["eager"], None, "equal")
-    for name in set(ENGINES) - set(names):
+    for name in set(alike) - set(names):
         yield Check(f"tokens: {name} = eager", None, why="needs CUDA (compile is tested on a CPU elsewhere)")
     del model
     _free()

@@ -5,6 +5,7 @@
      driver, cuda         of the system
      N.uuid               of device N, a whole card or a slice of one
      N.<key>              one of its figures; one that is missing is not supported
+     N.busy_from          since when (CLOCK_MONOTONIC, seconds) it has been busy: what it tells is of the last second
      N.<function>         the code that this function returns for it
      N.lost               whether it fell off the bus
    With OLD_DRIVER it lacks what drivers before R535 (event reasons) and R510 (processes, third form) lack. */
@@ -125,9 +126,17 @@ FIGURE(nvmlDeviceGetCurrentClocksEventReasons, "reasons", unsigned long long)
 MODE(nvmlDeviceGetEccMode, "ecc", int)
 MODE(nvmlDeviceGetMigMode, "mig", unsigned int)
 
+static double now_s(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* `sm_percent` of the part of the last second in which the device was busy. */
 int nvmlDeviceGetUtilizationRates(void *device, Utilization *active) {
   ASK("sm_percent")
-  active->gpu = (unsigned int)value;
+  double busy_s = now_s() - of(device, "busy_from", 0);
+  active->gpu = (unsigned int)(value * fmin(1, fmax(0, busy_s)));
   active->memory = (unsigned int)of(device, "memory_percent", 0);
   return SUCCESS;
 }
@@ -143,9 +152,7 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
 /* Millijoules at `mean_w`, counted on every tenth of a second alone. */
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
   ASK("mean_w")
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  unsigned long long ticks = (unsigned long long)now.tv_sec * 10 + (unsigned long long)now.tv_nsec / 100000000;
+  unsigned long long ticks = (unsigned long long)(now_s() * 10);
   *millijoules = (unsigned long long)(value * 100) * ticks;
   return SUCCESS;
 }

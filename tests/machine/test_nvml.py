@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from profiler.machine import checks
-from profiler.machine.readings import complaints, health
+from profiler.machine.readings import active, complaints, health
 from profiler.machine.telemetry import NoSource, NvmlSource, Watch, idle_power_w, nvml_source, source_for
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -201,6 +201,20 @@ def test_a_card_that_falls_off_the_bus(nvml: State) -> None:
     assert found.clock_hz is not None
     assert found.clock_hz.low == 1.98e9
     assert "(power cap) in 100 % of the readings" in " ".join(complaints(watch.readings))
+
+
+def test_utilisation_is_of_the_last_second(nvml: State) -> None:
+    """A card that has been busy for a tenth of a second says so of a tenth; after a second it is believed."""
+    shares = []
+    for busy_s in (0.1, 5.0):
+        nvml({**H100, "sm_percent": 100, "busy_from": time.monotonic() - busy_s})
+        reading = replace(source_for(CARD).read(), at_unix_s=busy_s)
+        shares.append((reading.sm_active, active([reading], [(0.0, busy_s)]).sm))
+    (early, told_early), (late, told_late) = shares
+    assert early is not None
+    assert 0.1 <= early < 0.9
+    assert told_early is None
+    assert late == told_late == 1.0
 
 
 def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,8 +155,9 @@ class Driver:
             def __init__(self, graph: Graph, stream: Stream | None = None, **_: Any) -> None:
                 self._graph = graph
                 # One capture stream for the process, made on whatever card is current then.
-                default = self.streams.setdefault(id(driver), Stream(driver.card()))
-                self._stream = driver._on_stream(default if stream is None else stream)
+                if id(driver) not in self.streams:
+                    self.streams[id(driver)] = Stream(driver.card())
+                self._stream = driver._on_stream(self.streams[id(driver)] if stream is None else stream)
 
             def __enter__(self) -> None:
                 driver._synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,16 @@ from .pricing import (
 )
 from .shapes import Shapes
 
+_VALUED: dict[Any, Callable[..., Any]] = {
+    aten.full.default: lambda size, value: value,
+    aten.bitwise_or.Tensor: operator.or_,
+    aten.bitwise_and.Tensor: operator.and_,
+    aten.bitwise_not.default: lambda value: not value if isinstance(value, bool) else ~value,
+    aten.max.default: lambda value: value,
+    aten.eq.Scalar: operator.eq,
+}
+"""Of these alone a card knows values, where a tensor holds one everywhere: `generate` ends by them."""
+
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
@@ -48,12 +59,14 @@ class _Kind:
     by_experts: bool
     blind: bool
     """It writes without reading."""
+    valued: Callable[..., Any] | None
+    """What its result holds everywhere, of what each argument does."""
     special: Callable[..., Any] | None
     pinning: Callable[..., Any] | None
 
 
 class CardMode(TorchDispatchMode):
-    """Routes operators to cards. A value that is read is a wait, and reads as one (`False` for a truth)."""
+    """Routes operators to cards. A value that is read is a wait; what is not known reads as one, a truth as False."""
 
     # Dynamo never traces what is simulated; its guard around each call would take a fifth of the time.
     @classmethod
@@ -119,6 +132,8 @@ class CardMode(TorchDispatchMode):
         card = self._card_of(outputs, tensors)
         if card is not None:
             self._send(card, kind, args, tensors, outputs)
+        if kind.valued is not None:
+            result.value = kind.valued(*map(_value, args))
         return result
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -146,6 +161,7 @@ class CardMode(TorchDispatchMode):
             scatters=func in SCATTERS,
             by_experts=func is aten._grouped_mm.default,
             blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
+            valued=_VALUED.get(func),
             special=self._special.get(func) or self._named.get(func.name()),
             pinning=self._pinning.get(func),
         )
@@ -288,9 +304,8 @@ class CardMode(TorchDispatchMode):
         tensor = args[0]
         if tensor.device.type == "cuda":
             self._wait_for(self._cards[tensor.device.index])
-        if tensor.dtype is torch.bool:
-            return False
-        return 1.0 if tensor.is_floating_point() else 1
+        found: bool | int | float = _value(tensor)
+        return found
 
     def _quantise_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """bitsandbytes' own way (backends/cuda/ops.py, 0.50): it waits to learn that no column has an outlier."""
@@ -385,6 +400,15 @@ class CardMode(TorchDispatchMode):
         card.launch(Work("copy over the link", link_s=size / speed))
         if not (pinned and asynchronous):
             card.stream.synchronize()
+
+
+def _value(argument: Any) -> Any:
+    """What a tensor is taken to hold; any other argument itself."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    if argument.dtype is torch.bool:
+        return getattr(argument, "value", False)
+    return getattr(argument, "value", 1.0 if argument.is_floating_point() else 1)
 
 
 def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:

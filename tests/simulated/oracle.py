@@ -14,12 +14,16 @@ from typing import Any
 import torch
 
 from .card import Card, Kernel, duration_s
-from .pricing import PRODUCTS
+from .pricing import PRODUCTS, aten, product_dtype
 from .truth import Truth
 from .world import World
 
 _PRODUCTS = tuple(str(func) for func in PRODUCTS)
 _ATTENTION = ("flash attention", "memory-efficient attention")
+_OF_HEADS = str(aten.bmm.default)
+"""Attention in plain products: scores, then values."""
+_BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+_BY_EXPERTS = str(aten._grouped_mm.default)
 _FASTER = 1.25
 _ALIKE = 1.25
 _LOST = 0.5
@@ -48,9 +52,12 @@ class Phase:
     weights_s: float
     """Weights of products that memory bounds, at the card's bandwidth."""
     kv_s: float
-    """Keys and values that attention reads, where memory bounds it."""
+    """Keys and values as the cache holds them, where memory bounds the attention that reads them."""
     compute_s: float
-    """FLOPs of products and attention that arithmetic bounds, at the card's peaks."""
+    """FLOPs of products and attention that arithmetic bounds, at the card's peaks; no causal attention needs the half
+    of the square that a product of it computes as well."""
+    beside_s: float
+    """What kernels take beyond all of this: what they lose, and what the algorithm would not need."""
     link_s: float
     peak_bytes: int
 
@@ -77,7 +84,11 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
     torch.cuda.reset_peak_memory_stats()
     with _logged(card) as log:
         token = prefill(ids)
-    found = [_phase("prefill", batch, prompt, [log], card.truth, launches_only=False)]
+    config = model.config.get_text_config()
+    asked = _Asked(
+        config.num_attention_heads // config.num_key_value_heads, product_dtype(torch.empty(0, dtype=model.dtype))
+    )
+    found = [_phase("prefill", batch, prompt, [log], card.truth, asked)]
     torch.cuda.synchronize()
     steps = []
     for _ in range(new_tokens - 1):
@@ -86,9 +97,32 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
         steps.append(log)
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.synchronize()
-    found.append(_phase("decode", batch, prompt, steps, card.truth, launches_only=True))
+    found.append(_phase("decode", batch, prompt, steps, card.truth, asked))
     del token
     return [replace(phase, peak_bytes=peak) for phase in found]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the algorithm asks for, whatever path a library takes."""
+
+    groups: int
+    """Query heads that share a key."""
+    dtype: str
+
+    def roofs_s(self, kernel: Kernel, queries: int, truth: Truth) -> tuple[float, float]:
+        """Seconds that the FLOPs and the bytes of a product or an attention ask for, with so many queries each."""
+        work, dtype = kernel.work, kernel.work.dtype
+        if work.name.startswith(_ATTENTION):
+            flops, nbytes = work.flops, float(work.reads[1][1] + work.reads[2][1])
+        elif work.name.startswith(_OF_HEADS):
+            # Repeated for the query heads that share them, in float32 (math attention), over the whole square.
+            repeated = self.groups * _BYTES[dtype] / _BYTES[self.dtype]
+            flops, nbytes = work.flops * (queries + 1) / (2 * queries), work.reads[1][1] / repeated
+            dtype = self.dtype
+        else:
+            flops, nbytes = work.flops, float(work.reads[1 if work.name.startswith(_BY_EXPERTS) else -1][1])
+        return flops / truth.flops_per_s[dtype], nbytes / truth.bytes_per_s
 
 
 class _logged:  # noqa: N801
@@ -105,9 +139,7 @@ class _logged:  # noqa: N801
         self._card.log = None
 
 
-def _phase(
-    name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], truth: Truth, *, launches_only: bool
-) -> Phase:
+def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked) -> Phase:
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
     device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
@@ -116,15 +148,14 @@ def _phase(
         part = _part(kernel)
         if part is None:
             continue
-        computing_s = kernel.work.flops / truth.flops_per_s[kernel.work.dtype]
-        required = kernel.work.reads[-1][1] if part == "weights" else kernel.work.reads[1][1] + kernel.work.reads[2][1]
-        moving_s = required / truth.bytes_per_s
+        computing_s, moving_s = asked.roofs_s(kernel, prompt if name == "prefill" else 1, truth)
         if computing_s > moving_s:
             compute_s += computing_s
         elif part == "weights":
             weights_s += moving_s
         else:
             kv_s += moving_s
+    link_s = sum(kernel.work.link_s for kernel in middle)
     return Phase(
         phase=name,
         batch_size=batch,
@@ -137,14 +168,15 @@ def _phase(
         weights_s=weights_s,
         kv_s=kv_s,
         compute_s=compute_s,
-        link_s=sum(kernel.work.link_s for kernel in middle),
+        beside_s=device_s - weights_s - kv_s - compute_s - link_s,
+        link_s=link_s,
         peak_bytes=0,
     )
 
 
 def _part(kernel: Kernel) -> str | None:
     name = kernel.work.name
-    if name.startswith(_ATTENTION):
+    if name.startswith((*_ATTENTION, _OF_HEADS)):
         return "kv"
     return "weights" if name.startswith(_PRODUCTS) else None
 
@@ -186,7 +218,7 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_
 def replace_link(kernel: Kernel) -> Kernel:
     """The same kernel over a faster link."""
     work = replace(kernel.work, link_s=kernel.work.link_s / _FASTER)
-    return Kernel(work, kernel.memory_bytes, kernel.l2_bytes, kernel.launched, kernel.awaited)
+    return replace(kernel, work=work)
 
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:

@@ -15,7 +15,8 @@ from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
-from profiler.loading.request import DTYPES
+from profiler.loading.load import load
+from profiler.loading.request import DTYPES, ModelRequest, Quant
 from profiler.record.run import Run
 from profiler.report.progress import QuietListener
 
@@ -39,6 +40,7 @@ class Scenario:
     prompt_lens: Sequence[int] = (128, 512)
     batch_sizes: Sequence[int] = (1, 8)
     new_tokens: int = NEW_TOKENS
+    quant: Quant = "none"
 
     def folder(self, parent: Path) -> Path:
         """The model with so many layers, as a folder with a config and no weights."""
@@ -61,6 +63,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
             "device": "cuda",
             "weights": "random",
             "dtype": scenario.dtype,
+            "quant": scenario.quant,
             "engine": scenario.engine,
             "prompt_lens": list(scenario.prompt_lens),
             "batch_sizes": list(scenario.batch_sizes),
@@ -77,10 +80,14 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
 
 def so(scenario: Scenario, truth: Truth, parent: Path) -> list[oracle.Phase]:
     """What is so: the same cells by plain calls on a card of its own."""
-    config = load_config(resolve(str(scenario.folder(parent))))
+    source = resolve(str(scenario.folder(parent)))
+    config, dtype = load_config(source), DTYPES[scenario.dtype]
     found = []
     with simulated(truth) as world, torch.inference_mode():
-        model = oracle.plain_model(config, DTYPES[scenario.dtype])
+        if scenario.quant == "none":
+            model = oracle.plain_model(config, dtype)
+        else:
+            model = load(ModelRequest(source, torch.device("cuda", 0), dtype, scenario.quant), config).module
         for engine in scenario.engine.split(","):
             found += oracle.phases(
                 world, model, engine, scenario.batch_sizes, scenario.prompt_lens, scenario.new_tokens

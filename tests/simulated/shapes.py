@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 Spec = tuple[Any, ...]
 """Of an output: shape, stride, offset, dtype, device, and whether it looks at its first argument's storage."""
@@ -59,14 +59,19 @@ class Shapes:
                 each.__class__ = kind
 
     def _made(self, spec: Spec, args: Sequence[Any]) -> FakeTensor:
-        shape, stride, offset, dtype, device, view = spec
-        storage = args[0].untyped_storage() if view else None
+        now = torch.is_inference_mode_enabled()
         # A view of a weight is no inference tensor either.
-        inference = args[0].is_inference() if view else torch.is_inference_mode_enabled()
-        with torch.inference_mode(inference), in_kernel_invocation_manager(self._fake):
+        if spec[-1] and args[0].is_inference() != now:
+            with torch.inference_mode(not now):
+                return self._laid(spec, args)
+        return self._laid(spec, args)
+
+    def _laid(self, spec: Spec, args: Sequence[Any]) -> FakeTensor:
+        shape, stride, offset, dtype, device, view = spec
+        with torch._C._DisableTorchDispatch():
             made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            if storage is not None:
-                made.set_(storage, offset, shape, stride)
+            if view:
+                made.set_(args[0].untyped_storage(), offset, shape, stride)
             return self._fakes(made, device)
 
     def _fakes(self, made: torch.Tensor, device: torch.device) -> FakeTensor:

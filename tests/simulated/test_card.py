@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from profiler.engines.generate import GenerateEngine
 from profiler.errors import RequestError
 from profiler.machine.machine import Machine, machine_for
 from profiler.machine.telemetry import Watch
@@ -64,6 +66,19 @@ def test_reading_a_value_waits(world: World) -> None:
     x.add_(1)
     x[0].item()
     assert world.host.now_s >= world.card.stream.ready_s
+
+
+def test_generate_ends_with_its_last_token(machine: Machine) -> None:
+    """Whether all sequences have ended is read off the card at each step."""
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
+    )
+    with torch.device("cuda"), torch.inference_mode():
+        engine = GenerateEngine(LlamaForCausalLM(config).eval(), machine)
+        marks: list[None] = []
+        tokens = engine.call(torch.ones(2, 3, dtype=torch.long), 5, lambda: marks.append(None))
+    assert tokens.shape == (2, 5)
+    assert len(marks) == 6
 
 
 def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:

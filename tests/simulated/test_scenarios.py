@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ import torch
 from profiler.engines.transformers import GraphEngine
 from profiler.machine.readings import active
 from profiler.record.run import Run, read_gathered
+from profiler.work.formats import four_bit_dense_from_rows
 
 from .compiled import COMPILATION_S, RECORDING_S
 from .guard import why_not
@@ -23,7 +25,7 @@ from .oracle import Phase, pairs
 from .scenario import Scenario, said, so
 from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, Throttle, Truth
-from .world import simulated
+from .world import simulated, standing_in
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,8 +44,13 @@ def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[tuple[Phase, dict[str, Any]]]:
-    """Each cell's truth beside its row, once what holds of every scenario was held against it."""
+def held(
+    scenario: Scenario, truth: Truth, run: Run, parent: Path, *, captured: bool = True
+) -> Iterator[tuple[Phase, dict[str, Any]]]:
+    """Each cell's truth beside its row, once what holds of every scenario was held against it.
+
+    Where a prefill cannot be `captured`, what its small kernels lose by their number is known with the rest alone.
+    """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
     for dtype, roof in ceilings.compute.items():
@@ -56,9 +63,13 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
         if phase.phase == "prefill":
             beside_s = row["ttft_s"] - phase.latency_s
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
-        for name in ("weights_s", "kv_s", "compute_s"):
-            off = row[name] - getattr(phase, name)
-            assert abs(off) < REST * phase.latency_s, f"{cell}: {name} is {getattr(phase, name)}, said {row[name]}"
+        terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "link_s", "dispatch_s")}
+        unknown_s = 0.0 if captured or phase.phase == "decode" else row["unexplained_s"]
+        terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
+        for name, told_s in terms.items():
+            true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))
+            assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, said {told_s}"
+        assert abs(row["unexplained_s"] - unknown_s) < REST * phase.latency_s, cell
         yield phase, row
 
 
@@ -78,8 +89,6 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
             # With the middling host the card idles for a third of the step: no graph makes that twice as fast.
             expected = {"slow": "overhead-bound", "middling": "mixed", "fast": "memory-bound"}[host]
             assert (phase.regime, row["regime"]) == (expected, expected)
-            assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
-            assert abs(row["unexplained_s"]) < REST * phase.latency_s
 
 
 @pytest.mark.parametrize("engine", ["static", "graph"])
@@ -134,9 +143,12 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     gathered = read_gathered(run.folder, run.document)
     short = [visit for visits in gathered.visits.values() for visit in visits]
     assert all(visit.wall_s < 0.1 for visit in short)
-    clocks = [active(gathered.readings, [(visit.at_unix_s, visit.wall_s)]).clock_hz for visit in short]
-    assert clocks
-    assert set(clocks) == {H100.clock_hz}, "the card is looked at in visits that are over before the watch's next look"
+    seen = [active(gathered.readings, [(visit.at_unix_s, visit.wall_s)]) for visit in short]
+    assert {shares.clock_hz for shares in seen} == {H100.clock_hz}, (
+        "looked at, though shorter than the watch's interval"
+    )
+    assert {shares.sm for shares in seen} == {None}, "NVML tells the share of a time that is longer than they are"
+    assert {visit.foreign_cores for visit in short} == {None}, "others on the host's cores make no card's cell noisy"
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
@@ -169,9 +181,9 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
                 assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
     gc.collect()
-    # The smallest cell that did not fit takes tens of GB; workspaces of five streams and a cell that fits may stay.
+    # The smallest cell that did not fit takes tens of GB; the workspaces of three streams stay, 8 MiB each.
     model_bytes = run.document.model.storage_bytes
-    assert world.card.memory.allocated < model_bytes + 1e9, "nothing of the cell that did not fit is held"
+    assert world.card.memory.allocated < model_bytes + 32e6, "nothing of any cell is held"
 
 
 def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
@@ -201,22 +213,32 @@ def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
-    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[128], batch_sizes=[1], new_tokens=4)
-    run, _ = said(scenario, [T4], tmp_path, quant="nf4", dtype="auto")
+    """bitsandbytes' table of kernels is asked for the dtype that a T4 computes in, float16."""
+    table = SimpleNamespace(_gemm_4bit_custom_max_m=16, _gemm_4bit_use_custom_fn=_fused)
+    scenario = Scenario("mistral-7b-v0.3", 2, quant="nf4", prompt_lens=[128], batch_sizes=[1], new_tokens=4)
+    four_bit_dense_from_rows.cache_clear()
+    with standing_in("bitsandbytes.backends.cuda.ops", table):
+        run, _ = said(scenario, [T4], tmp_path, dtype="auto")
+    four_bit_dense_from_rows.cache_clear()
     assert run.document.model.dtype == "float16", "a T4 has no bfloat16 units"
+    assert run.document.model.four_bit_dense_from_rows == 9
     assert (run.cells["status"] == "ok").all()
+    for phase, row in pairs(so(scenario, T4, tmp_path), run.cells):
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
+
+
+def _fused(_card: int, dtype: torch.dtype, rows: int, _outs: int, _ins: int) -> bool:
+    """A table whose answer depends on what is asked for."""
+    return rows <= (8 if dtype is torch.float16 else 2)
 
 
 def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
     """A T4 has no flash kernel, and grouped heads no memory-efficient one: keys are repeated, scores written out."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [T4], tmp_path)
-    for phase, row in pairs(so(scenario, T4, tmp_path), run.cells):
-        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
-        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
+    for phase, row in held(scenario, T4, run, tmp_path):
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
-        assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
-        assert abs(row["unexplained_s"]) < REST * phase.latency_s
         assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
 
 
@@ -277,7 +299,10 @@ def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_p
 
 @pytest.mark.parametrize(("model", "layers"), [("mixtral-8x7b", 2), ("deepseek-v2-lite", 3), ("gpt-oss-20b", 2)])
 def test_experts(model: str, layers: int, tmp_path: Path) -> None:
+    """The few experts that a token reaches, nearly all of them for a prompt; the verdict where no other is near."""
+    truth = H100.but(launch_s=HOSTS["fast"])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
-    run, _ = said(scenario, [H100], tmp_path)
-    for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
-        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+    run, _ = said(scenario, [truth], tmp_path)
+    for phase, row in held(scenario, truth, run, tmp_path, captured=model != "gpt-oss-20b"):
+        assert phase.regime == "memory-bound"
+        assert row["regime"] in ("memory-bound", "mixed")
