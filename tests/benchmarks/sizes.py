@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.grid import Cell
-from profiler.job import run
+from profiler.job import foundation, measuring, run
 from profiler.job.options import Options
 from profiler.job.request import prepare, prepare_resume
 from profiler.report.progress import QuietListener
@@ -62,15 +62,15 @@ def main() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=4096)).save_pretrained(base / "model")
     side = round(asked.cells**0.5)
-    measured = run.measure_dispatch
+    measured = foundation.measure_dispatch
     # Dispatch of one batch stands for all: a twin a batch is time of the machine, which is not the question here.
-    run.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
+    foundation.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
         replace(one, batch_size=batch)
         for one in measured(loaded, config, machine, batches[:1], engines, budget_s)
         for batch in batches
     ]
     for name in ("replay_kernels", "hook_cell"):
-        setattr(run, name, lambda *_: iter(()))
+        setattr(measuring, name, lambda *_: iter(()))
     grid = {"prompt_lens": tuple(range(1, 2 * side + 1, 2)), "batch_sizes": tuple(range(1, side + 1)), "new_tokens": 8}
     options = Options(model=str(base / "model"), budget_s=1.0, no_levers=True, out=base / "run", **grid)
     try:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from profiler.engines.transformers import GraphEngine
-from profiler.machine.readings import active
+from profiler.machine.readings import Timeline
 from profiler.record.run import Run, read_gathered
 
 from .compiled import COMPILATION_S, RECORDING_S
@@ -134,7 +134,8 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     gathered = read_gathered(run.folder, run.document)
     short = [visit for visits in gathered.visits.values() for visit in visits]
     assert all(visit.wall_s < 0.1 for visit in short)
-    clocks = [active(gathered.readings, [(visit.at_unix_s, visit.wall_s)]).clock_hz for visit in short]
+    timeline = Timeline(gathered.readings)
+    clocks = [timeline.active([(visit.at_unix_s, visit.wall_s)]).clock_hz for visit in short]
     assert clocks
     assert set(clocks) == {H100.clock_hz}, "the card is looked at in visits that are over before the watch's next look"
 
