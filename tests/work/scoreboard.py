@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 from shrink import shrink
+from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -26,6 +27,7 @@ TABLE = Path(__file__).with_name("scoreboard.csv")
 STEPS = (Step(2, 8, 0), Step(1, 12, 0), Step(3, 1, 10), Step(1, 1, 5))
 RANK = {"equal": 0, "differs": 1, "not run": 2}
 _SECONDS_A_TYPE = 30
+_FEW_PARAMETERS = 500_000
 
 
 def types() -> list[str]:
@@ -46,15 +48,26 @@ def score(model_type: str) -> tuple[str, str]:
 
 
 def _checks(config: object) -> list[Crosscheck]:
-    """On meta where the model allows it; those that ask tensors for their values get tiny real weights on the CPU."""
-    model = build_on_meta(config, torch.bfloat16, attn="eager")
+    """On the CPU where the weights are few, as its kernels are compiled and those of meta are Python; else on meta.
+
+    What cannot run on one may run on the other: meta tensors have no values to ask for, and mind no dtype.
+    """
+    on_meta = build_on_meta(config, torch.bfloat16, attn="eager")
+    first, second = _on_cpu, lambda _: on_meta
+    if sum(parameter.numel() for parameter in on_meta.parameters()) > _FEW_PARAMETERS:
+        first, second = second, first
     try:
-        return [crosscheck(model, step) for step in STEPS]
-    except (RuntimeError, NotImplementedError) as error:
-        if "meta" not in str(error):
-            raise
+        return _each_step(first(config))
+    except (RuntimeError, NotImplementedError):
+        return _each_step(second(config))
+
+
+def _on_cpu(config: object) -> nn.Module:
     torch.manual_seed(0)
-    model = from_config(config, torch.bfloat16, "eager").eval()
+    return from_config(config, torch.bfloat16, "eager").eval()
+
+
+def _each_step(model: nn.Module) -> list[Crosscheck]:
     return [crosscheck(model, step) for step in STEPS]
 
 
