@@ -18,7 +18,7 @@ Amount = int | float
 """FLOPs or bytes; whole numbers stay whole."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OperatorWork:
     """What one operator of a cell's step must do, all its `count` equal instances together."""
 

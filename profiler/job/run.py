@@ -90,6 +90,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         ended = group.failure() if group is not None and group.lost() else interrupt
     document = replace(document, ended_by=str(ended or ""))
     store.write_document(_closing(document, subject, stages, finished=ended is None))
+    del ledger, session  # the folder holds all that they do, and judging it needs the memory
     run = judge_folder(store.folder)
     if isinstance(ended, RankError):
         raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept

@@ -142,7 +142,7 @@ def commands(model: str, script: str, done: Path) -> Commands:
         ],
         "forecast --keep": lambda _out: ["forecast", str(done), "--batch-sizes", "4", "--keep"],
         "why": lambda out: ["why", "--out", str(out / "why"), script, model],
-        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json")],
+        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json"), "--out-dtypes", "float32"],
     }  # fmt: skip
 
 
@@ -178,11 +178,15 @@ def main() -> None:
     import profiler.job.why
     import profiler.report.page
     from profiler.job import batch_test, profiling
-    from profiler.roofs import measure
+    from profiler.roofs import host, links, measure, products
 
     hurry(pytest.MonkeyPatch())
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
     profiling.PROFILE_BUDGET_S = 1.0
+    profiling.installed_formats = tuple
+    products.measurable_dtypes = lambda _device: ["float32"]
+    links.measure_links = lambda *_: {}
+    host.measure_host_pace = lambda _machine: None
     batch_test.MOST_SEQUENCES = 32
     profiler.job.why._LEAST_TRIALS_S = 2.0
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -188,6 +188,7 @@ ELSEWHERE = {
     "run mistralai/Mistral-7B-v0.1": "tests/loading/test_catalog.py",
     "run ./model.Q4_K_M.gguf": "tests/loading/test_checkpoint.py",
     "run ./my-model --engine eager,vllm": "tests/engines/test_vllm.py",
+    "run ./my-model --quant nf4 --check-quality": "tests/loading/test_quantise.py",
     "run --resume runs/INTERRUPTED": "tests/job/test_folder.py",
     "forecast runs/MINE --quant int4wo --check": "tests/job/test_checking.py",
     "run MODEL --tp 2": "tests/ranks/test_ranks.py",
@@ -220,9 +221,10 @@ def test_readmes_list_runs(
     for file in (folder / "tests/data/foreign").glob("llama-bench.*"):
         shutil.copy(file, folder)
     shutil.copytree(tiny_folder, folder / "my-model")
-    words = [
-        re.sub("^runs/[A-Z]+$", lambda at: RUNS + PLACES.get(at[0], "zen4"), word) for word in shlex.split(command)
-    ]
+    config = json.loads((folder / "my-model/config.json").read_text()) | {"max_position_embeddings": 4096}
+    (folder / "my-model/config.json").write_text(json.dumps(config))
+    default = "runs/reference/mistral-7b-nf4-zen4" if "--tp" in command else f"{RUNS}zen4"
+    words = [re.sub("^runs/[A-Z]+$", lambda at: PLACES.get(at[0], default), word) for word in shlex.split(command)]
     found = roofscope(*words)
     if words[0] in LOOKING:
         assert found.code in ((0, 1, 3) if words[0] == "gate" else (0,)), found.err
