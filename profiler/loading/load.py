@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
+from profiler.loading.gguf import names_mapped_once
 from profiler.loading.placement import Placement, offloaded_bytes, place
 from profiler.loading.published import gguf_form, published_form
 from profiler.loading.quantise import quantization_config
@@ -120,13 +122,14 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Pla
     del planned
     if placement is not None and placement.folder is not None:
         extra["offload_folder"] = placement.folder.name
-    module = AutoModelForCausalLM.from_pretrained(
-        where,
-        config=config,
-        dtype=request.dtype,
-        device_map=placement.device_map if placement else {"": request.device},
-        trust_remote_code=request.trust_remote_code,
-        use_safetensors=None if request.allow_pickle else True,
-        **extra,
-    )
+    with names_mapped_once() if request.source.kind == "gguf" else contextlib.nullcontext():
+        module = AutoModelForCausalLM.from_pretrained(
+            where,
+            config=config,
+            dtype=request.dtype,
+            device_map=placement.device_map if placement else {"": request.device},
+            trust_remote_code=request.trust_remote_code,
+            use_safetensors=None if request.allow_pickle else True,
+            **extra,
+        )
     return module, placement
