@@ -66,7 +66,7 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("profiler.job.foundation.measure_host_pace", lambda _machine: None)
     patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
     patch.setattr("profiler.job.measuring.look_again", lambda *_: None)
-    patch.setattr("profiler.job.measuring._WARM_UP_BUDGET_S", 0.3)
+    patch.setattr("profiler.timing.sweep._MOST_ROUNDS", 30)
     # A look at the machine before every round would take longer than the visits of so small a model.
     patch.setattr("profiler.roofs.sentinel._CALLS", 2)
     patch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 2)
