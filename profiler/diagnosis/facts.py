@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.machine.clock import NOTHING, Timing, timing_of
-from profiler.machine.readings import Reading
+from profiler.machine.readings import Reading, Timeline
 from profiler.roofs.values import Ceilings, Look, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
 from profiler.work.causes import Cause
@@ -17,7 +18,7 @@ Amount = int | float
 """FLOPs or bytes; whole numbers stay whole."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OperatorWork:
     """What one operator of a cell's step must do, all its `count` equal instances together."""
 
@@ -409,6 +410,11 @@ class Facts:
     queue_trials: Mapping[Cell, Mapping[str, QueueTrial]] = field(default_factory=dict)
     """By cell and way."""
     rank_steps: Mapping[Cell, RankSteps] = field(default_factory=dict)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The readings, to be asked of one moment or another."""
+        return Timeline(self.readings)
 
     @property
     def overlaps_dispatch(self) -> bool:

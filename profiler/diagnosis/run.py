@@ -21,12 +21,12 @@ from profiler.diagnosis.parts import faults_of, lost_s, model_work, roofs_of, sp
 from profiler.diagnosis.ragged import RaggedStep, ragged_step
 from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
-from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, doubling_tests
+from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, Series, Side, doubling_tests, series_of
 from profiler.diagnosis.step_time import TERMS, Split, adds_up
 from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
-from profiler.machine.readings import active, throttled
+from profiler.machine.readings import ActiveShares
 from profiler.roofs.values import drift, swing
 from profiler.timing.outcomes import Visit, phase_medians, phase_samples
 from profiler.timing.sampling import (
@@ -78,19 +78,20 @@ def judge_run(facts: Facts) -> Judgement:
     rows = {key: _timed(facts, key, times.get(key)) for key in facts.grid.keys}
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
     tests = doubling_tests(list(rows.values()), compute, memory)
-    sides = _sides(rows, tests)
-    found = {key: _judged(facts, key, rows[key], times[key], spreads[key.phase], sides[key]) for key in times}
-    judged = {key: replace(item.cell, knee=_knee(item.row, tests)) for key, item in found.items()}
+    sides = {test.series: test.sides for test in tests}
+    knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
+    found = {
+        key: _judged(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
+    }
+    judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in found.items()}
     setting, differences = setting_of(facts), _differences(facts, spreads, judged)
-    series: dict[tuple[object, ...], list[JudgedCell]] = {}
-    for key, cell in judged.items():
-        series.setdefault(key.series, []).append(cell)
+    better = _better_batches(judged.values())
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
         evidence=tuple(
             replace(
                 item.evidence,
-                levers=tuple(levers(judged[key], setting, series[key.series])),
+                levers=tuple(levers(judged[key], setting, better[key])),
                 at_least_s_on=floors_on(judged[key], setting),
                 unexplained_in_s=_unexplained_in(facts, item.cell),
             )
@@ -197,24 +198,27 @@ def _judged(
     facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: Spread, sides: Mapping[str, str]
 ) -> _Found:
     """A cell's time split, placed and judged, under the compute roof of the clock that the card had meanwhile."""
-    visits = facts.visits[key.cell]
-    clock_share, shares = _clock_share(facts, visits), extreme_shares(facts)
+    visits, shares = facts.visits[key.cell], extreme_shares(facts)
+    spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
+    activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
+    clock_share = _clock_share(facts, activity)
     facts = _at_clock(facts, clock_share)
     flops, nbytes = model_work(facts.operators[key])
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     ragged = ragged_step(facts, key, parts, spread)
-    slowed = throttled(facts.readings, _spans(visits))
     noise = _noise(facts, key, slowed, spread)
 
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
         split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
-        return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, clock_share))
+        return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, activity, clock_share))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
-    verdict = beside(judge(_measurement(facts, key, parts, time_s, noise, slowed, sides, clock_share)), extremes)
+    verdict = beside(
+        judge(_measurement(facts, key, parts, time_s, noise, slowed, sides, activity, clock_share)), extremes
+    )
     roofs = roofs_of(facts, key)
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     placement = place(time_s.median_s, flops, nbytes, *sheet)
@@ -271,12 +275,12 @@ def _measurement(
     noise: NoiseReport,
     slowed: Sequence[str],
     sides: Mapping[str, str],
+    activity: ActiveShares,
     clock_share: float,
 ) -> Measurement:
     """All that a cell's verdict is drawn from."""
     flops, nbytes = model_work(facts.operators[key])
     visits = facts.visits[key.cell]
-    activity = active(facts.readings, _spans(visits))
     runs_ahead = key.phase == "decode" and facts.overlaps_dispatch
     return Measurement(
         split=parts,
@@ -300,17 +304,12 @@ def _measurement(
     )
 
 
-def _clock_share(facts: Facts, visits: Sequence[Visit]) -> float:
+def _clock_share(facts: Facts, activity: ActiveShares) -> float:
     """The card's clock during a cell over that of its compute roof; 1 where either is not known, or on a CPU."""
     roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
-    during_hz = active(facts.readings, _spans(visits)).clock_hz
-    if facts.device.kind != "cuda" or not roof_hz or not during_hz:
+    if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
         return 1.0
-    return min(1.0, during_hz / roof_hz)
-
-
-def _spans(visits: Sequence[Visit]) -> list[tuple[float, float]]:
-    return [(visit.at_unix_s, visit.wall_s) for visit in visits]
+    return min(1.0, activity.clock_hz / roof_hz)
 
 
 def _issue_s(visits: Sequence[Visit]) -> float | None:
@@ -393,23 +392,26 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _sides(rows: Mapping[CellKey, CellResult], tests: Sequence[DoublingTest]) -> dict[CellKey, dict[str, str]]:
+def _sides(row: CellResult, known: Mapping[Series, Mapping[int, Side]]) -> dict[str, str]:
     """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
-    sides: dict[CellKey, dict[str, str]] = {key: {} for key in rows}
-    for test in tests:
-        column = SIZE_OF[test.axis]
-        members = [key for key, row in rows.items() if test.holds(row)]
-        for step in reversed(test.doublings):
-            for key in members:
-                size = getattr(rows[key], column)
-                if size == step.smaller or (size == step.larger and test.axis not in sides[key]):
-                    sides[key][test.axis] = step.side
-    return sides
+    return {series[0]: known[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in known}
 
 
-def _knee(row: CellResult, tests: Sequence[DoublingTest]) -> float | None:
+def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
     """The batch at which FLOPs overtake bytes at a cell's depth, where there is one."""
-    return next((test.knee_predicted for test in tests if test.axis == "batch" and test.holds(row)), None)
+    return next((knees[series] for series in series_of(row) if series in knees), None)
+
+
+def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCell]]:
+    """Of each cell, the larger batch of its series that gives the most tokens/s, where there is one."""
+    best: dict[tuple[object, ...], JudgedCell] = {}
+    found: dict[CellKey, list[JudgedCell]] = {}
+    for cell in sorted(judged, key=lambda cell: -cell.key.cell.batch_size):
+        so_far = best.get(cell.key.series)
+        found[cell.key] = [so_far] if so_far else []
+        if so_far is None or cell.tokens_per_s >= so_far.tokens_per_s:
+            best[cell.key.series] = cell
+    return found
 
 
 def _differences(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -197,6 +197,18 @@ def sentences(result: Scaling, what: str = "batch") -> list[str]:
     return found
 
 
+SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "context": "context_len"}
+"""The column that each axis doubles."""
+_FIXED: dict[Axis, tuple[str, ...]] = {
+    "batch": ("phase", "engine", "prompt_len", "context_len"),
+    "prompt": ("phase", "engine", "batch_size"),
+    "context": ("phase", "engine", "batch_size"),
+}
+_PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
+Series = tuple[Axis, tuple[str | int, ...]]
+"""An axis, and the values of what is held fixed along it."""
+
+
 @dataclass(frozen=True)
 class DoublingTest:
     """One series of sizes among a run's cells: what was doubled, what was held fixed, and what came of it."""
@@ -211,19 +223,27 @@ class DoublingTest:
     knee_predicted: float | None
     sentences: tuple[str, ...]
 
+    @property
+    def series(self) -> Series:
+        """The series that this is of."""
+        return self.axis, tuple(self.fixed.values())
+
+    @property
+    def sides(self) -> dict[int, Side]:
+        """By size, what doubling it speaks for; for the largest, what doubling to it did."""
+        last = self.doublings[-1]
+        return {step.smaller: step.side for step in self.doublings} | {last.larger: last.side}
+
     def holds(self, cell: CellResult) -> bool:
         """Whether a cell belongs to this series."""
         return all(getattr(cell, column) == value for column, value in self.fixed.items())
 
 
-SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "context": "context_len"}
-"""The column that each axis doubles."""
-_FIXED: dict[Axis, tuple[str, ...]] = {
-    "batch": ("phase", "engine", "prompt_len", "context_len"),
-    "prompt": ("phase", "engine", "batch_size"),
-    "context": ("phase", "engine", "batch_size"),
-}
-_PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
+def series_of(cell: CellResult) -> Iterator[Series]:
+    """The series that a cell may be of."""
+    for axis, fixed in _FIXED.items():
+        if _PHASE_OF.get(axis, cell.phase) == cell.phase:
+            yield axis, tuple(getattr(cell, column) for column in fixed)
 
 
 def doubling_tests(cells: Sequence[CellResult], flops_per_s: float, bytes_per_s: float) -> list[DoublingTest]:
@@ -232,17 +252,17 @@ def doubling_tests(cells: Sequence[CellResult], flops_per_s: float, bytes_per_s:
     Along the batch, the prompt (prefills) and the context (decodes); the roofs are those that FLOPs and bytes were
     measured under.
     """
+    groups: dict[Series, list[CellResult]] = {}
+    for cell in cells:
+        if cell.status == "ok":
+            for series in series_of(cell):
+                groups.setdefault(series, []).append(cell)
     found = []
-    for axis, fixed in _FIXED.items():
-        series: dict[tuple[str | int, ...], list[CellResult]] = {}
-        for cell in cells:
-            if cell.status == "ok" and _PHASE_OF.get(axis, cell.phase) == cell.phase:
-                series.setdefault(tuple(getattr(cell, column) for column in fixed), []).append(cell)
-        for values, group in series.items():
-            if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
-                result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s)
-                found.append(_test(axis, dict(zip(fixed, values, strict=True)), result))
-    return found
+    for (axis, values), group in groups.items():
+        if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
+            result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s)
+            found.append(_test(axis, dict(zip(_FIXED[axis], values, strict=True)), result))
+    return sorted(found, key=lambda test: list(_FIXED).index(test.axis))
 
 
 def _point(cell: CellResult, column: str) -> Point:

@@ -43,6 +43,11 @@ class Ledger:
         """All that is known so far."""
         return self.gathered.facts(self._document, self._operators)
 
+    def begin(self, rows: Sequence[CellResult]) -> None:
+        """Keep the first table: cells that an earlier part of the run has a number for stand as in its `rows`."""
+        self._rows |= {row.key: row for row in rows if row.status == "ok" and row.key.cell in self.gathered.visits}
+        self.judge([cell for cell in self.facts.grid.cells if any(key not in self._rows for key in cell.keys)])
+
     def add(self, fact: Fact) -> None:
         """Push one more fact to the disk and take it in."""
         self._store.append(fact)

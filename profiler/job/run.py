@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.facts import CellPeak, PredictedPeaks
-from profiler.errors import DeviceError, RankError
+from profiler.errors import DeviceError, RankError, RunError
 from profiler.job.foundation import roof_dtypes, set_up
 from profiler.job.judging import judge_folder
 from profiler.job.ledger import Ledger
@@ -26,7 +28,7 @@ from profiler.machine.telemetry import idle_power_w
 from profiler.probes.subject import Subject
 from profiler.record.document import HealthRecord, RunDocument
 from profiler.record.gathered import Gathered
-from profiler.record.run import Run, read_document, read_gathered, refuse_another
+from profiler.record.run import Run, read_document, read_gathered, read_results, refuse_another
 from profiler.record.samples import Fact
 from profiler.record.store import RunStore
 from profiler.report.page import write_reports
@@ -88,6 +90,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         ended = group.failure() if group is not None and group.lost() else interrupt
     document = replace(document, ended_by=str(ended or ""))
     store.write_document(_closing(document, subject, stages, finished=ended is None))
+    del ledger, session  # the folder holds all that they do, and judging it needs the memory
     run = judge_folder(store.folder)
     if isinstance(ended, RankError):
         raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
@@ -103,10 +106,11 @@ def _opened(
 ) -> Ledger:
     """A ledger over a folder that holds what is known before the first cell, and what an earlier run gathered."""
     gathered = Gathered()
+    rows: tuple[CellResult, ...] = ()
     if prepared.resumed:
         earlier = read_document(prepared.out)
         refuse_another(earlier, document)
-        gathered = read_gathered(prepared.out, earlier)
+        gathered, rows = read_gathered(prepared.out, earlier), _kept_rows(prepared.out)
     store.write_document(document)
     store.write_config(config_of(prepared))
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
@@ -115,8 +119,16 @@ def _opened(
     for fact in (*known, PredictedPeaks(peaks)):
         ledger.add(fact)
     store.write_operators(ledger.facts)
-    ledger.judge(prepared.grid.cells)
+    ledger.begin(rows)
     return ledger
+
+
+def _kept_rows(folder: Path) -> tuple[CellResult, ...]:
+    """The table of an earlier part of a run; empty where it has none that reads. At the end all is judged anew."""
+    try:
+        return read_results(folder)
+    except RunError:
+        return ()
 
 
 def _closing(document: RunDocument, subject: Subject, stages: Stages, *, finished: bool) -> RunDocument:

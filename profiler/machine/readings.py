@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 # nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
 THROTTLE_BITS = {
@@ -77,34 +76,41 @@ class Health:
     throttle: tuple[str, ...] | None
 
 
-def throttled(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-    """What slowed the device down at some moment of the (start, seconds) spans of time, in alphabetical order."""
-    return tuple(sorted({name for reading in _during(readings, spans) for name in reading.throttle or ()}))
+class Timeline:
+    """Readings in the order of their time: those of a span are found without a look at all the others."""
 
+    def __init__(self, readings: Sequence[Reading]) -> None:
+        self._readings = sorted(readings, key=lambda reading: reading.at_unix_s)
+        self._at_unix_s = [reading.at_unix_s for reading in self._readings]
 
-def active(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> ActiveShares:
-    """Medians of what was reported during (start, seconds) spans of time.
+    def throttled(self, spans: Sequence[tuple[float, float]]) -> tuple[str, ...]:
+        """What slowed the device down at some moment of the (start, seconds) spans of time, in alphabetical order."""
+        return tuple(sorted({name for reading in self._during(spans) for name in reading.throttle or ()}))
 
-    A share is of the time before its reading, so that those of a span's first second are left out.
-    """
-    settled = _during(readings, [(start + _UTILISATION_S, seconds - _UTILISATION_S) for start, seconds in spans])
-    sm = [r.sm_active for r in settled if r.sm_active is not None]
-    memory = [r.memory_active for r in settled if r.memory_active is not None]
-    clocks = [r.clock_hz for r in _during(readings, spans) if r.clock_hz is not None]
-    return ActiveShares(_middle(sm), _middle(memory), _middle(clocks))
+    def active(self, spans: Sequence[tuple[float, float]]) -> ActiveShares:
+        """Medians of what was reported during (start, seconds) spans of time.
+
+        A share is of the time before its reading, so that those of a span's first second are left out.
+        """
+        settled = self._during([(start + _UTILISATION_S, seconds - _UTILISATION_S) for start, seconds in spans])
+        sm = [r.sm_active for r in settled if r.sm_active is not None]
+        memory = [r.memory_active for r in settled if r.memory_active is not None]
+        clocks = [r.clock_hz for r in self._during(spans) if r.clock_hz is not None]
+        return ActiveShares(_middle(sm), _middle(memory), _middle(clocks))
+
+    def _during(self, spans: Sequence[tuple[float, float]]) -> list[Reading]:
+        """Those that lie within a span, each once, though spans overlap where a clock was set back meanwhile."""
+        found: list[Reading] = []
+        taken = 0
+        for start_s, end_s in sorted((start, start + seconds) for start, seconds in spans if seconds >= 0):
+            first = max(taken, bisect_left(self._at_unix_s, start_s))
+            taken = max(taken, bisect_right(self._at_unix_s, end_s))
+            found += self._readings[first:taken]
+        return found
 
 
 def _middle(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
-
-
-def _during(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> list[Reading]:
-    """Those that lie within a span. Spans are sought by their starts: a long run has thousands of both."""
-    ordered = sorted((start, start + seconds) for start, seconds in spans if seconds >= 0)
-    starts = [start for start, _ in ordered]
-    # A span may reach beyond the one after it, where a clock was set back meanwhile.
-    ends = list(accumulate((end for _, end in ordered), max))
-    return [r for r in readings if (at := bisect_right(starts, r.at_unix_s)) and r.at_unix_s <= ends[at - 1]]
 
 
 def health(readings: Sequence[Reading]) -> Health:

@@ -54,7 +54,7 @@ class Subject:
         """A name of its own for each operator."""
         return operator_names(self.work)
 
-    @property
+    @cached_property
     def model_bytes(self) -> int:
         """Bytes of the weights as they were loaded."""
         return model_storage_bytes(self.loaded.module)

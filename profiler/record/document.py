@@ -196,9 +196,9 @@ _LEFT_OUT: Any = {
 }
 
 
-def document_json(document: RunDocument) -> str:
-    """The text of run.json."""
-    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT).decode() + "\n"
+def document_json(document: RunDocument) -> bytes:
+    """The text of run.json, in UTF-8."""
+    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"
 
 
 def document_of(content: Mapping[str, Any]) -> RunDocument:

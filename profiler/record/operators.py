@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from sys import intern
 
 from profiler.diagnosis.cell import columns_of
 from profiler.diagnosis.facts import Amount, Facts, OperatorWork
@@ -120,10 +121,10 @@ def _key(row: Mapping[str, str]) -> CellKey:
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:
     return OperatorWork(
-        operator=formula_again(row["operator"]),
-        group=formula_again(row["group"]),
+        operator=intern(formula_again(row["operator"])),
+        group=intern(formula_again(row["group"])),
         count=int(row["count"]),
-        dtype=row["dtype"],
+        dtype=intern(row["dtype"]),
         flops=_amount(row["flops"]),
         weight_bytes=_amount(row["weight_bytes"]),
         kv_bytes=_amount(row["kv_bytes"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -63,7 +63,8 @@ class Run:
 
 def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
     """Results as a table, a column a field."""
-    return pd.DataFrame([asdict(result) for result in results], columns=list(CELL_COLUMNS))
+    rows = [[getattr(result, name) for name in CELL_COLUMNS] for result in results]
+    return pd.DataFrame(rows, columns=list(CELL_COLUMNS))
 
 
 def csv_text(frame: pd.DataFrame) -> str:

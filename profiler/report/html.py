@@ -51,7 +51,7 @@ from profiler.report.rows import (
     roof_rows,
     split_rows,
 )
-from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
+from profiler.report.shown import MOST_ROWS_A_PHASE, MOST_SIZES, evenly, of_all, spanning
 from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.report.svg import Mark, inline_svg
 from profiler.units import duration, scaled
@@ -127,6 +127,8 @@ def html_report(run: Run) -> str:
             all_rows=len(run.results),
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
             slope_texts=slope_texts,
+            evenly=evenly,
+            most_sizes=MOST_SIZES,
             inside=breakdown_rows(run),
             active=[*activity_lines(run), *unexplained_lines(run), *rank_lines(run)],
             quality=quality_line(run),
@@ -247,6 +249,8 @@ def _maps(run: Run) -> list[_Map]:
 
 
 def _map(title: str, regimes: dict[tuple[int, int], str]) -> _Map:
-    batches, depths = sorted({batch for batch, _ in regimes}), sorted({depth for _, depth in regimes})
+    all_batches, all_depths = sorted({batch for batch, _ in regimes}), sorted({depth for _, depth in regimes})
+    batches, depths = evenly(all_batches, MOST_SIZES), evenly(all_depths, MOST_SIZES)
     rows = tuple((batch, tuple(regimes.get((batch, depth), "") for depth in depths)) for batch in batches)
-    return _Map(title, tuple(depths), rows)
+    shown = of_all(len(batches) * len(depths), len(all_batches) * len(all_depths))
+    return _Map(title + shown, tuple(depths), rows)

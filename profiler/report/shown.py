@@ -16,6 +16,9 @@ _Item = TypeVar("_Item")
 MOST_ROWS_A_PHASE = 100
 """Of a table in a report: a browser lays out two hundred rows again at once when they are sorted; nobody reads more."""
 
+MOST_SIZES = 12
+"""Of an axis of a map: so many regimes can be read beside each other in a picture as wide as a page."""
+
 
 def evidence_of(run: Run) -> dict[CellKey, CellEvidence]:
     """What each judged cell's verdict stands on."""
@@ -64,3 +67,8 @@ def half_width(result: CellResult) -> float:
     if result.samples is None or result.samples < 2:
         return math.nan
     return (result.latency_high_s - result.latency_low_s) / 2 / result.latency_s
+
+
+def of_all(shown: int, there: int) -> str:
+    """How many of an axis' sizes a map shows, where it is not all of them."""
+    return f" ({shown} of {there})" if shown < there else ""

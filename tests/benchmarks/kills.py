@@ -142,7 +142,7 @@ def commands(model: str, script: str, done: Path) -> Commands:
         ],
         "forecast --keep": lambda _out: ["forecast", str(done), "--batch-sizes", "4", "--keep"],
         "why": lambda out: ["why", "--out", str(out / "why"), script, model],
-        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json")],
+        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json"), "--out-dtypes", "float32"],
     }  # fmt: skip
 
 
@@ -165,7 +165,11 @@ def main() -> None:
     os.chdir(base)
     model, script = base / "model", base / "script.py"
     script.write_text(SCRIPT)
+    import pytest
     import torch
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from hurry import hurry
 
     torch.set_num_threads(1)
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -173,11 +177,17 @@ def main() -> None:
     import profiler.job.run
     import profiler.job.why
     import profiler.report.page
-    from profiler.job import profiling
-    from profiler.roofs import measure
+    from profiler.job import batch_test, profiling
+    from profiler.roofs import host, links, measure, products
 
+    hurry(pytest.MonkeyPatch())
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
-    profiling.PROFILE_BUDGET_S = 2.0
+    profiling.PROFILE_BUDGET_S = 1.0
+    profiling.installed_formats = tuple
+    products.measurable_dtypes = lambda _device: ["float32"]
+    links.measure_links = lambda *_: {}
+    host.measure_host_pace = lambda _machine: None
+    batch_test.MOST_SEQUENCES = 32
     profiler.job.why._LEAST_TRIALS_S = 2.0
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
@@ -191,6 +201,7 @@ def main() -> None:
         (out / "alone").mkdir(parents=True)
         whole_s = left_alone_s(arguments(out / "alone"), out)
         runs = 0
+        print(f"{name}: {whole_s:.1f} CPU s when it is left alone", flush=True)
         for number in range(asked.kills):
             folder = out / str(runs)
             folder.mkdir(exist_ok=True)

@@ -9,7 +9,6 @@ and a resume for the other half. Prints CPU seconds and peak memory stage by sta
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.grid import Cell
-from profiler.job import run
+from profiler.job import foundation, measuring, run
 from profiler.job.options import Options
 from profiler.job.request import prepare, prepare_resume
 from profiler.report.progress import QuietListener
@@ -26,12 +25,18 @@ from profiler.timing.outcomes import Visit
 from profiler.timing.sweep import Plan
 
 
+def peak_mb() -> int:
+    """The most memory since it was last asked, in MB (proc(5): VmHWM, which 5 in clear_refs takes back)."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+
 class Stages(QuietListener):
-    """Tells CPU seconds and memory as each stage begins."""
+    """Tells CPU seconds and memory as each stage begins; the peak is that of the stage before."""
 
     def stage(self, text: str) -> None:
-        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{time.process_time():8.1f} s {megabytes:7.0f} MB  {text}", flush=True)
+        print(f"{time.process_time():8.1f} s {peak_mb():7.0f} MB  {text}", flush=True)
 
 
 def visited(cell: Cell) -> Visit:
@@ -62,15 +67,15 @@ def main() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=4096)).save_pretrained(base / "model")
     side = round(asked.cells**0.5)
-    measured = run.measure_dispatch
+    measured = foundation.measure_dispatch
     # Dispatch of one batch stands for all: a twin a batch is time of the machine, which is not the question here.
-    run.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
+    foundation.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
         replace(one, batch_size=batch)
         for one in measured(loaded, config, machine, batches[:1], engines, budget_s)
         for batch in batches
     ]
     for name in ("replay_kernels", "hook_cell"):
-        setattr(run, name, lambda *_: iter(()))
+        setattr(measuring, name, lambda *_: iter(()))
     grid = {"prompt_lens": tuple(range(1, 2 * side + 1, 2)), "batch_sizes": tuple(range(1, side + 1)), "new_tokens": 8}
     options = Options(model=str(base / "model"), budget_s=1.0, no_levers=True, out=base / "run", **grid)
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import profiler
+from profiler.errors import RequestError
 from profiler.job.judging import judge_folder
 from profiler.report.console import screen
 from profiler.report.terminal import print_run
@@ -201,3 +202,62 @@ def _anchor(head: str) -> str:
 def test_every_page_is_reached_from_the_index() -> None:
     reached = {(ROOT / "docs" / first).resolve() for first, _ in _LINK.findall((ROOT / "docs/index.md").read_text())}
     assert {page.resolve() for page in DOCS if page.name != "index.md"} <= reached
+
+
+TRIED = dict(re.findall(r"^    roofscope (.+?) +# (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE))
+"""The commands of README's list, each with what it says of them."""
+PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
+LOOKING = ("compare", "gate", "place", "forecast", "rent", "count", "gpus", "models", "explain", "plot", "report")
+LOOKING += ("judge", "export")
+ELSEWHERE = {
+    "run mistralai/Mistral-7B-v0.1": "tests/loading/test_catalog.py",
+    "run ./model.Q4_K_M.gguf": "tests/loading/test_checkpoint.py",
+    "run ./my-model --engine eager,vllm": "tests/engines/test_vllm.py",
+    "run ./my-model --quant nf4 --check-quality": "tests/loading/test_quantise.py",
+    "run --resume runs/INTERRUPTED": "tests/job/test_folder.py",
+    "forecast runs/MINE --quant int4wo --check": "tests/job/test_checking.py",
+    "run MODEL --tp 2": "tests/ranks/test_ranks.py",
+    "run MODEL --device cuda:0,cuda:1": "tests/job/test_cards.py",
+    "why my_script.py --its arguments": "tests/why/test_watching.py",
+    "batch-test mistral-7b-v0.1 --context 512": "tests/job/test_batch_test.py",
+    "doctor": "tests/job/test_doctor.py",
+    "ceilings": "tests/job/test_selftest.py",
+    "ceilings --out card.json": "tests/hostile/test_leaks.py",
+    "selftest": "tests/cli/test_look.py",
+}
+"""Those that need more than a request or a recorded run: a hub, a card, minutes. Where they are run on smaller ones."""
+
+
+@pytest.mark.parametrize("command", [command for command in TRIED if command not in ELSEWHERE])
+def test_readmes_list_runs(
+    command: str,
+    roofscope: Callable[..., Any],
+    folder: Path,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that look do so, at recorded runs; those that measure are accepted whole, and stopped before they load."""
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise RequestError("it would begin now.")
+
+    monkeypatch.setattr("profiler.job.run.execute", stopped)
+    monkeypatch.setattr("profiler.job.several.execute", stopped)
+    for file in (folder / "tests/data/foreign").glob("llama-bench.*"):
+        shutil.copy(file, folder)
+    shutil.copytree(tiny_folder, folder / "my-model")
+    config = json.loads((folder / "my-model/config.json").read_text()) | {"max_position_embeddings": 4096}
+    (folder / "my-model/config.json").write_text(json.dumps(config))
+    default = "runs/reference/mistral-7b-nf4-zen4" if "--tp" in command else f"{RUNS}zen4"
+    words = [re.sub("^runs/[A-Z]+$", lambda at: PLACES.get(at[0], default), word) for word in shlex.split(command)]
+    found = roofscope(*words)
+    if words[0] in LOOKING:
+        assert found.code in ((0, 1, 3) if words[0] == "gate" else (0,)), found.err
+        assert found.out or words[0] == "report"
+    else:
+        assert "it would begin now." in found.err, found.err
+
+
+def test_readmes_other_commands_are_run_elsewhere() -> None:
+    assert set(ELSEWHERE) <= set(TRIED)
+    assert all((ROOT / test).exists() for test in ELSEWHERE.values())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.machine.readings import ActiveShares, Reading, active, complaints, health, throttled
+from profiler.machine.readings import ActiveShares, Reading, Timeline, complaints, health
 from profiler.machine.telemetry import HostSource, NvmlSource, Watch, source_for
 
 
@@ -145,16 +145,16 @@ def test_activity_is_that_of_the_visits_alone() -> None:
         Reading(sm_active=share, memory_active=share / 2, clock_hz=1e9, at_unix_s=at)
         for at, share in ((0.5, 0.1), (1.5, 0.9), (5.0, 0.1), (10.5, 0.1), (11.5, 0.7), (12.0, 0.8))
     ]
-    found = active(readings, [(0.0, 2.0), (10.0, 2.0)])
+    found = Timeline(readings).active([(0.0, 2.0), (10.0, 2.0)])
     assert (found.sm, found.memory) == (0.8, 0.4)
-    assert active(readings, [(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to tell"
-    assert active(readings, [(20.0, 2.0)]) == ActiveShares(None, None)
+    assert Timeline(readings).active([(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to tell"
+    assert Timeline(readings).active([(20.0, 2.0)]) == ActiveShares(None, None)
 
 
 def test_what_held_the_card_back_is_that_of_the_visits_alone() -> None:
     readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
-    assert throttled(readings, [(0.0, 1.0)]) == ("power cap",)
-    assert throttled(readings, [(0.0, 1.0), (4.0, 2.0)]) == ("hardware thermal", "power cap")
+    assert Timeline(readings).throttled([(0.0, 1.0)]) == ("power cap",)
+    assert Timeline(readings).throttled([(0.0, 1.0), (4.0, 2.0)]) == ("hardware thermal", "power cap")
 
 
 def test_readings_are_those_of_any_span() -> None:
@@ -162,5 +162,5 @@ def test_readings_are_those_of_any_span() -> None:
     spans = [(30.0, 5.0), (0.0, 12.0), (2.0, 1.0), (40.0, -1.0), (33.0, 9.0)]
     readings = [Reading(clock_hz=float(moment), at_unix_s=moment / 2) for moment in range(1, 100)]
     inside = [r.clock_hz or 0.0 for r in readings if any(a <= r.at_unix_s <= a + s for a, s in spans)]
-    assert active(readings, spans).clock_hz == statistics.median(inside)
+    assert Timeline(readings).active(spans).clock_hz == statistics.median(inside)
     assert 40 < len(inside) < 60

@@ -134,7 +134,7 @@ def test_ten_thousand_cells(run: Run) -> None:
     page = Page(text)
     assert page.count("g", "point") == MOST_POINTS
     assert f"{MOST_POINTS} of 10000 cells are drawn" in page.words
-    assert page.count("tr") > 10_000
+    assert page.count("tr") < 500, "no table or map shows more than can be read"
 
 
 def test_report_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

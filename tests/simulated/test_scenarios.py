@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from profiler.engines.transformers import GraphEngine
-from profiler.machine.readings import active
+from profiler.machine.readings import Timeline
 from profiler.record.run import Run, read_gathered
 from profiler.work.formats import four_bit_dense_from_rows
 
@@ -143,7 +143,8 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     gathered = read_gathered(run.folder, run.document)
     short = [visit for visits in gathered.visits.values() for visit in visits]
     assert all(visit.wall_s < 0.1 for visit in short)
-    seen = [active(gathered.readings, [(visit.at_unix_s, visit.wall_s)]) for visit in short]
+    timeline = Timeline(gathered.readings)
+    seen = [timeline.active([(visit.at_unix_s, visit.wall_s)]) for visit in short]
     assert {shares.clock_hz for shares in seen} == {H100.clock_hz}, (
         "looked at, though shorter than the watch's interval"
     )

@@ -12,6 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from profiler.diagnosis.step_time import TERM_NAMES
+from profiler.grid import Phase
 from profiler.record.run import Run
 from profiler.report.plots.style import (
     REGIME_COLOR,
@@ -22,11 +23,13 @@ from profiler.report.plots.style import (
     phases_of,
     title,
 )
-from profiler.report.shown import of_first_engine
+from profiler.report.shown import MOST_SIZES, evenly, of_all, of_first_engine
 from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.units import significant
 
 _MOST_BARS_A_PHASE = 12
+# The words of so many cells beside each other fit into a panel at this many points by their number.
+_WORDS_POINTS = 60.0
 # Below this share of the colour scale its colours are dark, and text on them white.
 _DARK = 0.55
 
@@ -37,27 +40,38 @@ def regime_map(run: Run) -> Figure:
     phases = phases_of(cells)
     figure, panels = plt.subplots(1, len(phases), figsize=(6.2 * len(phases), 4.6), squeeze=False)
     for axes, phase in zip(panels[0], phases, strict=True):
-        _map_panel(axes, _table(cells[cells["phase"] == phase], depth_column(phase), "regime"))
+        of_phase = cells[cells["phase"] == phase]
+        _map_panel(axes, _table(of_phase, depth_column(phase), "regime"))
         axes.set_title(phase, fontsize=11)
-        axes.set(xlabel=depth_label(phase), ylabel="batch")
+        _label_sizes(axes, of_phase, phase)
     figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
     return figure
 
 
 def _table(cells: pd.DataFrame, depth: str, values: str) -> pd.DataFrame:
-    """One column of the cells over batch and depth."""
-    return cells.pivot_table(index="batch_size", columns=depth, values=values, aggfunc="first")
+    """One column of the cells over batch and depth, and no more sizes of either than can be read."""
+    batches, depths = (evenly(sorted(cells[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
+    shown = cells[cells["batch_size"].isin(batches) & cells[depth].isin(depths)]
+    return shown.pivot_table(index="batch_size", columns=depth, values=values, aggfunc="first")
+
+
+def _label_sizes(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
+    """The axes of a map, and how many of their sizes it shows."""
+    batches, depths = cells["batch_size"].nunique(), cells[depth_column(phase)].nunique()
+    axes.set_xlabel(depth_label(phase) + of_all(min(depths, MOST_SIZES), depths))
+    axes.set_ylabel("batch" + of_all(min(batches, MOST_SIZES), batches))
 
 
 def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
     rows, columns = table.shape
+    points = min(8.0, _WORDS_POINTS / columns)
     for row in range(rows):
         for column in range(columns):
             regime = table.iat[row, column]
             if not isinstance(regime, str):
                 continue
             axes.add_patch(Rectangle((column, row), 1, 1, color=REGIME_COLOR[regime], ec="white", lw=1))
-            axes.text(column + 0.5, row + 0.5, regime.replace("-bound", ""), ha="center", va="center", fontsize=8)
+            axes.text(column + 0.5, row + 0.5, regime.replace("-bound", ""), ha="center", va="center", size=points)
             for other, line in (
                 ((row, column + 1), ((column + 1,) * 2, (row, row + 1))),
                 ((row + 1, column), ((column, column + 1), (row + 1,) * 2)),
@@ -104,7 +118,8 @@ def intensity_map(run: Run) -> Figure:
     for axes, phase in zip(panels[0], phases, strict=True):
         of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
         image = _intensity_panel(axes, _table(of_phase, depth, "intensity"), _table(of_phase, depth, "regime"), norm)
-        axes.set(title=phase, xlabel=depth_label(phase), ylabel="batch")
+        axes.set_title(phase)
+        _label_sizes(axes, of_phase, phase)
     figure.colorbar(image, ax=panels[0], label="model FLOPs per model byte")
     figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
     return figure

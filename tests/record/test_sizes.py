@@ -1,0 +1,48 @@
+"""A run that is many times as large takes as many times as long, and its page does not grow without end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from enlarged import enlarge
+
+from profiler.job.judging import judge_folder
+from profiler.machine.readings import Reading, Timeline
+from profiler.report.html import html_report
+
+SOURCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
+
+
+@pytest.mark.timing
+def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> None:
+    """Four times the cells; looking at every pair of them would take sixteen times as long."""
+    took_s, pages = [], []
+    for side in (8, 16):
+        folder = enlarge(SOURCE, tmp_path / str(side), side, side)
+        begun_s = time.process_time()
+        run = judge_folder(folder)
+        took_s.append(time.process_time() - begun_s)
+        assert len(run.measured) == len(run.results) == 2 * side**2
+        pages.append(html_report(run))
+    assert took_s[1] < 8 * took_s[0]
+    assert len(pages[1]) < 2 * len(pages[0])
+    assert "200 of 512 rows" in pages[1]
+    assert "prefill (eager) (144 of 256)" in pages[1]
+
+
+@pytest.mark.timing
+def test_readings_of_a_span_are_found_without_a_look_at_all() -> None:
+    """A hundred times the readings, each span as full as before: a look at all would take a hundred times as long."""
+    took_s = []
+    for count in (10**3, 10**5):
+        timeline = Timeline([Reading(clock_hz=1e9, at_unix_s=float(moment)) for moment in range(count)])
+        spans = [(count * share / 1000 + 0.5, 3.0) for share in range(500)]
+        best_s = float("inf")
+        for _ in range(3):
+            begun_s = time.process_time()
+            assert {timeline.active([span]).clock_hz for span in spans} == {1e9}
+            best_s = min(best_s, time.process_time() - begun_s)
+        took_s.append(best_s)
+    assert took_s[1] < 20 * took_s[0]
