@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,16 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     )
     assert not re.search(r"/(root|home|work|tmp)/", shown)
     assert path.stat().st_size < 1_500_000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_it_imports_is_there(path: Path) -> None:
+    """Told at once, by a suite that leaves out the notebooks' own runs too."""
+    code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    plain = "\n".join(line for source in code for line in source.splitlines() if not line.startswith("%"))
+    imports = [node for node in ast.walk(ast.parse(plain)) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module, name.name) for node in imports if node.module for name in node.names]
+    assert [pair for pair in names if not hasattr(importlib.import_module(pair[0]), pair[1])] == []
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shares = acceptance._shares
     few = ("none", "nf4", "int8wo")  # one that converts by groups, one by rows; each is tested of itself elsewhere
     monkeypatch.setattr(acceptance, "_shares", lambda bench: [pair for pair in shares(bench) if pair[0] in few])
+    monkeypatch.setattr(acceptance, "PLOTS", ("roofline",))
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
     assert found["passed"] >= 12

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from profiler.machine import checks
-from profiler.machine.readings import active, complaints, health
+from profiler.machine.readings import Timeline, complaints, health
 from profiler.machine.telemetry import NoSource, NvmlSource, Watch, idle_power_w, nvml_source, source_for
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -209,7 +209,7 @@ def test_utilisation_is_of_the_last_second(nvml: State) -> None:
     for busy_s in (0.1, 5.0):
         nvml({**H100, "sm_percent": 100, "busy_from": time.monotonic() - busy_s})
         reading = replace(source_for(CARD).read(), at_unix_s=busy_s)
-        shares.append((reading.sm_active, active([reading], [(0.0, busy_s)]).sm))
+        shares.append((reading.sm_active, Timeline([reading]).active([(0.0, busy_s)]).sm))
     (early, told_early), (late, told_late) = shares
     assert early is not None
     assert 0.1 <= early < 0.9
