@@ -196,12 +196,15 @@ def short_model(short_folder: Path) -> torch.nn.Module:
 _LOOKED_AT = ("tests", "report", "record", "docs")
 """Folders whose tests open the pictures beside a run."""
 
+_UNHURRIED = ("roofs", "timing")
+"""Folders that test what a hurry would leave out."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def hurried(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch | None]:
-    """A module's runs are hurried if one of its tests makes no claim about time; the roofs' own tests are not."""
+    """A module's runs are hurried if one of its tests makes no claim about time."""
     folder, items = request.path.parent.name, request.session.items
-    if folder == "roofs" or all(_is_timed(item) for item in items if item.path == request.path):
+    if folder in _UNHURRIED or all(_is_timed(item) for item in items if item.path == request.path):
         yield None
         return
     with pytest.MonkeyPatch.context() as patch:

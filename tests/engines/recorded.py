@@ -56,6 +56,9 @@ def _capture(graph: RecordedGraph) -> Iterator[None]:
 
 
 class _Stream:
+    def __init__(self, _device: Any = None) -> None:
+        pass
+
     def wait_stream(self, _other: Any) -> None:
         pass
 

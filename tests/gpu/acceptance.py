@@ -358,7 +358,9 @@ def engines(bench: Bench) -> Iterator[Check]:
     if "graph" in times:
         host = 1 - times["graph"] / times["eager"]
         eager = decode[decode["engine"] == "eager"].iloc[0]
-        agree = (eager["regime"] == "overhead-bound") == (host >= 0.5) or eager["regime"] in ("mixed", "inconclusive")
+        # A replay keeps the gaps between its kernels: near one half it agrees with either verdict.
+        open_case = abs(host - 0.5) < 0.1 or eager["regime"] in ("mixed", "inconclusive")
+        agree = open_case or (eager["regime"] == "overhead-bound") == (host >= 0.5)
         yield Check("overhead verdict agrees with graph replay", agree, {"saved": host, "regime": eager["regime"]})
 
 

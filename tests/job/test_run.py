@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +17,7 @@ from profiler.diagnosis.step_time import TERMS
 from profiler.record.document import document_json
 from profiler.record.run import read_run
 from profiler.record.samples import read_records
+from profiler.roofs.measure import measure
 
 pytestmark = pytest.mark.timing
 SPLIT = list(TERMS)
@@ -23,11 +25,14 @@ SPLIT = list(TERMS)
 
 @pytest.fixture(scope="module")
 def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    """The real SmolLM2-135M, through the Python interface."""
+    """The real SmolLM2-135M, through the Python interface, under roofs of a moment."""
     folder = tmp_path_factory.mktemp("runs") / "gguf"
-    return profiler.profile(
-        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=8, out=folder
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
+        patch.setattr("profiler.job.foundation.measure", partial(measure, stage_budget_s=0.3))
+        return profiler.profile(
+            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=8, out=folder
+        )
 
 
 def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
@@ -196,6 +201,7 @@ def test_what_a_user_waits_for(gguf_run: profiler.Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_roofs")
 def test_two_runs_in_a_row_agree_where_both_are_quiet(short_folder: Path, tmp_path: Path) -> None:
     """At least 9 of 10 cells that call themselves quiet in two runs in a row overlap in their intervals.
 

@@ -1,11 +1,16 @@
-"""A local model is measured without a single connection, in 4 bits on a CPU whose kernel could be fetched too."""
+"""A local model is measured without a single connection, in 4 bits on a CPU whose kernel could be fetched too; a model
+of a hub with connections to that hub alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import types
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,6 +30,22 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.c
 from profiler.cli.app import main
 import pytest
 from hurry import hurry
+hurry(pytest.MonkeyPatch())
+main()
+"""
+# Where to each connection goes, and each name that is looked up.
+WATCHED = """
+import os, sys
+
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        where = arguments[1] if event == "socket.connect" else arguments[:2]
+        os.write(2, f"TO {where[0]}:{where[1]}\\n".encode())
+
+sys.addaudithook(watch)
+import pytest
+from hurry import hurry
+from profiler.cli.app import main
 hurry(pytest.MonkeyPatch())
 main()
 """
@@ -69,3 +90,53 @@ def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, ar
     assert done.returncode == 0, done.stderr
     assert "CONNECTED" not in done.stderr
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.fixture
+def hub(tiny_folder: Path) -> Iterator[str]:
+    """A hub with one model, `owner/tiny`: files by https://huggingface.co/docs/hub/api, nothing else."""
+    prefix = "/owner/tiny/resolve/main/"
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            file = tiny_folder / Path(self.path).name
+            found = self.path.startswith(prefix) and file.is_file()
+            content = file.read_bytes() if found else b""
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{file.name}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            if not found:
+                self.send_header("X-Error-Code", "EntryNotFound")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the screen."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_a_model_of_a_hub_connects_to_that_hub_alone(hub: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": f"http://{hub}", "HF_HOME": str(tmp_path / "home")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+    grid = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
+    command = ("run", "owner/tiny", *grid, "--out", str(tmp_path / "run"))
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *command], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    reached = {line.removeprefix("TO ") for line in done.stderr.splitlines() if line.startswith("TO ")}
+    assert reached == {hub}
+    document = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (document["model"]["id"], document["model"]["weights"]) == ("owner/tiny", "checkpoint")

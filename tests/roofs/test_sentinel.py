@@ -20,6 +20,7 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
     assert drift([]) == 0.0
 
 
+@pytest.mark.timing
 def test_the_same_work_takes_about_the_same_time() -> None:
     sentinel = Sentinel(HOST)
     first, second = sentinel.look(), sentinel.look()
