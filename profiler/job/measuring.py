@@ -177,17 +177,18 @@ def _try_levers(session: Session) -> None:
 
 
 def _look_for_residuals(session: Session) -> None:
-    """Hook the cells of which much is unexplained."""
+    """Hook the cells of which much is unexplained, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
+    unexplained = judge_run(ledger.facts).unexplained
     deadline_s = machine.now_s() + _RESIDUAL_SHARE * session.budget_s
-    for key in judge_run(ledger.facts).unexplained:
-        if machine.now_s() > deadline_s:
+    for number, key in enumerate(unexplained):
+        if number > 0 and machine.now_s() > deadline_s:
             break
         if key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
             with stages.cut_short(key.name):
                 for hooked in hook_cell(session.subject, key.cell):
-                    if hooked.key == key:
+                    if hooked.key in unexplained:
                         ledger.add(hooked)
 
 

@@ -166,6 +166,7 @@ class Breaking(torch.nn.Module):
         return self.inner(x)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is captured whole has none; a layer that cannot be captured makes some, and two layers more."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -30,6 +30,7 @@ def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignor
     assert series.best in batches
 
 
+@pytest.mark.slow
 def test_a_filled_cache_needs_no_prefill(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     options = ["--context", "64", "--new-tokens", "8", "--budget", "1", "--quiet", "--format", "json"]
     found = roofscope("batch-test", str(tiny_folder), *options, "--out", str(tmp_path / "run"))

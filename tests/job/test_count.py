@@ -144,6 +144,7 @@ def test_what_is_asked_for_goes_before_the_published_form(roofscope, asked: tupl
     assert "as published" not in roofscope("count", "gpt-oss-20b", *asked).out
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: Path) -> None:  # type: ignore[no-untyped-def]
     """All 134,515,008 parameters are read in 16 bits: the table of tokens is the tied head."""
     counted = document(roofscope, str(gguf_file))

@@ -47,6 +47,7 @@ def run_cli(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_python_and_command_line_give_the_same_columns(
     tiny_run: profiler.Run, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_python_and_command_line_give_the_same_columns(
     assert document["schema_version"] == SCHEMA_VERSION
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "interrupted"
     process = run_cli(str(tiny_folder), "--prompt-lens", "8,16,32", "--budget", "600", "--out", str(folder))
@@ -83,6 +85,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> No
     assert "Interrupted" in (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", ["nf4", "int8"])
 def test_quantised_models_run_and_fill_every_column(quant: str, tiny_folder: Path, tmp_path: Path) -> None:
     run = profiler.profile(
@@ -108,6 +111,7 @@ def test_a_second_run_does_not_touch_the_first(tiny_run: profiler.Run, roofscope
     assert (tiny_run.folder / "run.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """SIGKILL in the middle of a sweep, a torn last line, then --resume: nothing lost, nothing twice."""
     folder = tmp_path / "killed"
@@ -225,6 +229,7 @@ def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> Non
         judge_folder(copy)
 
 
+@pytest.mark.slow
 def test_engines_and_depths_in_one_run(tiny_folder: Path, tmp_path: Path) -> None:
     """Every engine visits every cell; a filled cache has a decode and no prefill; the difference has its interval."""
     run = profiler.profile(

@@ -19,7 +19,7 @@ from profiler.record.run import read_run
 from profiler.record.samples import read_records
 from profiler.roofs.measure import measure
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.timing, pytest.mark.slow]
 SPLIT = list(TERMS)
 
 

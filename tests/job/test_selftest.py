@@ -18,7 +18,7 @@ from profiler.machine.clock import time_calls
 from profiler.roofs.measure import measure
 from profiler.roofs.values import Ceilings
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.timing, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ def test_a_precision_named_twice_is_refused(tiny_folder: Path, tmp_path: Path) -
         run_precisions(Options(model=str(tiny_folder), out=tmp_path / "x"), ["nf4", "nf4"], QuietListener())
 
 
+@pytest.mark.slow
 def test_the_command_runs_each_and_prints_one_table(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     options = ["--quant", "none,nf4", "--dtype", "bfloat16", "--weights", "random", "--prompt-lens", "16"]
     options += ["--batch-sizes", "1", "--new-tokens", "8", "--budget", "1", "--quiet", "--out", str(tmp_path / "both")]

@@ -24,6 +24,7 @@ from profiler.work.walk import walk
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
     assert walk(smollm2.module).params == 134_515_008
     assert not smollm2.offloaded
@@ -49,6 +50,7 @@ def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture
     assert gguf_form(file) == Gguf(("Q8_0",), kept)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_generate(smollm2: LoadedModel, gguf_file: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -73,6 +73,7 @@ def test_tied_embeddings_survive_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_offloaded_cells_are_marked_and_pay_for_the_link(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, tmp_path: Path
 ) -> None:

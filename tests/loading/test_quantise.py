@@ -271,6 +271,7 @@ def test_no_group_divides_this_model(tiny_folder: Path) -> None:
         plan(ModelRequest(request.source, CPU, torch.bfloat16, "int4wo"), config)
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_not_quantised_again(gguf_file: Path) -> None:
     with pytest.raises(RequestError, match="safetensors"):
         prepare(Options(model=str(gguf_file), quant="nf4"))

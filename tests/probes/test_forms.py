@@ -72,6 +72,7 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
         assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.usefixtures("brief_roofs")
 def test_a_planted_cost_is_found_where_it_was_tried(

@@ -34,6 +34,7 @@ def test_reads_of_values_are_counted(mode: Any) -> None:
         assert count_reads(read) == 3
 
 
+@pytest.mark.slow
 def test_the_tax_is_found_where_it_was_planted(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

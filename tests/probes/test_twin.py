@@ -17,6 +17,7 @@ from profiler.machine.machine import machine_for
 from profiler.probes import dispatch
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_leaves_the_others_their_samples(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_slow_product_does_not_eat_the_budget() -> None:
     assert calls == [256]  # one call already took a (fake) second
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 def test_real_roofs_hold_a_minute_later() -> None:
     """A large product and a stream, timed by hand before and after, against the roofs measured between the two.
