@@ -72,6 +72,8 @@ def visible_in(content: Any) -> Any:
     if isinstance(content, str):
         return visible(content)
     if isinstance(content, dict):
+        if all(isinstance(part, str) and part.isprintable() for pair in content.items() for part in pair):
+            return content  # hardly any text is anything but plain, and a table may have a million
         return {visible_in(key): visible_in(value) for key, value in content.items()}
     if isinstance(content, list):
         return [visible_in(value) for value in content]

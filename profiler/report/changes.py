@@ -114,8 +114,8 @@ def difference_lines(comparison: Comparison) -> list[str]:
     return (lines or ["nothing that is known differs between the two"]) + ([unknown] if untold else [])
 
 
-def change_rows(comparison: Comparison) -> list[list[str]]:
-    """Every cell, in the order of the columns."""
+def change_rows(comparison: Comparison, most: int | None = None) -> list[list[str]]:
+    """The first `most` cells, or every one, in the order of the columns."""
     return [
         [
             item.asked.name,
@@ -126,7 +126,7 @@ def change_rows(comparison: Comparison) -> list[list[str]]:
             item.verdict if comparison.comparable else "-",
             moved_briefly(item) or item.because,
         ]
-        for item in comparison.changes
+        for item in comparison.changes[:most]
     ]
 
 

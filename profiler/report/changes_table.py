@@ -23,7 +23,8 @@ from profiler.report.changes import (
 )
 from profiler.report.gating import GATE_COLUMNS, gate_line, gate_rows
 
-_MOST_ROWS = 200
+MOST_ROWS = 200
+"""A table on the screen shows so many rows, the first."""
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 
 
@@ -34,7 +35,7 @@ def print_changes(comparison: Comparison, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     print_differences(comparison, console)
-    console.print(table(CHANGE_COLUMNS, change_rows(comparison)))
+    console.print(table(CHANGE_COLUMNS, change_rows(comparison, MOST_ROWS), of=len(comparison.changes)))
     for word, side in (("before", comparison.before), ("after", comparison.after)):
         console.print(Text(f"{word}: {side.name} ({side.created or side.tool})", style="dim"))
 
@@ -69,14 +70,15 @@ def print_gate(gate: Gate, console: Console) -> None:
     console.print(table(GATE_COLUMNS, gate_rows(gate)))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of some columns, of the first rows where there are many."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> Table:
+    """A table of some columns, of the first rows where there are many: `rows` may be the first of so many."""
     found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime", "where", "ran with")
         found.add_column(name, justify="left" if words else "right", no_wrap=name not in ("what moved", "ran with"))
-    for row in rows[:_MOST_ROWS]:
+    shown = rows[:MOST_ROWS]
+    for row in shown:
         found.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
-    if len(rows) > _MOST_ROWS:
-        found.caption = f"{len(rows) - _MOST_ROWS} more rows: --format json has them all"
+    if left := (of or len(rows)) - len(shown):
+        found.caption = f"{left} more rows: --format json has them all"
     return found

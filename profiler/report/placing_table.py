@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.diagnosis.foreign import Placed
-from profiler.report.changes_table import table
+from profiler.report.changes_table import MOST_ROWS, table
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
@@ -48,7 +48,7 @@ def print_placed(title: str, rows: Sequence[Placed], doubts: Sequence[str], cons
     console.print(Text(title, style="bold"))
     for doubt in doubts:
         console.print(Text(f"warning: {doubt}"))
-    console.print(table(PLACED_COLUMNS, placed_rows(rows)))
+    console.print(table(PLACED_COLUMNS, placed_rows(rows[:MOST_ROWS]), of=len(rows)))
     notes = Counter(row.note for row in rows if row.note)
     for note, count in notes.most_common(10):
         first = next(row for row in rows if row.note == note)

@@ -30,6 +30,7 @@ def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
     assert not smollm2.offloaded
 
 
+@pytest.mark.slow
 def test_a_gguf_file_says_what_it_was_dequantised_from(smollm2: LoadedModel) -> None:
     """The file's name says Q4_1; its table of tokens is in Q8_0."""
     assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)"

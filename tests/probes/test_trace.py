@@ -79,6 +79,7 @@ def test_without_being_asked_there_is_no_trace(tiny_folder: Path, tmp_path: Path
     assert run.document.activity == ()
 
 
+@pytest.mark.slow
 def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm that sleeps 20 ms, as no twin and no replay does: the residual is found in the norms."""
     from transformers.models.llama import modeling_llama
