@@ -140,7 +140,7 @@ def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
 
 def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
     change = changes(base, run("bfloat16", dtype="bfloat16"))["decode"]
-    assert change.terms["weights_s"] / change.before.terms["weights_s"] == pytest.approx(-0.5, abs=0.1)
+    assert change.terms["weights_s"] / change.before.terms["weights_s"] == pytest.approx(-0.5, abs=0.15)
 
 
 def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
