@@ -242,7 +242,7 @@ def test_a_quantised_run_fills_every_column(
         assert set(cells.columns[cells.isna().any()]) <= from_a_device | of_unequal_prompts | other
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     # Of nf4's conversions three quarters are work; of LLM.int8()'s nearly all is calls, which are dispatch.
-    least = 0.25 if quant == "nf4" else 0.0
+    least = 0.4 if quant == "nf4" else 0.0
     own_s = sorted((before_s, conversions_s(short_folder, quant)))  # a shared machine changes from minute to minute
     assert least * own_s[0] <= decode["dequantise_s"] < 1.3 * own_s[1]
     assert 0 < run.document.quality.mean_kl_nats < 0.5
