@@ -28,8 +28,9 @@ from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.units import significant
 
 _MOST_BARS_A_PHASE = 12
-# The words of so many cells beside each other fit into a panel at this many points by their number.
-_WORDS_POINTS = 60.0
+# So wide is the longest regime with the room around it, and an axis with its label.
+_WORD_INCHES = 1.05
+_AXIS_INCHES = 1.2
 # Below this share of the colour scale its colours are dark, and text on them white.
 _DARK = 0.55
 
@@ -38,7 +39,9 @@ def regime_map(run: Run) -> Figure:
     """The regime of every cell over batch and depth, one panel a phase; lines where it changes."""
     cells = first_engine_frame(run)
     phases = phases_of(cells)
-    figure, panels = plt.subplots(1, len(phases), figsize=(6.2 * len(phases), 4.6), squeeze=False)
+    columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
+    width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
+    figure, panels = plt.subplots(1, len(phases), figsize=(width * len(phases), 4.6), squeeze=False)
     for axes, phase in zip(panels[0], phases, strict=True):
         of_phase = cells[cells["phase"] == phase]
         _map_panel(axes, _table(of_phase, depth_column(phase), "regime"))
@@ -64,14 +67,13 @@ def _label_sizes(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
 
 def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
     rows, columns = table.shape
-    points = min(8.0, _WORDS_POINTS / columns)
     for row in range(rows):
         for column in range(columns):
             regime = table.iat[row, column]
             if not isinstance(regime, str):
                 continue
             axes.add_patch(Rectangle((column, row), 1, 1, color=REGIME_COLOR[regime], ec="white", lw=1))
-            axes.text(column + 0.5, row + 0.5, regime.replace("-bound", ""), ha="center", va="center", size=points)
+            axes.text(column + 0.5, row + 0.5, regime.replace("-bound", ""), ha="center", va="center", fontsize=8)
             for other, line in (
                 ((row, column + 1), ((column + 1,) * 2, (row, row + 1))),
                 ((row + 1, column), ((column, column + 1), (row + 1,) * 2)),
