@@ -31,11 +31,11 @@ from profiler.roofs.values import Ceilings
 from profiler.work.formats import is_linear, stored
 
 _ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
-_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 16384))
+_WIDTHS = ((1024, 128), (576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 16384))
 _TRANSPOSED_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096))
 """Of weights that lie inputs by outputs, as GPT-2's do: another kernel where rows are few."""
 _WIDE = ((4096, 4096), (4096, 14336), (14336, 4096))
-"""(in, out): small models', and on cards those of some billion parameters."""
+"""(in, out): keys' and values' of few heads, small models', and on cards those of some billion parameters."""
 _ATTENTIONS = (
     (1, 1, 64), (1, 1, 512), (1, 1, 2048), (8, 1, 64), (8, 1, 512), (8, 1, 2048), (32, 1, 512),
     (1, 64, 64), (1, 256, 256), (1, 1024, 1024), (8, 64, 64), (8, 256, 256),
