@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> Non
         pages.append(html_report(run))
     assert took_s[1] < 8 * took_s[0]
     assert len(pages[1]) < 2 * len(pages[0])
+    columns = json.loads(pages[1].split('id="rows">')[1].split("</script>")[0])
+    assert {len(column["at"]) for column in columns} == {512}, "sorting looks at all of them"
     assert "200 of 512 rows" in pages[1]
     assert "prefill (eager) (144 of 256)" in pages[1]
 

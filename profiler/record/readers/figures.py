@@ -17,7 +17,7 @@ Covers = Literal["prefill", "decode", "generate"]
 _LONGEST_TEXT = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of another tool. Shapes that its file does not name are None."""
 
