@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
@@ -78,10 +79,8 @@ def _records(path: Path) -> list[Record]:
     if not text.strip():
         raise RequestError(f"{path} is empty.")
     is_json = text.lstrip()[0] in "[{"
-    if is_json:
-        found = _json(path, text)
-    else:
-        found = _markdown(text) if text.lstrip().startswith("|") else _csv(path, text)
+    read = partial(_json, path) if is_json else _markdown if text.lstrip().startswith("|") else partial(_csv, path)
+    found = read(text)
     # Within quotes a line may end in the middle of a CSV's cell.
     kept = plain(text) and (is_json or '"' not in text)
     return found if kept else cast(list[Record], visible_in(found))
