@@ -37,7 +37,7 @@ def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> Non
 
 
 def test_a_row_of_a_judgement_takes_little_memory(tmp_path: Path) -> None:
-    """15 kB a row at the peak, so that 20,000 rows take 0.3 GB; 30 kB when each row held tables of its own."""
+    """13 kB a row at the peak, so that 20,000 rows take 0.3 GB; 30 kB when each row held tables of its own."""
     folders = {side: enlarge(SOURCE, tmp_path / str(side), side, side) for side in (4, 12)}
     judge_folder(folders[4])
     peaks = {}
