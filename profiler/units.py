@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
+_NOT_PLAIN = re.compile(r"[^\n -\[\]-~]")
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -65,6 +67,11 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else " " if sign.isspace() else _escape(sign) for sign in text)
+
+
+def plain(text: str) -> bool:
+    """Whether a whole file is printable ASCII without an escape, in which `visible_in` would find nothing to change."""
+    return _NOT_PLAIN.search(text) is None
 
 
 def visible_in(content: Any) -> Any:

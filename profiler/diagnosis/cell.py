@@ -19,7 +19,7 @@ from profiler.work.causes import Cause
 _UNKNOWN = math.nan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellResult:
     """One row of cells.csv: a field a column. NaN, None or an empty text where a cell has no such figure."""
 
@@ -158,7 +158,7 @@ def counted(key: CellKey, operators: Sequence[OperatorWork], status: Status) -> 
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Keyed:
     """The columns that tell one record from another."""
 
@@ -226,7 +226,7 @@ class EngineDifference(Keyed):
 Basis = Literal["tried", "measured", "computed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Lever:
     """A change and what it saves on one cell."""
 
@@ -245,7 +245,7 @@ class Lever:
         return abs(self.saves_s) > self.half_width_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellEvidence(Keyed):
     """What a verdict stands on, and what would change the cell."""
 
@@ -267,7 +267,7 @@ class CellEvidence(Keyed):
     looked for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JudgedCell:
     """A cell that was measured and judged, as advice looks at it."""
 

@@ -47,7 +47,7 @@ class Shift:
         return abs(moved) > self.half_width and agree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """One cell of the one side against the same cell of the other."""
 
@@ -77,17 +77,12 @@ class Change:
     @property
     def disturbed(self) -> bool:
         """Whether others kept the cores busy on one of the sides."""
-        return max(self.before.foreign_cores, self.after.foreign_cores) > _FOREIGN_CORES
+        return _foreign_cores(self.before, self.after) > _FOREIGN_CORES
 
     @property
     def because(self) -> str:
         """Why two times prove nothing against each other, however far apart they are; empty where they may."""
-        if self.visits < CLAIM_VISITS:
-            both = max(self.before.visits, self.after.visits) < CLAIM_VISITS
-            return "one visit each" if both else "one visit on one side"
-        if self.disturbed:
-            return f"others kept {max(self.before.foreign_cores, self.after.foreign_cores):.1f} cores busy"
-        return ""
+        return _because(self.before, self.after)
 
     @property
     def gained_s(self) -> float:
@@ -176,7 +171,7 @@ def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_hal
         math.expm1(middle - math.hypot(down, machine_half_width)),
         math.expm1(middle + math.hypot(up, machine_half_width)),
     )
-    found = Change(
+    return Change(
         asked=key,
         before=before,
         after=after,
@@ -185,9 +180,22 @@ def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_hal
         high=high,
         machine=math.expm1(machine),
         machine_half_width=machine_half_width,
-        verdict="inconclusive",
+        verdict="inconclusive" if _because(before, after) else _verdict(low, high),
     )
-    return found if found.because else replace(found, verdict=_verdict(low, high))
+
+
+def _because(before: Timed, after: Timed) -> str:
+    """Why two times prove nothing against each other; empty where they may."""
+    if before.visits < CLAIM_VISITS or after.visits < CLAIM_VISITS:
+        both = max(before.visits, after.visits) < CLAIM_VISITS
+        return "one visit each" if both else "one visit on one side"
+    cores = _foreign_cores(before, after)
+    return f"others kept {cores:.1f} cores busy" if cores > _FOREIGN_CORES else ""
+
+
+def _foreign_cores(before: Timed, after: Timed) -> float:
+    """Cores that others kept busy, on the side that was disturbed more."""
+    return max(before.foreign_cores, after.foreign_cores)
 
 
 def _verdict(low: float, high: float) -> Verdict:

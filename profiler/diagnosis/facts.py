@@ -17,6 +17,9 @@ from profiler.work.causes import Cause
 Amount = int | float
 """FLOPs or bytes; whole numbers stay whole."""
 
+NO_AMOUNTS: Mapping[Cause, Amount] = {}
+"""What most operators avoid: one for all of them, since a large run has hundreds of thousands."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
@@ -142,7 +145,7 @@ class Activity:
         return self.busy_s / span_s if span_s else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellPeak:
     """The peak memory that was predicted for a cell."""
 

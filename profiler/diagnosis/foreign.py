@@ -36,7 +36,7 @@ class Told(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
     """One figure under the roofs."""
 

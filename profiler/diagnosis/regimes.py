@@ -96,7 +96,7 @@ class Flag(StrEnum):
     """Its label is another under the lowest or the highest roofs that the run saw."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """One signal: its figure, the threshold it was held against, and which way it points (or nowhere)."""
 
@@ -138,7 +138,7 @@ class Measurement:
     split are those at the cell's clock."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What bounds a cell."""
 

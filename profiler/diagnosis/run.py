@@ -155,7 +155,7 @@ def _at_clock(facts: Facts, clock_share: float) -> Facts:
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Found:
     row: CellResult
     evidence: CellEvidence
@@ -260,7 +260,7 @@ def _judged(
         flags=verdict.flags,
         signals=verdict.evidence,
         conflicts=tuple(item.signal for item in verdict.conflicts),
-        split_half_widths_s=dict(parts.half_widths_s),
+        split_half_widths_s=parts.half_widths_s,
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
     )

@@ -44,7 +44,7 @@ class Asked(NamedTuple):
         return f"{self.phase} {self.batch_size} x {self.depth}{engine}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timed:
     """One cell's time on one side."""
 
@@ -148,15 +148,14 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[Asked, Timed]]:
 
 
 def _keyed(side: Side, by_engine: bool, by_depth: bool) -> Iterator[tuple[Asked, Timed]]:
+    engines = side.engines if by_engine else side.engines[:1]
     for asked, timed in side.cells.items():
-        key = asked
-        if not by_engine:
-            if asked.engine != side.engines[0]:
-                continue
-            key = key._replace(engine="")
-        if by_depth and asked.phase == "decode":
-            key = key._replace(prompt_len=asked.depth, context_len=0)
-        yield key, timed
+        phase, batch_size, prompt_len, context_len, engine = asked
+        if engine not in engines:
+            continue
+        if by_depth and phase == "decode":
+            prompt_len, context_len = asked.depth, 0
+        yield Asked(phase, batch_size, prompt_len, context_len, engine if by_engine else ""), timed
 
 
 def in_order(keys: Sequence[Asked]) -> list[Asked]:

@@ -155,7 +155,7 @@ TERMS = tuple(TERM_NAMES)
 """The terms that add up to a measured step."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Split:
     """A measured step in seconds; the terms add up to the measured time."""
 

@@ -22,7 +22,7 @@ _LEAST_NEW_TOKENS = 4
 DEFAULT_ENGINE = "eager"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Cell:
     """One visit of the sweep: a batch of prompts of one length, prefilled and then decoded.
 
@@ -63,7 +63,7 @@ class Cell:
         return f"{self.batch_size} x {self.depth}{engine}"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class CellKey:
     """One phase of one cell: what a figure is about. Its step is the whole prompt, or the decode loop's middle step."""
 

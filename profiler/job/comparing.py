@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from profiler.diagnosis.compare import Comparison, History, history
 from profiler.diagnosis.compare import compare as compare_sides
@@ -18,6 +17,9 @@ from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
 from profiler.record.sides import read_side
 from profiler.report.changes import changes_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def compare(before: str | PathLike[str], after: str | PathLike[str], *, anyway: bool = False) -> pd.DataFrame:

@@ -54,10 +54,12 @@ def judge_folder(folder: Path) -> Run:
         answer=judgement.answer,
         warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
     )
+    cells = judgement.cells
     write_operators(folder, facts)
-    write_cells(folder, judgement.cells)
+    del judgement, facts, gathered, inside  # of ten thousand cells they are half of all the memory
+    write_cells(folder, cells)
     write_document(folder, document)
-    return Run(folder, document, judgement.cells)
+    return Run(folder, document, cells)
 
 
 def _most_used(engine: str, visits: Mapping[Cell, Sequence[Visit]]) -> int:

@@ -203,8 +203,8 @@ def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str
     steps = np.array([_decode_steps(figure) for figure in figures])
     prefill = least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
     decode = least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
-    both = [prefills * first + steps * then for first, then in zip(prefill, decode, strict=True)]
-    return [Floor(float(compute_s), float(memory_s)) for compute_s, memory_s in zip(*both, strict=True)]
+    both = [(prefills * first + steps * then).tolist() for first, then in zip(prefill, decode, strict=True)]
+    return [Floor(compute_s, memory_s) for compute_s, memory_s in zip(*both, strict=True)]
 
 
 def _decode_steps(figure: Figure) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 from profiler.diagnosis.cell import CellResult
@@ -90,7 +91,9 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         ended = group.failure() if group is not None and group.lost() else interrupt
     document = replace(document, ended_by=str(ended or ""))
     store.write_document(_closing(document, subject, stages, finished=ended is None))
-    del ledger, session  # the folder holds all that they do, and judging it needs the memory
+    del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory
+    if ended:
+        clear_frames(ended.__traceback__)  # so do the calls that it came out of
     run = judge_folder(store.folder)
     if isinstance(ended, RankError):
         raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept

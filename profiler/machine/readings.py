@@ -21,7 +21,7 @@ _BUSY_NEIGHBOUR_CORES = 0.3
 _UTILISATION_S = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
     """One look at a device; None where it does not say."""
 

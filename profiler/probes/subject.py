@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from profiler.diagnosis.facts import Amount, ModelFacts, OperatorWork
+from profiler.diagnosis.facts import NO_AMOUNTS, Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
@@ -196,8 +196,8 @@ def _amount(value: Count) -> Amount:
     return int(value) if number.is_integer() else number
 
 
-def _amounts(values: Mapping[Cause, Count]) -> dict[Cause, Amount]:
-    return {cause: amount for cause, value in values.items() if (amount := _amount(value))}
+def _amounts(values: Mapping[Cause, Count]) -> Mapping[Cause, Amount]:
+    return {cause: amount for cause, value in values.items() if (amount := _amount(value))} or NO_AMOUNTS
 
 
 def execution_paths(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -186,6 +186,7 @@ class RunDocument:
 
 
 _ADAPTER = TypeAdapter(RunDocument)
+_EVIDENCE = TypeAdapter(CellEvidence)
 _NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
     "ceilings": {
@@ -198,7 +199,22 @@ _LEFT_OUT: Any = {
 
 def document_json(document: RunDocument) -> bytes:
     """The text of run.json, in UTF-8."""
-    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"
+    return b"".join(document_parts(document))
+
+
+def document_parts(document: RunDocument) -> Iterator[bytes]:
+    """The same part by part: a large run has tens of megabytes of evidence."""
+    rest = _ADAPTER.dump_json(replace(document, evidence=()), indent=2, exclude=_LEFT_OUT) + b"\n"
+    if not document.evidence:
+        yield rest
+        return
+    # No text of JSON holds a line end, so that only a key of the document itself stands behind one and two blanks.
+    before, key, after = rest.partition(b'\n  "evidence": [')
+    yield before + key
+    for number, item in enumerate(document.evidence):
+        text = _EVIDENCE.dump_json(item, indent=2).replace(b"\n", b"\n    ")
+        yield (b",\n    " if number else b"\n    ") + text
+    yield b"\n  " + after
 
 
 def document_of(content: Mapping[str, Any]) -> RunDocument:

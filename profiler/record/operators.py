@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
 
 from profiler.diagnosis.cell import columns_of
-from profiler.diagnosis.facts import Amount, Facts, OperatorWork
+from profiler.diagnosis.facts import NO_AMOUNTS, Amount, Facts, OperatorWork
 from profiler.diagnosis.step_time import floor_s
 from profiler.errors import RunError
 from profiler.grid import CellKey
@@ -45,11 +44,10 @@ OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
 
 
-def operators_csv(facts: Facts) -> str:
-    """The table of a run."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, OPERATOR_COLUMNS, lineterminator="\n")
-    writer.writeheader()
+def operators_csv(facts: Facts) -> Iterator[str]:
+    """The table of a run, line by line: a large run has hundreds of thousands."""
+    writer = csv.DictWriter(_Line, OPERATOR_COLUMNS, lineterminator="\n")
+    yield writer.writeheader()
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
         for item in operators:
@@ -60,7 +58,7 @@ def operators_csv(facts: Facts) -> str:
                 facts.ceilings.compute_flops_per_s(item.dtype),
                 facts.ceilings.memory_bytes_per_s,
             )
-            writer.writerow(
+            yield writer.writerow(
                 {
                     **columns_of(key),
                     "engine": no_formula(key.cell.engine),
@@ -81,7 +79,14 @@ def operators_csv(facts: Facts) -> str:
                     "bus_bytes": item.bus_bytes,
                 }
             )
-    return buffer.getvalue()
+
+
+class _Line:
+    """What csv writes a row into: the row is what comes back."""
+
+    @staticmethod
+    def write(text: str) -> str:
+        return text
 
 
 def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
@@ -144,8 +149,10 @@ def _by_cause(amounts: Mapping[Cause, Amount]) -> str:
     return json.dumps(amounts) if amounts else ""
 
 
-def _causes(text: str) -> dict[Cause, Amount]:
-    values = json.loads(text) if text else {}
+def _causes(text: str) -> Mapping[Cause, Amount]:
+    if not text:
+        return NO_AMOUNTS
+    values = json.loads(text)
     if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
         raise ValueError(f"{text[:40]!r} tells no amounts by their cause")
     return {Cause(name): value for name, value in values.items()}

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from profiler.diagnosis.cell import CELL_COLUMNS, CellResult
@@ -21,6 +21,9 @@ from profiler.record.migrations import ADDED_COLUMNS, migrated
 from profiler.record.operators import read_operators
 from profiler.record.samples import read_facts_of
 from profiler.units import formula_again, no_formula, visible, visible_in
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RUN_FILE = "run.json"
 CELLS_FILE = "cells.csv"
@@ -63,6 +66,8 @@ class Run:
 
 def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
     """Results as a table, a column a field."""
+    import pandas as pd  # a third of a second, which most commands have no use for
+
     rows = [[getattr(result, name) for name in CELL_COLUMNS] for result in results]
     return pd.DataFrame(rows, columns=list(CELL_COLUMNS))
 

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,7 @@ from typing import Self
 from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.facts import Facts
 from profiler.errors import RunError
-from profiler.record.document import RunDocument, document_json
+from profiler.record.document import RunDocument, document_parts
 from profiler.record.operators import OPERATORS_FILE, operators_csv
 from profiler.record.run import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_frame, csv_text
 from profiler.record.samples import SAMPLES_FILE, Fact, line_of
@@ -85,7 +85,7 @@ class RunStore:
 
 def write_document(folder: Path, document: RunDocument) -> None:
     """Write run.json whole; a reader sees the old one or the new one, never a part."""
-    replace_file(folder / RUN_FILE, document_json(document))
+    replace_file(folder / RUN_FILE, document_parts(document))
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
@@ -95,7 +95,7 @@ def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
 
 def write_operators(folder: Path, facts: Facts) -> None:
     """Write operators.csv whole."""
-    replace_file(folder / OPERATORS_FILE, operators_csv(facts))
+    replace_file(folder / OPERATORS_FILE, map(str.encode, operators_csv(facts)))
 
 
 def _holds_a_run(folder: Path) -> bool:
@@ -112,9 +112,10 @@ def _drop_torn_line(path: Path) -> None:
         os.truncate(path, len(whole))
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
     """Write a file whole, in the place of one that may be there: a link is replaced, not followed.
 
+    What is too much to hold at once comes part by part.
     Whoever ends this process meanwhile, there is the old file or the new one. Raises RunError where it cannot be
     written.
     """
@@ -122,7 +123,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
     try:
         draft.unlink(missing_ok=True)
         with draft.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            whole = content.encode() if isinstance(content, str) else content
+            file.writelines([whole] if isinstance(whole, bytes) else whole)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from profiler.diagnosis.cell import CellResult
 from profiler.report.shown import half_width
@@ -28,6 +29,7 @@ class Entry:
 
     text: str
     sort: str | int | float
+    """Its plain value; empty where there is none."""
     number: bool
 
 
@@ -58,6 +60,27 @@ COLUMNS = (
 def entries(result: CellResult) -> list[Entry]:
     """One row, in the order of COLUMNS."""
     return [_entry(column, column.value(result)) for column in COLUMNS]
+
+
+class Packed(TypedDict):
+    """A column of many rows, to be sorted in the page."""
+
+    words: list[str]
+    """Each text of it once, in ascending order of the values."""
+    at: list[int]
+    """The place of each row's own text among them."""
+
+
+def packed(results: Sequence[CellResult]) -> list[Packed]:
+    """The columns of a table, small enough for a page of ten thousand cells."""
+    return [_packed([_entry(column, column.value(result)) for result in results]) for column in COLUMNS]
+
+
+def _packed(column: Sequence[Entry]) -> Packed:
+    values = {entry.text: entry.sort for entry in column}
+    words = sorted(values, key=lambda text: (values[text] != "", values[text]))
+    places = {text: place for place, text in enumerate(words)}
+    return Packed(words=words, at=[places[entry.text] for entry in column])
 
 
 def _entry(column: Column, value: Value) -> Entry:

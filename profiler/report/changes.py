@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from profiler.diagnosis.compare import Change, Comparison, History, Verdict
 from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Timed
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.units import duration, signed_duration
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "what moved")
 # A difference between machines that is smaller than this is not worth a sentence.
@@ -171,6 +173,8 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
 
 def changes_frame(comparison: Comparison) -> pd.DataFrame:
     """The cells as a table: a row each, the gain of every term a column of its own."""
+    import pandas as pd
+
     rows = []
     for change in comparison.changes:
         row = change_json(change)

@@ -19,7 +19,7 @@ from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
 from profiler.record.forecasts import read_costs, read_forecast
 from profiler.record.run import Run
-from profiler.report.cell_table import COLUMNS, entries
+from profiler.report.cell_table import COLUMNS, entries, packed
 from profiler.report.cold import cold_lines
 from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
 from profiler.report.doubling_table import slope_texts
@@ -51,7 +51,7 @@ from profiler.report.rows import (
     roof_rows,
     split_rows,
 )
-from profiler.report.shown import MOST_ROWS_A_PHASE, MOST_SIZES, evenly, of_all, spanning
+from profiler.report.shown import MOST_ROWS_A_PHASE, MOST_SIZES, MOST_SORTED_A_PHASE, evenly, of_all, spanning
 from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.report.svg import Mark, inline_svg
 from profiler.units import duration, scaled
@@ -76,6 +76,7 @@ def templates() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(scaled=scaled)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.globals.update(policy=_policy(environment))
     return environment
 
@@ -95,6 +96,7 @@ def html_report(run: Run) -> str:
     """The report of a run as one HTML document; needs nothing but the run."""
     measured = run.measured
     bars = split_bars(measured, _MOST_BARS_A_PHASE)
+    sorted_rows = spanning(run.results, MOST_SORTED_A_PHASE)
     forecast = read_forecast(run.folder)
     forecast_cells, carried = forecast_rows(forecast.cells) if forecast else ((), [])
     return (
@@ -124,6 +126,8 @@ def html_report(run: Run) -> str:
             carried=carried,
             costs=inline_svg([run], "cost", _COSTS) if read_costs(run.folder) else None,
             rows=[entries(result) for result in spanning(run.results, MOST_ROWS_A_PHASE)],
+            packed=packed(sorted_rows),
+            sorted_rows=len(sorted_rows),
             all_rows=len(run.results),
             scaling=[test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES],
             slope_texts=slope_texts,

@@ -16,6 +16,9 @@ _Item = TypeVar("_Item")
 MOST_ROWS_A_PHASE = 100
 """Of a table in a report: a browser lays out two hundred rows again at once when they are sorted; nobody reads more."""
 
+MOST_SORTED_A_PHASE = 10_000
+"""Rows that a page's own sorting looks at: with so many it has two megabytes, and sorts them at once."""
+
 MOST_SIZES = 12
 """Of an axis of a map: so many regimes can be read beside each other in a picture as wide as a page."""
 

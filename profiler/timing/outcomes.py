@@ -13,7 +13,7 @@ from profiler.grid import Cell, Phase
 Status = Literal["ok", "oom", "skipped", "failed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Visit:
     """One visit of one cell: a prefill and the decode loop behind it, as they were measured."""
 

@@ -178,11 +178,17 @@ def main() -> None:
     import profiler.job.why
     import profiler.report.page
     from profiler.job import batch_test, profiling
-    from profiler.roofs import host, links, measure, products
+    from profiler.probes import card
+    from profiler.roofs import host, links, measure, products, streams
 
     hurry(pytest.MonkeyPatch())
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
-    profiling.PROFILE_BUDGET_S = 1.0
+    # A card of one small product, one attention and two layers' dispatch: its profile is written as a whole one is.
+    streams._STREAM_LEAST_BYTES, streams._STREAM_CACHE_MULTIPLE = 4 << 20, 0
+    card._ROWS, card._WIDTHS, card._TRANSPOSED_WIDTHS = (1, 8), ((64, 64),), ((64, 64),)
+    card._ATTENTIONS, card._HEADS, card._BATCHES = ((1, 1, 64),), ((4, 2, 16),), (1,)
+    card._STANDARD, card._TWIN_S = str(model), 0.1
+    profiling.PROFILE_BUDGET_S = 0.2
     profiling.installed_formats = tuple
     products.measurable_dtypes = lambda _device: ["float32"]
     links.measure_links = lambda *_: {}

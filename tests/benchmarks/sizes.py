@@ -3,12 +3,16 @@
     python tests/benchmarks/sizes.py [--cells 10000] [--folder FOLDER]
 
 A tiny model is loaded and its roofs measured; then each cell gets a made visit at once: half of them, an interruption,
-and a resume for the other half. Prints CPU seconds and peak memory stage by stage, and the size of what was written.
+and a resume for the other half, each in a process of its own. Prints CPU seconds and peak memory stage by stage, first
+those of a run of a single cell, which no grid can go below, and the size of what was written.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,10 +30,10 @@ from profiler.timing.sweep import Plan
 
 
 def peak_mb() -> int:
-    """The most memory since it was last asked, in MB (proc(5): VmHWM, which 5 in clear_refs takes back)."""
+    """The most memory since it was last asked, in 10^6 bytes (proc(5): VmHWM, which 5 in clear_refs takes back)."""
     status = Path("/proc/self/status").read_text()
     Path("/proc/self/clear_refs").write_text("5")
-    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 // 10**6
 
 
 class Stages(QuietListener):
@@ -46,27 +50,22 @@ def visited(cell: Cell) -> Visit:
 
 
 def half_at_a_time(_engines: object, plan: Plan, *, earlier: Any = (), on_round: Any, **_named: Any) -> Iterator[Visit]:
-    """Every cell that is not known yet; a first run is interrupted half way."""
+    """Every cell that is not known yet; a first run of more than one is interrupted half way."""
     known = {outcome.cell for outcome in earlier}
     left = [cell for cell in plan.grid.cells if cell not in known]
     on_round()
-    for cell in left if known else left[: len(left) // 2]:
+    interrupted = not known and len(left) > 1
+    for cell in left[: len(left) // 2] if interrupted else left:
         yield visited(cell)
-    if not known:
+    if interrupted:
         raise KeyboardInterrupt
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=10_000)
-    parser.add_argument("--folder", type=Path, default=None)
-    asked = parser.parse_args()
-    base = asked.folder or Path(tempfile.mkdtemp(prefix="roofscope-sizes-"))
-    from transformers import LlamaConfig, LlamaForCausalLM
+PARTS = ("a single cell", "interrupted half way", "resumed")
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=4096)).save_pretrained(base / "model")
-    side = round(asked.cells**0.5)
+
+def run_part(part: str, side: int, base: Path) -> None:
+    """One of the runs, in this process."""
     measured = foundation.measure_dispatch
     # Dispatch of one batch stands for all: a twin a batch is time of the machine, which is not the question here.
     foundation.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
@@ -78,13 +77,34 @@ def main() -> None:
         setattr(measuring, name, lambda *_: iter(()))
     grid = {"prompt_lens": tuple(range(1, 2 * side + 1, 2)), "batch_sizes": tuple(range(1, side + 1)), "new_tokens": 8}
     options = Options(model=str(base / "model"), budget_s=1.0, no_levers=True, out=base / "run", **grid)
-    try:
-        run.execute(prepare(options), Stages(), half_at_a_time)
-    except KeyboardInterrupt:
-        print(f"{time.process_time():8.1f} s  interrupted half way; resuming", flush=True)
-    again = replace(options, prompt_lens=None, batch_sizes=(1,), out=None)
-    done = run.execute(prepare_resume(base / "run", again), Stages(), half_at_a_time)
-    print(f"{time.process_time():8.1f} s  {len(done.results)} rows in {base}")
+    if part == "a single cell":
+        options = replace(options, prompt_lens=(1,), batch_sizes=(1,), out=base / "single")
+    elif part == "resumed":
+        options = replace(options, prompt_lens=None, batch_sizes=(1,), out=None)
+    prepared = prepare_resume(base / "run", options) if part == "resumed" else prepare(options)
+    with contextlib.suppress(KeyboardInterrupt):
+        run.execute(prepared, Stages(), half_at_a_time)
+    Stages().stage("the end")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=10_000)
+    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--part", choices=PARTS)
+    asked = parser.parse_args()
+    base = asked.folder or Path(tempfile.mkdtemp(prefix="roofscope-sizes-"))
+    if asked.part:
+        run_part(asked.part, round(asked.cells**0.5), base)
+        return
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=4096)).save_pretrained(base / "model")
+    for part in PARTS:
+        print(f"{part}:", flush=True)
+        arguments = ["--cells", str(asked.cells), "--folder", str(base), "--part", part]
+        subprocess.run([sys.executable, __file__, *arguments], check=True)
     for file in sorted((base / "run").iterdir()):
         print(f"{file.stat().st_size / 1e6:10.2f} MB  {file.name}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,23 @@ def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> Non
         pages.append(html_report(run))
     assert took_s[1] < 8 * took_s[0]
     assert len(pages[1]) < 2 * len(pages[0])
+    columns = json.loads(pages[1].split('id="rows">')[1].split("</script>")[0])
+    assert {len(column["at"]) for column in columns} == {512}, "sorting looks at all of them"
     assert "200 of 512 rows" in pages[1]
     assert "prefill (eager) (144 of 256)" in pages[1]
+
+
+def test_a_row_of_a_judgement_takes_little_memory(tmp_path: Path) -> None:
+    """13 kB a row at the peak, so that 20,000 rows take 0.3 GB; 30 kB when each row held tables of its own."""
+    folders = {side: enlarge(SOURCE, tmp_path / str(side), side, side) for side in (4, 12)}
+    judge_folder(folders[4])
+    peaks = {}
+    for side, folder in folders.items():
+        tracemalloc.start()
+        judge_folder(folder)
+        peaks[side] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (peaks[12] - peaks[4]) / (2 * 12**2 - 2 * 4**2) < 20_000
 
 
 @pytest.mark.timing

@@ -17,7 +17,7 @@ Covers = Literal["prefill", "decode", "generate"]
 _LONGEST_TEXT = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of another tool. Shapes that its file does not name are None."""
 
@@ -63,7 +63,7 @@ class Figure:
     @property
     def tokens(self) -> int | None:
         """New tokens that the time went into: those of the prompts, or those that were generated."""
-        each = {"prefill": self.prompt_len, "decode": 1, "generate": self.new_tokens}[self.covers]
+        each = self.prompt_len if self.covers == "prefill" else 1 if self.covers == "decode" else self.new_tokens
         return None if each is None or self.batch_size is None else each * self.batch_size
 
     def of_one_batch(self) -> Figure:
@@ -115,6 +115,8 @@ def number_of(value: object, what: str) -> float:
 
 def whole_of(value: object, what: str, least: int = 0) -> int:
     """A whole number of at least `least`. Raises RequestError naming `what`."""
+    if type(value) is str and value.isdecimal() and len(value) < 16 and int(value) >= least:
+        return int(value)  # as nearly all of a table's are written
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

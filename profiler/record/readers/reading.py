@@ -6,8 +6,10 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from profiler.errors import RequestError
 from profiler.record.readers import (
@@ -22,7 +24,7 @@ from profiler.record.readers import (
     vllm,
 )
 from profiler.record.readers.figures import ForeignFile, shown
-from profiler.units import visible_in
+from profiler.units import plain, visible_in
 
 Record = Mapping[str, Any]
 Reader = Callable[[list[Record]], ForeignFile | None]
@@ -48,7 +50,7 @@ TOOLS = (
 
 def read_foreign(path: Path) -> ForeignFile:
     """Another tool's file. Raises RequestError with one line for what is broken, too large, or of no known tool."""
-    records: list[Record] = visible_in(_records(path))
+    records = _records(path)
     for read in READERS:
         try:
             found = read(records)
@@ -64,7 +66,7 @@ def read_foreign(path: Path) -> ForeignFile:
 
 
 def _records(path: Path) -> list[Record]:
-    """The file's objects or rows, whatever it is written in."""
+    """The file's objects or rows, whatever it is written in, with texts that act on nothing."""
     try:
         size = path.stat().st_size
         if size > _MOST_BYTES:
@@ -76,10 +78,12 @@ def _records(path: Path) -> list[Record]:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not text.strip():
         raise RequestError(f"{path} is empty.")
-    if text.lstrip()[0] in "[{":
-        return _json(path, text)
-    rows = _markdown(text) if text.lstrip().startswith("|") else _csv(path, text)
-    return list(rows)
+    is_json = text.lstrip()[0] in "[{"
+    read = partial(_json, path) if is_json else _markdown if text.lstrip().startswith("|") else partial(_csv, path)
+    found = read(text)
+    # Within quotes a line may end in the middle of a CSV's cell.
+    kept = plain(text) and (is_json or '"' not in text)
+    return found if kept else cast(list[Record], visible_in(found))
 
 
 def _json(path: Path, text: str) -> list[Record]:
@@ -108,8 +112,9 @@ def _line(path: Path, number: int, line: str) -> Any:
 
 def _csv(path: Path, text: str) -> list[Record]:
     try:
-        reader = csv.DictReader(io.StringIO(text), strict=True)
-        return [{(name or "").strip(): value for name, value in row.items()} for row in reader]
+        rows = filter(None, csv.reader(io.StringIO(text), strict=True))
+        names = [name.strip() for name in next(rows, ())]
+        return [dict(zip_longest(names, row)) for row in rows]
     except csv.Error as error:
         raise RequestError(f"{path} is broken CSV: {shown(error)}.") from None
 

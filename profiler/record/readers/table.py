@@ -37,7 +37,7 @@ def _figure(record: Mapping[str, Any]) -> Figure:
     context = record.get("context_len")
     new = whole_of(record["new_tokens"], "new_tokens", 1) if record.get("new_tokens") else None
     covers = _COVERS[phase or ("decode" if new else "prefill")]
-    tokens = batch * {"prefill": prompt, "decode": 1, "generate": new or 0}[covers]
+    tokens = batch * (prompt if covers == "prefill" else 1 if covers == "decode" else new or 0)
     if record.get("latency_s"):
         seconds = number_of(record["latency_s"], "latency_s")
     else:
