@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import attention
+from . import attention, four_bit
 from .allocator import Block
 from .card import Card, Region, Work
 from .graph import Graph
@@ -104,6 +104,7 @@ class CardMode(TorchDispatchMode):
             "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
             "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
             "bitsandbytes::int8_scaled_mm": self._multiply_int8,
+            "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
         """Operators of libraries that nobody may have imported."""
 
@@ -336,6 +337,23 @@ class CardMode(TorchDispatchMode):
         with self:
             sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
             return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
+
+    def _multiply_4bit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpacked in the product, or written out first."""
+        values, packed, shape, absmax, blocksize, quant_type, *_ = args
+        func = torch.ops.bitsandbytes.gemm_4bit.default
+        if four_bit.fuses(values, shape, blocksize):
+            result = self._shapes.result(func, args, kwargs)
+            card = self._cards[values.device.index]
+            self._send(card, self._kind(func), args, list(_tensors((*args, *kwargs.values()))), [result])
+            return result
+        bitsandbytes = torch.ops.bitsandbytes
+        with self:
+            if (nested := kwargs.get("absmax_8bit")) is not None:
+                unpack = bitsandbytes.dequantize_blockwise.default
+                absmax = unpack(nested, absmax, kwargs["absmax_code"], 256, torch.float32) + kwargs["absmax_offset"]
+            dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
+            return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
 
     def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
