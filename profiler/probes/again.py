@@ -511,7 +511,7 @@ def _on_parts(noted: Noted, call: Call, model: Any, parts: Sequence[Sequence[int
     runs = []
     for part in parts:
         rows = torch.tensor(part, device=noted.mask.device)
-        columns = noted.mask[rows].bool().any(0)
+        columns = noted.mask[rows].bool().any(0).nonzero()[:, 0]
         cut = copy.copy(noted)
         cut.arguments = (
             tuple(of_part(value, rows, columns) for value in args),

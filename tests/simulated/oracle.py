@@ -207,6 +207,7 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     ends = []
     for step in steps:
         for kernel in step:
+            host_s += kernel.host_operators * truth.host_operator_s
             if kernel.launched:
                 host_s += truth.graph_launch_s if len(step) > 1 and not step[1].launched else truth.launch_s
             ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
@@ -254,7 +255,11 @@ def _faster(truth: Truth) -> dict[str, Truth]:
             bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
         ),
         "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
-        "overhead-bound": truth.but(launch_s=truth.launch_s / _FASTER, graph_launch_s=truth.graph_launch_s / _FASTER),
+        "overhead-bound": truth.but(
+            launch_s=truth.launch_s / _FASTER,
+            graph_launch_s=truth.graph_launch_s / _FASTER,
+            host_operator_s=truth.host_operator_s / _FASTER,
+        ),
     }
 
 
