@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
+from profiler.diagnosis.regimes import Flag
 from profiler.engines.transformers import GraphEngine
 from profiler.machine.readings import Timeline
 from profiler.record.run import Run, read_gathered
@@ -90,12 +91,13 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
     for phase, row in held(scenario, truth, run, tmp_path):
         if phase.phase == "prefill" and host != "slow":
             assert (phase.regime, row["regime"]) == ("compute-bound", "compute-bound")
-            print(host, phase.batch_size, first_lever(run, row))
+            assert first_lever(run, row).startswith("another card")
         if phase.phase == "decode":
             # With the middling host the card idles for a third of the step: no graph makes that twice as fast.
             expected = {"slow": "overhead-bound", "middling": "mixed", "fast": "memory-bound"}[host]
             assert (phase.regime, row["regime"]) == (expected, expected)
-            print(host, phase.batch_size, first_lever(run, row))
+            if phase.batch_size == 8 and host != "middling":  # no larger batch was measured
+                assert (first_lever(run, row) == "CUDA graphs") == (host == "slow")
 
 
 @pytest.mark.parametrize("engine", ["static", "graph"])
@@ -221,15 +223,19 @@ def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
-    """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest."""
+    """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest.
+
+    The kernel that unpacks within the product reaches a quarter of its roofs here, and is to blame for most of a step.
+    """
+    truth = T4.but(kernel_share={"gemm_4bit": 0.25})
     scenario = Scenario("mistral-7b-v0.3", 2, quant="nf4", prompt_lens=[128], batch_sizes=[1], new_tokens=4)
-    run, _ = said(scenario, [T4], tmp_path, dtype="auto")
+    run, _ = said(scenario, [truth], tmp_path, dtype="auto")
     assert run.document.model.dtype == "float16", "a T4 has no bfloat16 units"
-    for phase, row in held(scenario, T4, run, tmp_path):
-        print(row["regime"], first_lever(run, row), [i.flags for i in run.document.evidence])
-        assert (phase.dequantise_s > 0.2 * phase.latency_s) == (phase.phase == "prefill")
-        expected = {"prefill": ("memory-bound", "mixed"), "decode": ("memory-bound", "memory-bound")}[phase.phase]
-        assert (phase.regime, row["regime"]) == expected
+    assert {item.flags for item in run.document.evidence} == {(Flag.INEFFICIENT_KERNELS,)}
+    for phase, row in held(scenario, truth, run, tmp_path):
+        assert (phase.dequantise_s > 0.1 * phase.latency_s) == (phase.phase == "prefill")
+        assert (phase.regime, row["regime"]) == ("kernel-bound", "kernel-bound")
+        assert first_lever(run, row).startswith("other kernels")
 
 
 def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
@@ -250,9 +256,7 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     truth = RTX_4090.but(launch_s=0.5e-6, graph_launch_s=0.5e-6, smallest_kernel_s=0.3e-6)
     scenario = Scenario("smollm2-135m", 12, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
-    assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
-    for phase, row in held(scenario, truth, run, tmp_path):
-        print(phase, row["regime"], first_lever(run, row))
+    assert [phase.phase for phase, _ in held(scenario, truth, run, tmp_path)] == ["prefill", "decode"]
 
 
 def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
