@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from .__main__ import main
 from .guard import why_not
 
 pytestmark = [
@@ -23,11 +23,14 @@ ASKED = (
 )
 
 
-def test_the_door_for_doubters(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.simulated", *ASKED.split()]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+def test_the_door_for_doubters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "measured"))
+    monkeypatch.setattr(sys, "argv", ["tests.simulated", *ASKED.split()])
+    main()
+    found = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "measured").exists(), "no simulated roof lies beside measured ones"
     assert {*found["truth"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "launch_s"}
     assert {*found["recovered"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "dispatch_s"}
     assert found["truth"]["memory_bytes_per_s"] == 1.3e12

@@ -91,12 +91,13 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
     for phase, row in held(scenario, truth, run, tmp_path):
         if phase.phase == "prefill" and host != "slow":
             assert (phase.regime, row["regime"]) == ("compute-bound", "compute-bound")
-            assert first_lever(run, row).startswith("another card")
+            if phase.batch_size == 8:  # no larger batch was measured
+                assert first_lever(run, row).startswith("another card")
         if phase.phase == "decode":
             # With the middling host the card idles for a third of the step: no graph makes that twice as fast.
             expected = {"slow": "overhead-bound", "middling": "mixed", "fast": "memory-bound"}[host]
             assert (phase.regime, row["regime"]) == (expected, expected)
-            if phase.batch_size == 8 and host != "middling":  # no larger batch was measured
+            if phase.batch_size == 8 and host != "middling":
                 assert (first_lever(run, row) == "CUDA graphs") == (host == "slow")
 
 
