@@ -158,13 +158,13 @@ class KernelTimes(Protocol):
 class Kernels:
     """What the kernels of a model take alone at other shapes, from those at which they were replayed."""
 
-    lines: Mapping[tuple[str, bool], Line]
-    """By operator and, for those that see last positions, whether it is a prefill: one over rows."""
+    lines: Mapping[str, Line]
+    """By operator: its time over its roof, over rows."""
     surfaces: Mapping[str, Surface]
     """By operator: the log of its time over its roof and its least time, over batch, query and depth (attention)."""
     least_s: Mapping[str, float]
     """The shortest that such an operator was seen to take: its call, or its launch."""
-    conversions: Mapping[tuple[str, bool], Line]
+    conversions: Mapping[str, Line]
     small: Line | None = None
     """Of all kernels that are not replayed one by one, over tokens: their time over their traffic or their least
     time; None where they were not run alone."""
@@ -175,7 +175,8 @@ class Kernels:
             least_s = self.least_s[column.operator]
             ratio = np.exp(self.surfaces[column.operator].level(octaves(steps)))
             return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
-        return _along(self.lines, column, steps, roof_s)
+        known = self.lines.get(column.operator)
+        return None if known is None else known.seconds(column.rows, roof_s)
 
     def small_s(self, steps: Steps, traffic_s: Array) -> Array:
         """As they were when they were run alone: so long as their number takes, or as their traffic, which a cache may
@@ -186,21 +187,8 @@ class Kernels:
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
-        found = _along(self.conversions, column, steps, np.full(len(steps), NO_ROOF_S))
-        return np.zeros(len(steps)) if found is None else found
-
-
-def _along(lines: Mapping[tuple[str, bool], Line], column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
-    """Seconds along the lines of an operator, phase by phase where it has one for each."""
-    found: Array | None = None
-    for prefill in (False, True):
-        known = lines.get((column.operator, prefill and column.last_rows)) or lines.get((column.operator, prefill))
-        if known is None:
-            continue
-        chosen = steps.prefill == prefill
-        found = np.zeros(len(steps)) if found is None else found
-        found[chosen] = known.seconds(column.rows[chosen], roof_s[chosen])
-    return found
+        known = self.conversions.get(column.operator)
+        return np.zeros(len(steps)) if known is None else known.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
 
 
 @dataclass(frozen=True)
@@ -313,10 +301,10 @@ def fit(measured: Measured, device: Device) -> Fitted:
 def _kernels(measured: Measured, device: Device) -> Kernels:
     steps = measured.demanded.steps
     bandwidth = device.memory_bytes_per_s(_working_set(measured.demanded))
-    lines: dict[tuple[str, bool], Line] = {}
+    lines: dict[str, Line] = {}
     surfaces: dict[str, Surface] = {}
     least_s: dict[str, float] = {}
-    conversions: dict[tuple[str, bool], Line] = {}
+    conversions: dict[str, Line] = {}
     for column in measured.demanded.columns:
         seconds = measured.replayed_s.get(column.operator)
         if seconds is None or not (known := seconds > 0).any():
@@ -329,12 +317,11 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
             ratio = np.log(seconds[known] / (roof_s[known] + least_s[column.operator]))
             surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
             continue
+        lines[column.operator] = line(column.rows[known], seconds[known], roof_s[known])
         converting = measured.conversion_s.get(column.operator, np.full(len(steps), np.nan))
-        for prefill, chosen in _kinds(column, steps, known):
-            lines[column.operator, prefill] = line(column.rows[chosen], seconds[chosen], roof_s[chosen])
-            if (some := chosen & (converting > 0)).any():
-                none_s = np.full(int(some.sum()), NO_ROOF_S)
-                conversions[column.operator, prefill] = line(column.rows[some], converting[some], none_s)
+        if (some := known & (converting > 0)).any():
+            none_s = np.full(int(some.sum()), NO_ROOF_S)
+            conversions[column.operator] = line(column.rows[some], converting[some], none_s)
     small: Line | None = None
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
@@ -342,14 +329,6 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
         demands_s = np.maximum(_own_traffic_s(measured, device), least_s[REST])
         small = line(steps.tokens[known], rest[known], demands_s[known])
     return Kernels(lines, surfaces, least_s, conversions, small)
-
-
-def _kinds(column: OperatorColumn, steps: Steps, known: Array) -> list[tuple[bool, Array]]:
-    """Which steps share a line: all of a linear's, whose kernel sees rows alone; of one that is handed the last
-    positions as a slice, prefills and decodes apart."""
-    if not column.last_rows:
-        return [(False, known)]
-    return [(prefill, chosen) for prefill in (False, True) if (chosen := known & (steps.prefill == prefill)).any()]
 
 
 def _own_traffic_s(measured: Measured, device: Device) -> Array:

@@ -13,6 +13,16 @@ from torch import nn
 STD = 0.02
 
 
+def as_loaded(values: torch.Tensor) -> nn.Parameter:
+    """A weight as `from_pretrained` leaves it (transformers/core_model_loading.py): one that could be trained.
+
+    Gradients are never recorded here, but the kernel depends on it: where the weight could be trained, torch's matmul
+    folds a batch of last positions into one product, and else makes a batched one of as many copies of the weight
+    (should_fold in aten/src/ATen/native/LinearAlgebra.cpp).
+    """
+    return nn.Parameter(values, requires_grad=values.is_floating_point())
+
+
 def is_quantised(key: str, param: Any) -> bool:
     """Whether the parameter `key` of a module is a weight in a format of `draw`."""
     return key == "weight" and type(param).__name__ in _DRAWS

@@ -44,7 +44,6 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     if placement is not None and placement.folder is not None:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
-    module.requires_grad_(False)
     loaded_s = now_s() - start_s
     first_call_s = first_call(module, request)
     return LoadedModel(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.loading.drawn import STD, draw, is_quantised
+from profiler.loading.drawn import STD, as_loaded, draw, is_quantised
 from profiler.loading.placement import Placement, dispatch, place, read_back, written
 from profiler.loading.quantise import quantise_modules
 from profiler.loading.request import ModelRequest
@@ -53,7 +53,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
                 names[id(param)] = f"{name}.{key}"
                 fresh = True
             elif made[id(param)].device.type == "meta" and placement is not None:
-                made[id(param)] = nn.Parameter(read_back(names[id(param)], placement, on_disk), requires_grad=False)
+                made[id(param)] = as_loaded(read_back(names[id(param)], placement, on_disk))
             owner._parameters[key] = made[id(param)]
         if fresh:
             _init_values(module, owner)
@@ -69,7 +69,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
 def _unset(planned: nn.Parameter, device: torch.device) -> nn.Parameter:
     """A parameter like the planned one, all NaN: what is still so after its start values were drawn got none."""
     values = torch.empty_like(planned, device=device)
-    return nn.Parameter(values.fill_(math.nan) if values.is_floating_point() else values, requires_grad=False)
+    return as_loaded(values.fill_(math.nan) if values.is_floating_point() else values)
 
 
 def _init_values(module: Any, owner: nn.Module) -> None:

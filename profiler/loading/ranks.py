@@ -12,7 +12,7 @@ from torch import nn
 
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
-from profiler.loading.drawn import STD
+from profiler.loading.drawn import STD, as_loaded
 from profiler.loading.load import first_call
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.skeleton import from_config, quiet_libraries
@@ -45,7 +45,6 @@ def load_share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Mo
             name = request.source.name
             raise ModelError(f"{name} does not load over {group.size} ranks: {first_line(error)}.") from error
         joined.eval()
-        joined.requires_grad_(False)
         _own_memory(joined)
         _fill(skeleton, joined)
     loaded_s = now_s() - start_s
@@ -108,7 +107,7 @@ def _random(request: ModelRequest, config: Any, group: Group) -> Any:
                     values = DTensor.from_local(
                         values, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride
                     )
-                made[id(param)] = nn.Parameter(values, requires_grad=False)
+                made[id(param)] = as_loaded(values)
             owner._parameters[key] = made[id(param)]
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(group.device)
@@ -142,7 +141,7 @@ def _own_memory(joined: nn.Module) -> None:
                         own, param.device_mesh, param.placements, run_check=False, shape=param.shape,
                         stride=param.stride(),
                     )  # fmt: skip
-                copied[id(param)] = nn.Parameter(own, requires_grad=False)
+                copied[id(param)] = as_loaded(own)
             owner._parameters[key] = copied[id(param)]
 
 
@@ -162,7 +161,7 @@ def _fill(module: Any, joined: Any) -> None:
                 planned, found = tuple(param.shape), tuple(local.shape)
                 raise ModelError(f"{prefix}{key} is {found} here and not {planned}, as its plan says.")
             if id(own) not in filled:
-                filled[id(own)] = nn.Parameter(local, requires_grad=False)
+                filled[id(own)] = as_loaded(local)
             owner._parameters[key] = filled[id(own)]
         for key, _ in list(owner.named_buffers(recurse=False)):
             owner._buffers[key] = buffers[prefix + key]

@@ -265,6 +265,12 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
         yield candidate(
             "train-mode", "the model is in train mode", "model.eval() behind the load", within=lambda: _eval_mode(model)
         )  # fmt: skip
+    if settings["gradients"] == "off" and (weight := _frozen_head(model)) is not None:
+        yield candidate(
+            "frozen-weights", "weights are frozen, so that the LM head copies its weight for each last position",
+            "leave requires_grad_(False) out: within torch.inference_mode() no gradient is recorded",
+            within=lambda: _trainable(weight),
+        )  # fmt: skip
     yield from _padding(call, noted, model, again, group.like(call))
     if call.kind == "forward" and _only_last_is_used(group, recorder):
         yield candidate(
@@ -443,6 +449,25 @@ def _eval_mode(model: Any) -> Iterator[None]:
         yield
     finally:
         model.train()
+
+
+def _frozen_head(model: Any) -> torch.Tensor | None:
+    """The weight of a plain LM head that could not be trained. Of one that could, torch folds the last positions of a
+    batch into one product; else it makes a batched one of copies of the weight (should_fold in torch's
+    aten/src/ATen/native/LinearAlgebra.cpp)."""
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or head.weight.requires_grad:
+        return None
+    return head.weight if head.weight.is_floating_point() and not head.weight.is_inference() else None
+
+
+@contextlib.contextmanager
+def _trainable(weight: torch.Tensor) -> Iterator[None]:
+    weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        weight.requires_grad_(False)
 
 
 @contextlib.contextmanager

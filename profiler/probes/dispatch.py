@@ -126,28 +126,20 @@ def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tu
 def _among_weights_of(
     bench: _Bench, alone: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int]
 ) -> list[DispatchSamples]:
-    """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each."""
+    """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each.
+
+    They take turns, so that a minute in which the machine is slower falls on all of them.
+    """
     pairs = _paired_linears(bench.loaded.module, bench.twin.module)
-
-    def measured(phase: Phase, batch: int, query: int, context: int) -> DispatchSamples:
-        steps, linears, with_bare = _among_weights(bench, pairs, batch=batch, query=query)
-        return DispatchSamples(
-            engine=bench.engine.name,
-            phase=phase,
-            batch_size=batch,
-            alone_s=alone[phase],
-            among_s=steps,
-            linears_s=linears,
-            with_bare_s=with_bare,
-            cores=_called_alone(bench, Step(batch, query, context)),
-            conversions=_conversions_alone(bench, rows=batch * query),
-        )
-
-    prefill = measured("prefill", 1, _TWIN_PROMPT, 0)
-    return [
-        *(replace(prefill, batch_size=batch) for batch in batch_sizes),
-        *(measured("decode", batch, 1, _TWIN_PROMPT) for batch in batch_sizes),
-    ]
+    prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
+    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in batch_sizes]
+    every = [prefill, *decodes]
+    deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
+    while not prefill.steps or (len(prefill.steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
+        for among in every:
+            among.turn()
+    prefills, *steps = (among.samples(alone) for among in every)
+    return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
 def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
@@ -156,49 +148,65 @@ def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
     return [(hollow, real[name]) for name, hollow in twin.named_modules() if is_linear(hollow)]
 
 
-def _among_weights(
-    bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], *, batch: int, query: int
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Steps whose weights stream by: (whole steps, the linears alone, the linears with the twin's between them).
+class _Among:
+    """Steps of the twin whose weights stream by, beside the linears alone and these with the twin's between them.
 
     The twin steps with the model's own linears in the place of its hollow ones; these linears one after the other take
     their time off again, and the calls that they need with it: those are measured as the twin's own linears, called
     between the model's, under the caches that a replay meets.
     """
-    engine, clock, request = bench.engine, bench.machine.clock, bench.loaded.request
-    device, dtype = request.device, request.dtype
-    widths = {stored(linear).in_features for pair in pairs for linear in pair}
-    inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
-    bare, calls = (
-        [(linear, inputs[stored(linear).in_features]) for linear in side] for side in zip(*pairs, strict=True)
-    )
-    ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
-    steps: list[float] = []
-    linears: list[float] = []
-    with_bare: list[float] = []
-    with torch.inference_mode(), no_gc():
-        deadline_s = bench.machine.now_s() + bench.budget_s
-        while not steps or (len(steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
-            # A few steps in a row, as in a decode loop: after other work the first one finds Python colder still.
-            with _real_linears(pairs, calls):
-                state = engine.prefill(ids, _TWIN_SLOTS)
+
+    def __init__(self, bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], step: Step) -> None:
+        self._bench, self._pairs, self._step = bench, pairs, step
+        device, dtype = bench.loaded.request.device, bench.loaded.request.dtype
+        widths = {stored(linear).in_features for pair in pairs for linear in pair}
+        batch, query = int(step.batch), int(step.query)
+        inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
+        self._bare, self._calls = (
+            [(linear, inputs[stored(linear).in_features]) for linear in side] for side in zip(*pairs, strict=True)
+        )
+        self._ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
+        self.steps: list[float] = []
+        self._linears: list[float] = []
+        self._with_bare: list[float] = []
+
+    def turn(self) -> None:
+        """A few steps in a row, as in a decode loop: after other work the first one finds Python colder still."""
+        engine, clock, decodes = self._bench.engine, self._bench.machine.clock, self._step.query == 1
+        with torch.inference_mode(), no_gc():
+            with _real_linears(self._pairs, self._calls):
+                state = engine.prefill(self._ids, _TWIN_SLOTS)
                 marks = [clock.mark()]
                 for _ in range(_TWIN_RUN):
-                    state = engine.decode(state) if query == 1 else engine.prefill(ids, _TWIN_SLOTS)
+                    state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
                     marks.append(clock.mark())
-            steps += clock.seconds(marks)[1:]
+            self.steps += clock.seconds(marks)[1:]
             marks = [clock.mark()]
-            for real, x in calls:
+            for real, x in self._calls:
                 real(x)
             marks.append(clock.mark())
-            for (real, x), (hollow, y) in zip(calls, bare, strict=True):
+            for (real, x), (hollow, y) in zip(self._calls, self._bare, strict=True):
                 real(x)
                 hollow(y)
             marks.append(clock.mark())
             linears_s, both_s = clock.seconds(marks)
-            linears.append(linears_s)
-            with_bare.append(both_s)
-    return tuple(steps), tuple(linears), tuple(with_bare)
+        self._linears.append(linears_s)
+        self._with_bare.append(both_s)
+
+    def samples(self, alone: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
+        """What was measured, with the twin's own calls alone."""
+        phase: Phase = "decode" if self._step.query == 1 else "prefill"
+        return DispatchSamples(
+            engine=self._bench.engine.name,
+            phase=phase,
+            batch_size=int(self._step.batch),
+            alone_s=alone[phase],
+            among_s=tuple(self.steps),
+            linears_s=tuple(self._linears),
+            with_bare_s=tuple(self._with_bare),
+            cores=_called_alone(self._bench, self._step),
+            conversions=_conversions_alone(self._bench, rows=int(self._step.batch * self._step.query)),
+        )
 
 
 @contextlib.contextmanager

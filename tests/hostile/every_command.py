@@ -42,7 +42,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
     ]
 
 
-def hurried() -> None:
+def hurried(model: str) -> None:
     """What is measured is not the question here."""
     from profiler.roofs import measure
 
@@ -52,6 +52,7 @@ def hurried() -> None:
     patch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
     patch.setattr("profiler.job.profiling.PROFILE_BUDGET_S", 1.0)
     patch.setattr("profiler.job.profiling.installed_formats", lambda: ())
+    patch.setattr("profiler.probes.card._STANDARD", model)
     patch.setattr("profiler.probes.card._ROWS", (1, 4))
     patch.setattr("profiler.probes.card._ATTENTIONS", ((1, 1, 64), (1, 64, 64)))
     patch.setattr("profiler.probes.card._TWIN_S", 0.1)
@@ -67,7 +68,7 @@ def main(model: str, script: str, runs: str) -> None:
 
     (Path(runs) / "table.csv").write_text("batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,100\n")
     sys.addaudithook(guard)
-    hurried()
+    hurried(model)
     from profiler.cli.app import main as roofscope
 
     codes = {}

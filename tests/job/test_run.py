@@ -31,8 +31,9 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.job.foundation.measure", partial(measure, stage_budget_s=0.3))
         return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=8, out=folder
-        )
+            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, budget_s=8, no_levers=True,
+            out=folder,
+        )  # fmt: skip
 
 
 def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:

@@ -335,7 +335,7 @@ def plain_model(config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     with torch.device("cuda"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def pairs(found: Sequence[Phase], cells: Any) -> Iterator[tuple[Phase, Any]]:

@@ -30,6 +30,7 @@ FAULTS = {
         "        past, logits = found.past_key_values, found.logits\n",
     ),
     "train_mode": ("train-mode", "model.train()", "model.eval()"),
+    "frozen": ("frozen-weights", "model.requires_grad_(False)", "model.eval()"),
     "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
     "float32": ("wide-dtype", "torch.float32", '"auto"'),
     "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),

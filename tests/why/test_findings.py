@@ -15,7 +15,7 @@ from profiler.diagnosis.why import Seen, Why
 from profiler.job.why import explained
 from profiler.watching.recorder import Recorder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timing]
+pytestmark = pytest.mark.slow
 
 # What is found and what is saved are two measurements on a machine that others may use.
 ROOM = 0.25
