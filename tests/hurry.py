@@ -9,7 +9,7 @@ import pytest
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False) -> None:
-    """Roofs that were kept stand, two visits and one look at the machine and its host are enough, no unopened picture is drawn."""
+    """Roofs that were kept stand, two visits and one look at each are enough, no unopened picture is drawn."""
     patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
     patch.setattr("profiler.job.measuring.look_again", lambda *_: None)
     patch.setattr("profiler.roofs.host.measure_host_pace.__defaults__", (0.1,))
