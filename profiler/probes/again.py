@@ -38,6 +38,7 @@ _HOPELESS = 2.0
 _NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
 Run = Callable[[], Any]
+Mode = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ def _candidates(group: _Group, recorder: Recorder) -> Iterator[_Candidate]:
     if call.kind == "forward" and settings["gradients"] == "on" and not recorder.trained:
         yield candidate(
             "grad-on", "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
-            _repeat(noted, call, model, gradients=False),
+            _repeat(noted, call, model, inference=True),
         )  # fmt: skip
     if settings["mode"] == "train" and not recorder.trained:
         yield candidate(
@@ -328,7 +329,7 @@ def _repeat(
     model: Any,
     options: Mapping[str, object] | None = None,
     *,
-    gradients: bool | None = None,
+    inference: bool = False,
     ids: Any = None,
 ) -> Run:
     """The same call again, of the same length, with some of its arguments changed."""
@@ -339,24 +340,26 @@ def _repeat(
     named |= options or {}
     if named.get("assistant_model", True) is None:
         del named["assistant_model"]
-    wants = (call.settings["gradients"] == "on") if gradients is None else gradients
+    # What is advised is tried: inference_mode() leaves out more than no_grad() does.
+    as_it_was = functools.partial(torch.set_grad_enabled, call.settings["gradients"] == "on")
+    mode: Mode = torch.inference_mode if inference else as_it_was
     entry = model.generate if call.kind == "generate" else model
     if call.context_len and ids is None:
-        return _behind(model, call, args, named, wants)
+        return _behind(model, call, args, named, mode)
 
     def run() -> object:
-        with torch.set_grad_enabled(wants):
+        with mode():
             return entry(*args, **named)
 
     return run
 
 
-def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], wants: bool) -> Run:
+def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> Run:
     """A forward behind a cache, which is filled before the first run and cut back before each other."""
     filled: list[Any] = []
 
     def run() -> object:
-        with torch.set_grad_enabled(wants):
+        with mode():
             if not filled:
                 ids = torch.zeros(call.batch_size, call.context_len, dtype=torch.long, device=model.device)
                 filled.append(model(ids, use_cache=True).past_key_values)
@@ -536,7 +539,7 @@ def _on_parts(noted: Noted, call: Call, model: Any, parts: Sequence[Sequence[int
     runs = []
     for part in parts:
         rows = torch.tensor(part, device=noted.mask.device)
-        columns = noted.mask[rows].bool().any(0)
+        columns = noted.mask[rows].bool().any(0).nonzero()[:, 0]
         cut = copy.copy(noted)
         cut.arguments = (
             tuple(of_part(value, rows, columns) for value in args),

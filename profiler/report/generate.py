@@ -33,7 +33,7 @@ def _line(tax: GenerateTax, installed: str) -> str:
     step = "step" if tax.phase == "decode" else "prefill"
     version = tax.transformers or installed
     words = (
-        f"transformers {version}'s generate {'adds' if tax.tax_s >= 0 else 'saves'} {duration(abs(tax.tax_s))}"
+        f"transformers {version}'s generate adds {duration(tax.tax_s)}"
         f" ({duration(tax.low_s)} to {duration(tax.high_s)}) to our {step} of {duration(tax.own_s)}"
         f" at {tax.key.cell.batch_size} x {tax.key.cell.depth}, {percent(tax.tax_s / tax.own_s)}"
     )

@@ -26,7 +26,13 @@ _LONGEST_BREAK = 120
 # What calls of the wrappers cost is measured by so many.
 _OVERHEAD_CALLS = 2000
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
-_OF_A_CONFIG = ("_attn_implementation_internal", "_experts_implementation_internal", "use_cache", *_EXTRAS)
+_OF_A_CONFIG = (
+    "_attn_implementation_internal",
+    "_experts_implementation_internal",
+    "_output_attentions",
+    "use_cache",
+    *_EXTRAS,
+)
 """Where a config keeps what settings are read from."""
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that hand its values to the host, which waits until the device has them."""
@@ -362,7 +368,11 @@ class Recorder:
         if parameter is None:
             parameter = next(model.parameters())
             self._kept_settings[model] = (weakref.ref(parameter), kept)
-        key = (parameter.dtype, parameter.device, model.training, *_seen_cheaply(vars(model.config), named))
+        placed = vars(model).get("hf_device_map")
+        key = (
+            parameter.dtype, parameter.device, model.training, placed and tuple(placed.values()),
+            *_seen_cheaply(vars(model.config), named),
+        )  # fmt: skip
         found: tuple[dict[str, str], Any] | None = kept.get(key)
         if found is None:
             found = kept[key] = (_settings(kind, model, named), model.device)

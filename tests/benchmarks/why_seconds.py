@@ -18,9 +18,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "why"))
 
-from planted_faults import FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama
+from planted_faults import CHEAP_FAULTS, FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama
 
 from profiler.job.why import explained
+
+ALL = FAULTS | CHEAP_FAULTS
 
 
 def held(name: str, rounds: int, model: Path, folder: Path) -> str:
@@ -34,9 +36,9 @@ def held(name: str, rounds: int, model: Path, folder: Path) -> str:
         without = run_watched(folder / f"{name}.py", model).seen(name)
         wall.append(found.seen.watched_s)
         saved.append(found.seen.watched_s - without.watched_s)
-        said.append(sum(item.saves_s for item in found.findings if item.id == FAULTS[name][0]))
+        said.append(sum(item.saves_s for item in found.findings if item.id == ALL[name][0]))
         first.append(found.findings[0].id if found.findings else "-")
-        rest = [(item.saves_s, item.id) for item in found.findings if item.id != FAULTS[name][0]]
+        rest = [(item.saves_s, item.id) for item in found.findings if item.id != ALL[name][0]]
         others.append(max(rest, default=(0.0, "-")))
     said_s, saved_s = statistics.median(said), statistics.median(saved)
     ratios = ", ".join(f"{a / b:.2f}" for a, b in zip(said, saved, strict=True))
@@ -50,7 +52,7 @@ def held(name: str, rounds: int, model: Path, folder: Path) -> str:
 def main() -> None:
     """Print a line a script."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(FAULTS))
+    parser.add_argument("names", nargs="*", default=list(ALL))
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     print(f"{'script':22} {'took s':>6} {'said s':>7} {'saved s':>7} {'ratio':>6}  (each round)", flush=True)

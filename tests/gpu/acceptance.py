@@ -349,12 +349,21 @@ def engines(bench: Bench) -> Iterator[Check]:
     times = {row["engine"]: row["latency_s"] for row in decode.to_dict("records")}
     best = float(decode["bytes_per_s"].max()) / run.document.ceilings.memory_bytes_per_s
     large = bench.cuda and run.document.model.storage_bytes > _LARGE_BYTES
-    passed = best >= 0.85 if large else None
-    why = "" if large else "a claim about 7B models on GPUs"
     fastest = decode.sort_values("latency_s").iloc[0]
+    # A thousand small kernels of 2 us each take a fifth of such a step, whose replay runs them one after the other.
+    left = 1 - float(fastest["kernel_s"]) / float(fastest["latency_s"])
+    passed = best / left >= 0.85 if large else None
+    why = "" if large else "a claim about 7B models on GPUs"
     missing = {term: float(fastest[term]) for term in SPLIT if term not in ("weights_s", "kv_s")}
-    figures = {"share": best, "step_s": times, "engine": fastest["engine"], "missing_s": missing}
-    yield Check("best engine / measured bandwidth, batch 1", passed, figures, ">= 0.85", why)
+    figures = {
+        "share": best,
+        "kernels_lose": 1 - left,
+        "step_s": times,
+        "engine": fastest["engine"],
+        "missing_s": missing,
+    }
+    threshold = ">= 0.85 of the time that kernels, run alone, do not lose"
+    yield Check("best engine / measured bandwidth, batch 1", passed, figures, threshold, why)
     if "graph" in times:
         host = 1 - times["graph"] / times["eager"]
         eager = decode[decode["engine"] == "eager"].iloc[0]

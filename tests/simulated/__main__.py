@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from .guard import why_not
 from .oracle import Phase, pairs
@@ -65,7 +67,8 @@ def doubted(asked: argparse.Namespace) -> dict[str, Any]:
         [int(part) for part in asked.batch_sizes.split(",")],
         asked.new_tokens,
     )
-    with tempfile.TemporaryDirectory(prefix="roofscope-simulated-") as folder:
+    with tempfile.TemporaryDirectory(prefix="roofscope-simulated-") as folder, mock.patch.dict(os.environ) as kept:
+        kept["XDG_CACHE_HOME"] = folder  # roofs of a simulated card are never kept beside measured ones
         known = so(scenario, truth, Path(folder))
         run, _ = said(scenario, [truth], Path(folder))
         ceilings, cells = run.document.ceilings, run.cells

@@ -41,6 +41,8 @@ class Kernel:
     l2_bytes: int
     launched: bool
     """Whether the host launched it; all but the first of a replayed graph are not."""
+    host_operators: int = 0
+    """How many operators the host ran on its own tensors since the launch before."""
     awaited: bool = False
     """Whether the host waited for it."""
     duration_s: float = 0.0
@@ -94,6 +96,7 @@ class Card:
         self.spans: list[tuple[float, float]] = []
         """Start and end of what kept it busy lately."""
         self.log: list[Kernel] | None = None
+        self._operators_before = 0
         self._cache = Cache(truth.l2_bytes)
 
     @property
@@ -143,7 +146,9 @@ class Card:
         else:
             self.spans.append((start_s, start_s + seconds))
             del self.spans[:-64]
+        operators, self._operators_before = self.host.operators - self._operators_before, self.host.operators
         if self.log is not None:
+            kernels[0].host_operators = operators
             for kernel in kernels:
                 kernel.start_s = start_s
                 start_s += kernel.duration_s

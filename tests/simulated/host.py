@@ -14,6 +14,8 @@ class Host:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.unix_at_start_s = 1.8e9 - self.now_s
+        self.operators = 0
+        """How many ran on its own tensors."""
         self._sleepers: list[Sleep] = []
 
     def advance(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import attention
+from . import attention, four_bit
 from .allocator import Block
 from .card import Card, Region, Work
 from .graph import Graph
@@ -104,6 +104,7 @@ class CardMode(TorchDispatchMode):
             "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
             "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
             "bitsandbytes::int8_scaled_mm": self._multiply_int8,
+            "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
         """Operators of libraries that nobody may have imported."""
 
@@ -115,10 +116,7 @@ class CardMode(TorchDispatchMode):
         kind = self._kinds.get(id(func)) or self._kind(func)
         if kind.pinning is not None:
             return kind.pinning(args[0])
-        device = kwargs.get("device")
-        wanted = torch.device(device) if device is not None else None
-        on_card = (wanted is not None and wanted.type == "cuda") or any(isinstance(t, FakeTensor) for t in tensors)
-        if not on_card:
+        if not (any(isinstance(t, FakeTensor) for t in tensors) or _asks_for_a_card(args, kwargs)):
             return self._on_host(func, tensors, args, kwargs)
         if kind.special is not None:
             return kind.special(args, kwargs)
@@ -134,6 +132,8 @@ class CardMode(TorchDispatchMode):
             self._send(card, kind, args, tensors, outputs)
         if kind.valued is not None:
             result.value = kind.valued(*map(_value, args))
+        elif func is aten.sum.default and tensors[0].dtype is torch.bool:  # how transformers asks whether all are true
+            result.value = _value(tensors[0]) * tensors[0].numel()
         return result
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -168,6 +168,7 @@ class CardMode(TorchDispatchMode):
         return kind
 
     def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self._host.operators += 1
         self._host.advance(self._cards[0].truth.host_operator_s)
         pinned = kwargs.pop("pin_memory", False)
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
@@ -337,6 +338,23 @@ class CardMode(TorchDispatchMode):
             sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
             return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
 
+    def _multiply_4bit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpacked in the product, or written out first."""
+        values, packed, shape, absmax, blocksize, quant_type, *_ = args
+        func = torch.ops.bitsandbytes.gemm_4bit.default
+        if four_bit.fuses(values, shape, blocksize):
+            result = self._shapes.result(func, args, kwargs)
+            card = self._cards[values.device.index]
+            self._send(card, self._kind(func), args, list(_tensors((*args, *kwargs.values()))), [result])
+            return result
+        bitsandbytes = torch.ops.bitsandbytes
+        with self:
+            if (nested := kwargs.get("absmax_8bit")) is not None:
+                unpack = bitsandbytes.dequantize_blockwise.default
+                absmax = unpack(nested, absmax, kwargs["absmax_code"], 256, torch.float32) + kwargs["absmax_offset"]
+            dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
+            return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
+
     def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
@@ -362,6 +380,8 @@ class CardMode(TorchDispatchMode):
             result = torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         else:
             result = self._faked(aten._to_copy.default, [self._as_fake(source)], kwargs)
+            if result.dtype is torch.bool and not isinstance(source, FakeTensor) and bool(source.all()):
+                result.value = True
         self._take(result)
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
         return result
@@ -400,6 +420,11 @@ class CardMode(TorchDispatchMode):
         card.launch(Work("copy over the link", link_s=size / speed))
         if not (pinned and asynchronous):
             card.stream.synchronize()
+
+
+def _asks_for_a_card(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    device = kwargs.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
+    return device is not None and torch.device(device).type == "cuda"
 
 
 def _value(argument: Any) -> Any:

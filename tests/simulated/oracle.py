@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .card import Card, Kernel, duration_s
+from .card import Card, Kernel, Region, duration_s
 from .pricing import PRODUCTS, aten, product_dtype
 from .truth import Truth
 from .world import World
 
-_PRODUCTS = tuple(str(func) for func in PRODUCTS)
+_PACKED = "bitsandbytes.gemm_4bit"
+"""A product that unpacks its weight on the way."""
+_PRODUCTS = (*(str(func) for func in PRODUCTS), _PACKED)
+_DEQUANTISING = "bitsandbytes.dequantize"
+"""Kernels that write a dense copy of a packed weight."""
 _ATTENTION = ("flash attention", "memory-efficient attention")
 _OF_HEADS = str(aten.bmm.default)
 """Attention in plain products: scores, then values."""
@@ -56,6 +60,8 @@ class Phase:
     compute_s: float
     """FLOPs of products and attention that arithmetic bounds, at the card's peaks; no causal attention needs the half
     of the square that a product of it computes as well."""
+    dequantise_s: float
+    """What kernels take that write dense copies of packed weights."""
     beside_s: float
     """What kernels take beyond all of this: what they lose, and what the algorithm would not need."""
     link_s: float
@@ -110,8 +116,11 @@ class _Asked:
     """Query heads that share a key."""
     dtype: str
 
-    def roofs_s(self, kernel: Kernel, queries: int, truth: Truth) -> tuple[float, float]:
-        """Seconds that the FLOPs and the bytes of a product or an attention ask for, with so many queries each."""
+    def roofs_s(self, kernel: Kernel, queries: int, truth: Truth, stored: Mapping[Region, int]) -> tuple[float, float]:
+        """Seconds that the FLOPs and the bytes of a product or an attention ask for, with so many queries each.
+
+        Of a weight that is a dense copy what is `stored` of it counts.
+        """
         work, dtype = kernel.work, kernel.work.dtype
         if work.name.startswith(_ATTENTION):
             flops, nbytes = work.flops, float(work.reads[1][1] + work.reads[2][1])
@@ -120,8 +129,11 @@ class _Asked:
             repeated = self.groups * _BYTES[dtype] / _BYTES[self.dtype]
             flops, nbytes = work.flops * (queries + 1) / (2 * queries), work.reads[1][1] / repeated
             dtype = self.dtype
+        elif work.name.startswith(_PACKED):
+            flops, nbytes = work.flops, float(sum(size for _, size in work.reads[1:]))
         else:
-            flops, nbytes = work.flops, float(work.reads[1 if work.name.startswith(_BY_EXPERTS) else -1][1])
+            weight = work.reads[1 if work.name.startswith(_BY_EXPERTS) else -1]
+            flops, nbytes = work.flops, float(stored.get(weight, weight[1]))
         return flops / truth.flops_per_s[dtype], nbytes / truth.bytes_per_s
 
 
@@ -143,12 +155,16 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
     device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
-    weights_s = kv_s = compute_s = 0.0
+    weights_s = kv_s = compute_s = dequantise_s = 0.0
+    stored: dict[Region, int] = {}
     for kernel in middle:
+        if kernel.work.name.startswith(_DEQUANTISING):
+            dequantise_s += kernel.duration_s
+            stored[kernel.work.writes[0]] = sum(size for _, size in kernel.work.reads)
         part = _part(kernel)
         if part is None:
             continue
-        computing_s, moving_s = asked.roofs_s(kernel, prompt if name == "prefill" else 1, truth)
+        computing_s, moving_s = asked.roofs_s(kernel, prompt if name == "prefill" else 1, truth, stored)
         if computing_s > moving_s:
             compute_s += computing_s
         elif part == "weights":
@@ -168,6 +184,7 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
         weights_s=weights_s,
         kv_s=kv_s,
         compute_s=compute_s,
+        dequantise_s=dequantise_s,
         beside_s=device_s - weights_s - kv_s - compute_s - link_s,
         link_s=link_s,
         peak_bytes=0,
@@ -190,6 +207,7 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     ends = []
     for step in steps:
         for kernel in step:
+            host_s += kernel.host_operators * truth.host_operator_s
             if kernel.launched:
                 host_s += truth.graph_launch_s if len(step) > 1 and not step[1].launched else truth.launch_s
             ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
@@ -222,7 +240,9 @@ def replace_link(kernel: Kernel) -> Kernel:
 
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:
-    """What a product or an attention kernel takes beyond its roofs."""
+    """What a product or an attention kernel takes beyond its roofs, and all of one that only converts its weight."""
+    if kernel.work.name.startswith(_DEQUANTISING):
+        return kernel.duration_s
     if _part(kernel) is None:
         return 0.0
     whole = truth.but(kernel_share={}, smallest_kernel_s=0.0)
@@ -235,7 +255,11 @@ def _faster(truth: Truth) -> dict[str, Truth]:
             bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
         ),
         "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
-        "overhead-bound": truth.but(launch_s=truth.launch_s / _FASTER, graph_launch_s=truth.graph_launch_s / _FASTER),
+        "overhead-bound": truth.but(
+            launch_s=truth.launch_s / _FASTER,
+            graph_launch_s=truth.graph_launch_s / _FASTER,
+            host_operator_s=truth.host_operator_s / _FASTER,
+        ),
     }
 
 

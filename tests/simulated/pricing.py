@@ -62,7 +62,12 @@ def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
     return 2.0 * args[0].numel() * args[1].shape[0], args[0]
 
 
-NAMED_PRODUCTS = {"bitsandbytes::int8_linear_matmul": _by_rows}
+def _packed(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
+    """Of a weight in 4 bits, whose shape is handed over beside it."""
+    return 2.0 * args[0].numel() * args[2][0], args[0]
+
+
+NAMED_PRODUCTS = {"bitsandbytes::int8_linear_matmul": _by_rows, "bitsandbytes::gemm_4bit": _packed}
 """The same for operators of libraries that nobody may have imported, by their names."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from .__main__ import main
 from .guard import why_not
 
 pytestmark = [
@@ -17,26 +18,34 @@ pytestmark = [
 ]
 
 ASKED = (
-    "--model mistral-7b-v0.1 --layers 2 --bandwidth 1.3e12 --flops float16=1.1e14 --launch 7e-6 --memory 24e9"
-    " --engine eager --prompt-lens 128 --batch-sizes 1,8 --format json"
+    "--model mistral-7b-v0.1 --layers 4 --bandwidth 1.3e12 --flops float16=1.1e14 --launch 7e-6 --memory 24e9"
+    " --engine eager --prompt-lens 128,512 --batch-sizes 1,8 --format json"
 )
 
 
-def test_the_door_for_doubters(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "tests.simulated", *ASKED.split()]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+def test_the_door_for_doubters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "measured"))
+    monkeypatch.setattr(sys, "argv", ["tests.simulated", *ASKED.split()])
+    main()
+    found = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "measured").exists(), "no simulated roof lies beside measured ones"
+    assert {*found["truth"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "launch_s"}
+    assert {*found["recovered"]} >= {"memory_bytes_per_s", "compute_flops_per_s", "dispatch_s"}
     assert found["truth"]["memory_bytes_per_s"] == 1.3e12
     for name in ("memory_bytes_per_s", "compute_flops_per_s"):
         assert found["recovered"][name] == pytest.approx(found["truth"][name], rel=0.03)
     for name in ("launch_s", "dispatch_s"):
         assert found["recovered"][name] == pytest.approx(found["truth"][name], rel=0.05)
-    assert [(cell["phase"], cell["batch_size"]) for cell in found["cells"]] == [
-        ("prefill", 1),
-        ("decode", 1),
-        ("prefill", 8),
-        ("decode", 8),
-    ]
+    assert {(cell["phase"], cell["batch_size"], cell["prompt_len"]) for cell in found["cells"]} == set(
+        itertools.product(("prefill", "decode"), (1, 8), (128, 512))
+    )
     for cell in found["cells"]:
-        assert cell["said"]["latency_s"] == pytest.approx(cell["truth"]["latency_s"], rel=0.05)
+        said, truth = cell["said"], cell["truth"]
+        assert {*said} == {*truth, "confidence", "unexplained_s"}
+        assert said["latency_s"] == pytest.approx(truth["latency_s"], rel=0.05)
+        # What a prefill's small kernels lose is not known apart where no graph holds it: its layers have a window.
+        device_s = said["device_s"] + (said["unexplained_s"] if cell["phase"] == "prefill" else 0.0)
+        assert abs(device_s - truth["device_s"]) < 0.05 * truth["latency_s"], cell
+        assert abs(said["exposed_dispatch_s"] - truth["exposed_dispatch_s"]) < 0.05 * truth["latency_s"], cell

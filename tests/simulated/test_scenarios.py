@@ -7,17 +7,16 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from profiler.diagnosis.regimes import Flag
 from profiler.engines.transformers import GraphEngine
 from profiler.machine.readings import Timeline
 from profiler.record.run import Run, read_gathered
-from profiler.work.formats import four_bit_dense_from_rows
 
 from .compiled import COMPILATION_S, RECORDING_S
 from .guard import why_not
@@ -25,7 +24,7 @@ from .oracle import Phase, pairs
 from .scenario import Scenario, said, so
 from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, Throttle, Truth
-from .world import simulated, standing_in
+from .world import simulated
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,7 +62,7 @@ def held(
         if phase.phase == "prefill":
             beside_s = row["ttft_s"] - phase.latency_s
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
-        terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "link_s", "dispatch_s")}
+        terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "dispatch_s")}
         unknown_s = 0.0 if captured or phase.phase == "decode" else row["unexplained_s"]
         terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
         for name, told_s in terms.items():
@@ -71,6 +70,13 @@ def held(
             assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, said {told_s}"
         assert abs(row["unexplained_s"] - unknown_s) < REST * phase.latency_s, cell
         yield phase, row
+
+
+def first_lever(run: Run, row: dict[str, Any]) -> str:
+    """The change that saves the most of a cell, as it is printed."""
+    keys = ("phase", "batch_size", "prompt_len")
+    [item] = [item for item in run.document.evidence if all(getattr(item, key) == row[key] for key in keys)]
+    return item.levers[0].change
 
 
 HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
@@ -85,10 +91,14 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
     for phase, row in held(scenario, truth, run, tmp_path):
         if phase.phase == "prefill" and host != "slow":
             assert (phase.regime, row["regime"]) == ("compute-bound", "compute-bound")
+            if phase.batch_size == 8:  # no larger batch was measured
+                assert first_lever(run, row).startswith("another card")
         if phase.phase == "decode":
             # With the middling host the card idles for a third of the step: no graph makes that twice as fast.
             expected = {"slow": "overhead-bound", "middling": "mixed", "fast": "memory-bound"}[host]
             assert (phase.regime, row["regime"]) == (expected, expected)
+            if phase.batch_size == 8 and host != "middling":
+                assert (first_lever(run, row) == "CUDA graphs") == (host == "slow")
 
 
 @pytest.mark.parametrize("engine", ["static", "graph"])
@@ -214,24 +224,19 @@ def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> Non
 
 
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
-    """bitsandbytes' table of kernels is asked for the dtype that a T4 computes in, float16."""
-    table = SimpleNamespace(_gemm_4bit_custom_max_m=16, _gemm_4bit_use_custom_fn=_fused)
+    """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest.
+
+    The kernel that unpacks within the product reaches a quarter of its roofs here, and is to blame for most of a step.
+    """
+    truth = T4.but(kernel_share={"gemm_4bit": 0.25})
     scenario = Scenario("mistral-7b-v0.3", 2, quant="nf4", prompt_lens=[128], batch_sizes=[1], new_tokens=4)
-    four_bit_dense_from_rows.cache_clear()
-    with standing_in("bitsandbytes.backends.cuda.ops", table):
-        run, _ = said(scenario, [T4], tmp_path, dtype="auto")
-    four_bit_dense_from_rows.cache_clear()
+    run, _ = said(scenario, [truth], tmp_path, dtype="auto")
     assert run.document.model.dtype == "float16", "a T4 has no bfloat16 units"
-    assert run.document.model.four_bit_dense_from_rows == 9
-    assert (run.cells["status"] == "ok").all()
-    for phase, row in pairs(so(scenario, T4, tmp_path), run.cells):
-        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
-        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
-
-
-def _fused(_card: int, dtype: torch.dtype, rows: int, _outs: int, _ins: int) -> bool:
-    """A table whose answer depends on what is asked for."""
-    return rows <= (8 if dtype is torch.float16 else 2)
+    assert {item.flags for item in run.document.evidence} == {(Flag.INEFFICIENT_KERNELS,)}
+    for phase, row in held(scenario, truth, run, tmp_path):
+        assert (phase.dequantise_s > 0.1 * phase.latency_s) == (phase.phase == "prefill")
+        assert (phase.regime, row["regime"]) == ("kernel-bound", "kernel-bound")
+        assert first_lever(run, row).startswith("other kernels")
 
 
 def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
@@ -252,12 +257,7 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     truth = RTX_4090.but(launch_s=0.5e-6, graph_launch_s=0.5e-6, smallest_kernel_s=0.3e-6)
     scenario = Scenario("smollm2-135m", 12, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
-    assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
-    *_, (phase, row) = pairs(so(scenario, truth, tmp_path), run.cells)
-    assert phase.phase == "decode"
-    assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
-    assert abs(row["dispatch_s"] - phase.exposed_dispatch_s) < REST * phase.latency_s
-    assert abs(row["unexplained_s"]) < REST * phase.latency_s
+    assert [phase.phase for phase, _ in held(scenario, truth, run, tmp_path)] == ["prefill", "decode"]
 
 
 def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
@@ -298,12 +298,21 @@ def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_p
     assert status["prefill", 512] in ("oom", "skipped")
 
 
-@pytest.mark.parametrize(("model", "layers"), [("mixtral-8x7b", 2), ("deepseek-v2-lite", 3), ("gpt-oss-20b", 2)])
-def test_experts(model: str, layers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "layers", "host"),
+    [
+        ("mixtral-8x7b", 2, "fast"),
+        ("mixtral-8x7b", 2, "slow"),
+        ("deepseek-v2-lite", 3, "fast"),
+        ("gpt-oss-20b", 2, "fast"),
+    ],
+)
+def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
     """The few experts that a token reaches, nearly all of them for a prompt; the verdict where no other is near."""
-    truth = H100.but(launch_s=HOSTS["fast"])
+    truth = H100.but(launch_s=HOSTS[host])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
     for phase, row in held(scenario, truth, run, tmp_path, captured=model != "gpt-oss-20b"):
-        assert phase.regime == "memory-bound"
-        assert row["regime"] in ("memory-bound", "mixed")
+        expected = {"slow": "overhead-bound", "fast": "memory-bound"}[host]
+        assert phase.regime == expected
+        assert row["regime"] in (expected, "mixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
 
 from .guard import why_not
-from .truth import T4
+from .truth import A100, T4
 from .world import World, simulated
 
 pytestmark = [
@@ -22,6 +23,7 @@ pytestmark = [
 ]
 
 STEPS = 8
+LONG, PADDING = 8184, 8
 
 
 def loop(model: Any, *, reads: bool) -> None:
@@ -36,26 +38,77 @@ def loop(model: Any, *, reads: bool) -> None:
             found = model(token, past_key_values=found.past_key_values, use_cache=True)
 
 
-def seconds(world: World, model: Any, *, reads: bool) -> float:
+def seconds(world: World, run: Callable[..., None], model: Any, **how: Any) -> float:
     torch.cuda.synchronize()
     start_s = world.host.now_s
-    loop(model, reads=reads)
+    run(model, **how)
     torch.cuda.synchronize()
     return world.host.now_s - start_s
 
 
-def test_reads_of_a_loop_are_named_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card without noise needs none."""
     monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
-    # A card without noise needs no repeats.
     monkeypatch.setattr("profiler.probes.again._MOST_REPEATS", 1)
     monkeypatch.setattr("profiler.probes.again._IN_A_ROW", 4)
+
+
+def padded(model: Any, *, padding: int) -> None:
+    """One long prompt with so many tokens of padding before it; its mask lies on the host, where values are known."""
+    ids = torch.zeros(1, LONG + padding, dtype=torch.long, device="cuda")
+    mask = torch.ones(1, LONG + padding, dtype=torch.long)
+    mask[:, :padding] = 0
+    with torch.inference_mode():
+        model(ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
+
+
+def attention_s(world: World, model: Any, *, padding: int) -> tuple[str, float]:
+    """Which kernel attention takes, and for how long."""
+    world.card.log = log = []
+    padded(model, padding=padding)
+    world.card.log = None
+    [kernel] = [kernel for kernel in log if "attention" in kernel.work.name]
+    return kernel.work.name, kernel.duration_s
+
+
+def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight tokens of padding before 8,184: what they cost is the kernel that takes a mask, over the whole square."""
+    without_repeats(monkeypatch)
+    # transformers takes the tensors of a simulated card for a trace's, of whose masks it looks at no value.
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: False)
+    config = LlamaConfig(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16, vocab_size=8192
+    )
+    with simulated(A100) as world:
+        model: Any = LlamaForCausalLM(config).to(torch.float16).to("cuda").eval()
+        taken = {padding: attention_s(world, model, padding=padding) for padding in (0, PADDING)}
+        assert taken[0][0] == "flash attention float16"
+        assert taken[PADDING][0] == "memory-efficient attention float16"
+        saves_s = seconds(world, padded, model, padding=PADDING) - seconds(world, padded, model, padding=0)
+        assert taken[PADDING][1] - taken[0][1] > 0.5 * saves_s, "most of it is the kernel's"
+        # Outside of this mode torch itself chooses the kernel, and knows of no card.
+        with torch.inference_mode(), profiler.why() as watching:
+            padded(model, padding=PADDING)
+    assert watching.found is not None
+    finding = watching.found.findings[0]
+    assert finding.id == "padding"
+    assert finding.saves_s == pytest.approx(saves_s, rel=0.25)
+    assert finding.evidence == (
+        "0 % of the tokens handed over are padding, and their mask keeps SDPA from its flash kernel"
+    )
+
+
+def test_reads_of_a_loop_are_named_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_repeats(monkeypatch)
     config = LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16, vocab_size=8192
     )
     with simulated(T4) as world:
         model: Any = LlamaForCausalLM(config).to(torch.float16).to("cuda").eval()
         loop(model, reads=True)
-        saves_s = seconds(world, model, reads=True) - seconds(world, model, reads=False)
+        saves_s = seconds(world, loop, model, reads=True) - seconds(world, loop, model, reads=False)
         with profiler.why() as watching:
             loop(model, reads=True)
         recorder = Recorder()

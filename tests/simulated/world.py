@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import nvml
+from . import four_bit, nvml
 from .card import Card
 from .compiled import compiler
 from .cuda import Driver, strict
@@ -79,6 +79,9 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
+        if four_bit.table() is not None:
+            stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
+            stack.enter_context(four_bit.asked_anew())
         make = staticmethod(make_subclass(torch.Tensor._make_subclass))
         stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
         stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))

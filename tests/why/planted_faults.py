@@ -46,6 +46,11 @@ FAULTS = {
     "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
 }
 
+CHEAP_FAULTS = {
+    # Recording gradients costs a CPU a tenth to a fifth of a short call: too little for a test beside others.
+    "gradients": ("grad-on", "torch.enable_grad()", "torch.inference_mode()"),
+}
+
 THREE_FAULTS = {
     # script: finding: (what is wrong in it, what is right)
     "three_faults": {
@@ -68,7 +73,7 @@ THREE_FAULTS = {
 
 def mended(name: str, finding: str | None = None) -> str:
     """The source of a script without its fault, or without one of its three."""
-    wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
+    wrong, right = (FAULTS | CHEAP_FAULTS)[name][1:] if finding is None else THREE_FAULTS[name][finding]
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
     return source.replace(wrong, right)

@@ -15,6 +15,7 @@ import profiler
 from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
 from profiler.report.why import call_rows, note_lines, why_json, why_sentences
 from profiler.report.why_page import html_why
+from profiler.watching.recorder import Recorder
 from profiler.watching.script import run_script
 
 
@@ -235,6 +236,38 @@ def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> Tria
 
 def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Seen:
     return Seen("s.py", 20.0, calls, loads, 0.0, "", 1e-4)
+
+
+def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of a forward are kept: each thing that they tell of is changed behind their back."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    recorder = Recorder()
+
+    def seen() -> dict[str, str]:
+        return recorder._ran_with("forward", model, {})[0]
+
+    changes = {
+        "dtype": lambda: model.to(torch.bfloat16),
+        "mode": model.train,
+        "attention": lambda: model.set_attn_implementation("eager"),
+        "experts": lambda: setattr(model.config, "_experts_implementation", "grouped_mm"),
+        "cache": lambda: setattr(model.config, "use_cache", False),
+        "outputs": lambda: setattr(model.config, "output_hidden_states", True),
+        "gradients": lambda: monkeypatch.setattr("torch.is_grad_enabled", lambda: False),
+        "threads": lambda: monkeypatch.setattr("torch.get_num_threads", lambda: 99),
+        "placement": lambda: setattr(model, "hf_device_map", {"a": 0, "b": 1}),
+    }
+    for name, change in changes.items():
+        before = seen()
+        change()
+        assert seen()[name] != before[name], name
+    monkeypatch.setattr(model.config, "output_hidden_states", False)
+    model.config.output_attentions = True
+    assert seen()["outputs"] == "output_attentions"
+    assert set(before) - set(changes) == {"device", "kernel", "cache_class", "beams", "assistant"}, "changed elsewhere"
 
 
 def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:

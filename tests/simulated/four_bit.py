@@ -1,0 +1,59 @@
+"""bitsandbytes' own table of which of its 4-bit kernels a card runs, asked of simulated cards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from profiler.work.formats import four_bit_dense_from_rows
+
+NAME = "bitsandbytes.backends.cuda.ops"
+
+
+@functools.cache
+def table() -> Any:
+    """The library's module for CUDA, which wants one function more of torch than a build without CUDA has; None where
+    there is none."""
+    known = NAME in sys.modules
+    with mock.patch.object(torch._C, "_cuda_getCurrentRawStream", create=True):
+        try:
+            found = importlib.import_module(NAME)
+        except ImportError:
+            return None
+    if not known:  # for whoever has no simulated card it stays what it was: not to be imported
+        package, _, name = NAME.rpartition(".")
+        del sys.modules[NAME]
+        delattr(sys.modules[package], name)
+    return found if hasattr(found, "_gemm_4bit_use_custom_fn") else None
+
+
+@contextlib.contextmanager
+def asked_anew() -> Iterator[None]:
+    """Within, nothing is remembered that was answered for other cards; and afterwards nothing of these."""
+    found = table()
+
+    def forget() -> None:
+        for each in (found._gpu_dispatch_props, found._gemm_4bit_use_custom_fn, four_bit_dense_from_rows):
+            each.cache_clear()
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+
+
+def fuses(values: torch.Tensor, shape: Sequence[int], blocksize: int) -> bool:
+    """Whether a product with a weight of this shape [outputs, inputs] unpacks it on the way (backends/cuda/ops.py)."""
+    found = table()
+    rows = values.numel() // values.shape[-1]
+    if rows > found._gemm_4bit_custom_max_m or values.shape[-1] % blocksize:
+        return False
+    return bool(found._gemm_4bit_use_custom_fn(values.device.index, values.dtype, rows, *shape))
