@@ -50,7 +50,7 @@ def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card without noise needs none."""
     monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     monkeypatch.setattr("profiler.probes.again._MOST_REPEATS", 1)
-    monkeypatch.setattr("profiler.probes.again._IN_A_ROW", 4)
+    monkeypatch.setattr("profiler.probes.candidates._IN_A_ROW", 4)
 
 
 def padded(model: Any, *, padding: int) -> None:
