@@ -168,6 +168,8 @@ class Kernels:
     small: Line | None = None
     """Of all kernels that are not replayed one by one, over tokens: their time over their traffic or their least
     time; None where they were not run alone."""
+    small_phases: frozenset[Phase] = frozenset()
+    """In which they were."""
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
@@ -183,7 +185,9 @@ class Kernels:
         serve."""
         if self.small is None:
             return traffic_s
-        return np.asarray(np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(traffic_s, self.least_s[REST]))
+        alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(traffic_s, self.least_s[REST])
+        known = np.where(steps.prefill, "prefill" in self.small_phases, "decode" in self.small_phases)
+        return np.where(known, alone_s, traffic_s)
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
@@ -230,9 +234,9 @@ class Fitted:
             if column.last_rows:
                 last_s += roof_s if alone_s is None else column.count * alone_s
         beyond_s = self.kernels.small_s(steps, own_s + outside_s) - own_s - outside_s
-        kernel_s += np.maximum(0.0, beyond_s)
-        outside_s = np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s))
-        avoidable_s = outside_s + self._faults(demanded) * device.ceilings.page_fault_s
+        faults_s = self._faults(demanded) * device.ceilings.page_fault_s
+        kernel_s += np.maximum(0.0, beyond_s - faults_s)
+        avoidable_s = np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s
         host_s, in_kernels_s = device.dispatched(steps)
         if any_replayed:
             kernel_s -= in_kernels_s
@@ -323,12 +327,14 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
             none_s = np.full(int(some.sum()), NO_ROOF_S)
             conversions[column.operator] = line(column.rows[some], converting[some], none_s)
     small: Line | None = None
+    phases: frozenset[Phase] = frozenset()
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
         least_s[REST] = float(rest[known].min())
         demands_s = np.maximum(_own_traffic_s(measured, device), least_s[REST])
         small = line(steps.tokens[known], rest[known], demands_s[known])
-    return Kernels(lines, surfaces, least_s, conversions, small)
+        phases = frozenset(phase for phase, chosen in by_phase(steps) if (known & chosen).any())
+    return Kernels(lines, surfaces, least_s, conversions, small, phases)
 
 
 def _own_traffic_s(measured: Measured, device: Device) -> Array:

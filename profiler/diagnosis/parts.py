@@ -54,9 +54,10 @@ def split_of(
             lost_s = max(0.0, demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s))
             share = min(1.0, lost_s / (sum(inside.values()) or 1.0))
             _add(inside_s, {cause: share * value for cause, value in inside.items()})
+    faults_s = faults * facts.ceilings.page_fault_s
     if REST in replays:
-        demands.append(_small_kernels(replays[REST], demands, outside_s, roofs))
-    outside_s[Cause.PAGE_FAULTS] = faults * facts.ceilings.page_fault_s
+        demands.append(_small_kernels(replays[REST], demands, outside_s, roofs, faults_s))
+    outside_s[Cause.PAGE_FAULTS] = faults_s
     parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s, padding_s)
     if tax is not None:
         parts = taxed(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
@@ -76,8 +77,11 @@ def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
     return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in alone}
 
 
-def _small_kernels(rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs) -> Demand:
-    """All kernels between the replayed ones, run alone: what they take beyond their traffic is lost to their number.
+def _small_kernels(
+    rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs, faults_s: float
+) -> Demand:
+    """All kernels between the replayed ones, run alone: what they take beyond their traffic, and beyond the fresh pages
+    that they fill, is lost to their number or to their arithmetic.
 
     Where they take less than was counted (a cache kept what one handed to the next), `outside_s` is cut to that.
     """
@@ -87,7 +91,7 @@ def _small_kernels(rest: Replay, others: Sequence[Demand], outside_s: dict[Cause
     if counted_s > beyond_s:
         for cause in outside_s:
             outside_s[cause] *= max(0.0, beyond_s) / counted_s
-    lost_s = max(0.0, beyond_s - counted_s)
+    lost_s = max(0.0, beyond_s - counted_s - faults_s)
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 

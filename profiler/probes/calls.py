@@ -15,7 +15,7 @@ from profiler.grid import CellKey
 from profiler.probes.subject import Subject
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
-from profiler.work.formats import is_linear
+from profiler.work.formats import is_linear, stored
 from profiler.work.operators import Experts, Operator
 from profiler.work.step import Step
 from profiler.work.walk import ModelWork, called_modules
@@ -99,7 +99,8 @@ def _heard_modules(modules: Sequence[nn.Module], keep: Callable[[nn.Module, Call
 def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) -> Iterator[None]:
     """Within, a step runs its small kernels alone: linears, attention functions and experts give zeros at once.
 
-    The first time that a shape is asked for it is computed, to learn the form of the answer.
+    The first time that a shape is asked for it is computed, to learn the form of the answer; modules of one shape
+    share theirs.
     """
     from transformers import AttentionInterface
 
@@ -114,8 +115,8 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = plain(self, name, default)
-        return lambda module, q, *args, **options: once(
-            (module, q.shape), partial(function, module, q, *args, **options)
+        return lambda module, q, k, v, *args, **options: once(
+            (type(module), q.shape, v.shape), partial(function, module, q, k, v, *args, **options)
         )
 
     banks = [module for operator, several in modules.items() if isinstance(operator, Experts) for module in several]
@@ -124,7 +125,11 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
     def forward(
         module: nn.Module, plain_forward: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any
     ) -> Any:
-        return once((module, x.shape), partial(plain_forward, x, *args, **options))
+        return once((*kind_of(module), x.shape), partial(plain_forward, x, *args, **options))
+
+    def kind_of(module: nn.Module) -> tuple[object, ...]:
+        held = stored(module) if is_linear(module) else None
+        return (type(module), held and (held.in_features, held.out_features))
 
     AttentionInterface.get_interface = get_interface
     for module in quick:

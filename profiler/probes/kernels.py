@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from profiler.diagnosis.facts import REST, Replay, Replays
 from profiler.errors import RequestError
 from profiler.grid import Cell, CellKey
 from profiler.loading.request import ModelRequest
+from profiler.machine.clock import timing_of
 from profiler.probes.calls import answered, callable_modules, caught_calls, step_of
 from profiler.probes.replay import replay_calls, replay_linears
 from profiler.probes.subject import Subject
@@ -77,16 +78,26 @@ def _calls_alone(subject: Subject, key: CellKey, budget_s: float) -> Iterator[Re
         times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes)
         for operator, seconds in times.items():
             yield Replay(subject.names[operator], seconds)
-        # Between captured calls the device alone is at work; on a CPU these kernels are a part of dispatch.
-        if machine.captures and subject.engines[key.cell.engine].has_twin:
-            small = step_of(subject, key)
+        # On a CPU those of a decode step are next to nothing beside their dispatch.
+        if subject.engines[key.cell.engine].has_twin and (machine.captures or key.phase == "prefill"):
             with answered(subject.loaded.module, modules):
-                rest = replay_calls(
-                    {REST: [small]}, machine, budget_s=budget_s, cold_bytes=cold_bytes, captured_alone=True
-                )
-            yield Replay(REST, rest[REST])
+                yield Replay(REST, _small_alone(subject, key, budget_s, cold_bytes))
     except (RequestError, torch.OutOfMemoryError):
         return
+
+
+def _small_alone(subject: Subject, key: CellKey, budget_s: float, cold_bytes: int) -> tuple[float, ...]:
+    """A step whose linears, attention and experts are answered: captured, or less the same prefill of one token, which
+    is its dispatch (CPU)."""
+    machine, small = subject.machine, step_of(subject, key)
+    if machine.captures:
+        return replay_calls({REST: [small]}, machine, budget_s=budget_s, cold_bytes=cold_bytes, captured_alone=True)[
+            REST
+        ]
+    one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
+    times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s)
+    dispatch_s = timing_of(times["one token"]).median_s
+    return tuple(max(0.0, seconds - dispatch_s) for seconds in times[REST])
 
 
 def _cold_bytes(subject: Subject) -> int:

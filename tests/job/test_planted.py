@@ -128,6 +128,21 @@ def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.
     assert (change.verdict, change.moved) == ("slower", "kernel_s")
 
 
+def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An activation that is computed forty times over: no product and no attention, and nothing of the host's."""
+    forward = torch.nn.SiLU.forward
+
+    def often(self: torch.nn.SiLU, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(39 if x.shape[-2] > 1 else 0):
+            forward(self, x)
+        return forward(self, x)
+
+    monkeypatch.setattr(torch.nn.SiLU, "forward", often)
+    change = changes(base, run("slow activation"))["prefill"]
+    assert (change.verdict, change.moved) == ("slower", "kernel_s")
+    assert change.terms["kernel_s"] > 0.75 * (change.after.latency_s - change.before.latency_s)
+
+
 def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
     """transformers' growing cache is copied whole at every step; the static one is not."""
     deep = {"prompt_lens": (), "context_lens": [1536], "batch_sizes": [4], "budget_s": 5}
