@@ -97,7 +97,7 @@ class Reached:
 
     surface: Surface
     least_s: float
-    """The shortest that one of them took: its call, or its launch; 0 for products, which weights decide."""
+    """The shortest that one of them took: its call, or its launch."""
 
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
         """Seconds at these sizes, never below the roof; beyond the sizes that were measured the share stays."""
@@ -110,11 +110,33 @@ def _reached(sizes: Array, seconds: Array, roof_s: Array, least_s: float) -> Rea
 
 
 @dataclass(frozen=True)
+class Products:
+    """What products take over their roof: the log of it, over widths at each number of rows that was measured.
+
+    A library takes another kernel for two rows than for one, and loses 2 times as much in it: nothing is smoothed over
+    rows, and between two numbers of rows the line is straight.
+    """
+
+    by_rows: Mapping[int, Surface]
+
+    def log_ratio(self, rows: Array, in_features: int, out_features: int) -> Array:
+        """At these rows [n]; beyond those that were measured it stays."""
+        at = _widths(in_features, out_features)
+        known = sorted(self.by_rows)
+        ratios = [float(self.by_rows[count].level(at)[0]) for count in known]
+        return np.asarray(np.interp(np.log2(np.maximum(rows, 1)), np.log2(known), ratios))
+
+    def sigma(self, rows: int, in_features: int, out_features: int) -> float:
+        """How far off the log may be at rows that were measured."""
+        return float(self.by_rows[rows].value(_widths(in_features, out_features))[1][0])
+
+
+@dataclass(frozen=True)
 class ProfileKernels:
     """The kernels of a model on a profiled card: shares of the roof over rows and widths."""
 
-    products: Mapping[tuple[str, str], Reached]
-    """By dtype and format: over rows, inputs and outputs."""
+    products: Mapping[tuple[str, str], Products]
+    """By dtype and format."""
     attentions: Mapping[str, Reached]
     """By dtype: over batch, queries, keys and heads."""
     least_small_s: float = 0.0
@@ -137,7 +159,8 @@ class ProfileKernels:
         own = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
         if own is None:
             return None
-        return own.seconds(_product_sizes(column.rows, column.shape.in_features, column.shape.out_features), roof_s)
+        log_ratio = own.log_ratio(column.rows, column.shape.in_features, column.shape.out_features)
+        return np.asarray(np.maximum(roof_s, np.exp(log_ratio) * roof_s))
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Conversions are inside of a format's products."""
@@ -158,10 +181,17 @@ def kernels_of(profile: CardProfile) -> ProfileKernels:
     return ProfileKernels(products, attentions)
 
 
-def _products_reached(points: Sequence[ProductPoint], ceilings: Ceilings) -> Reached:
-    sizes = [_product_sizes(np.array([point.rows]), point.in_features, point.out_features) for point in points]
-    seconds, roofs = ([point.seconds for point in points], [_product_roof_s(point, ceilings) for point in points])
-    return _reached(np.concatenate(sizes), np.array(seconds), np.array(roofs), 0.0)
+def _products_reached(points: Sequence[ProductPoint], ceilings: Ceilings) -> Products:
+    by_rows: dict[int, list[ProductPoint]] = {}
+    for point in points:
+        by_rows.setdefault(point.rows, []).append(point)
+    return Products({rows: _over_widths(some, ceilings) for rows, some in by_rows.items()})
+
+
+def _over_widths(points: Sequence[ProductPoint], ceilings: Ceilings) -> Surface:
+    at = np.concatenate([_widths(point.in_features, point.out_features) for point in points])
+    ratios = np.log([point.seconds / _product_roof_s(point, ceilings) for point in points])
+    return surface(at, ratios, np.full(len(points), _SAMPLING))
 
 
 def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
@@ -185,9 +215,9 @@ def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:
     return floor_s(flops, nbytes, ceilings.compute_flops_per_s(point.dtype), ceilings.memory_bytes_per_s)
 
 
-def _product_sizes(rows: Array, in_features: int, out_features: int) -> Array:
-    widths = _OCTAVES_OF_WIDTH * np.log2([float(in_features), float(out_features)])
-    return np.column_stack([np.log2(np.maximum(rows, 1)), np.full(len(rows), widths[0]), np.full(len(rows), widths[1])])
+def _widths(in_features: int, out_features: int) -> Array:
+    """[1, 2]"""
+    return np.asarray(_OCTAVES_OF_WIDTH * np.log2([[float(in_features), float(out_features)]]))
 
 
 def _sizes(*columns: Array) -> Array:
@@ -226,11 +256,11 @@ def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
             continue
         found = _products_reached(others, profile.ceilings)
         for point in inside:
-            sizes = _product_sizes(np.array([point.rows]), *shape)
-            roof_s = np.array([_product_roof_s(point, profile.ceilings)])
-            seconds = float(found.seconds(sizes, roof_s)[0])
-            sigma = found.surface.value(sizes)[1]
+            if point.rows not in found.by_rows:
+                continue
+            ratio = float(np.exp(found.log_ratio(np.array([point.rows]), *shape)[0]))
+            seconds = max(1.0, ratio) * _product_roof_s(point, profile.ceilings)
             guessed.append(seconds)
             errors.append(abs(seconds / point.seconds - 1))
-            widths.append(abs(float(np.log(seconds / point.seconds))) / float(sigma[0]))
+            widths.append(abs(float(np.log(seconds / point.seconds))) / found.sigma(point.rows, *shape))
     return HeldOut(np.array(errors), np.array(widths), np.arange(len(errors)), np.array(guessed))
