@@ -168,8 +168,8 @@ class Kernels:
     small: Line | None = None
     """Of all kernels that are not replayed one by one, over tokens: their time over their traffic or their least
     time; None where they were not run alone."""
-    small_phases: frozenset[Phase] = frozenset()
-    """In which they were."""
+    small_in_decode: bool = False
+    """Whether they were in a decode step; on a CPU those are next to nothing beside their dispatch."""
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
@@ -186,8 +186,7 @@ class Kernels:
         if self.small is None:
             return traffic_s
         alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(traffic_s, self.least_s[REST])
-        known = np.where(steps.prefill, "prefill" in self.small_phases, "decode" in self.small_phases)
-        return np.where(known, alone_s, traffic_s)
+        return np.where(steps.prefill | self.small_in_decode, alone_s, traffic_s)
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
@@ -327,14 +326,14 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
             none_s = np.full(int(some.sum()), NO_ROOF_S)
             conversions[column.operator] = line(column.rows[some], converting[some], none_s)
     small: Line | None = None
-    phases: frozenset[Phase] = frozenset()
+    in_decode = False
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
         least_s[REST] = float(rest[known].min())
         demands_s = np.maximum(_own_traffic_s(measured, device), least_s[REST])
         small = line(steps.tokens[known], rest[known], demands_s[known])
-        phases = frozenset(phase for phase, chosen in by_phase(steps) if (known & chosen).any())
-    return Kernels(lines, surfaces, least_s, conversions, small, phases)
+        in_decode = bool((known & ~steps.prefill).any())
+    return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
 
 
 def _own_traffic_s(measured: Measured, device: Device) -> Array:

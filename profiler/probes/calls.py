@@ -115,8 +115,9 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = plain(self, name, default)
-        return lambda module, q, k, v, *args, **options: once(
-            (type(module), q.shape, v.shape), partial(function, module, q, k, v, *args, **options)
+        # A cache grows from step to step, and the form of the answer does not.
+        return lambda module, q, *args, **options: once(
+            (type(module), q.shape), partial(function, module, q, *args, **options)
         )
 
     banks = [module for operator, several in modules.items() if isinstance(operator, Experts) for module in several]
