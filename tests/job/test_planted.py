@@ -28,7 +28,7 @@ import profiler
 from profiler.diagnosis.compare import Change, compare
 from profiler.machine.clock import CoreClock
 from profiler.machine.machine import Machine
-from profiler.record.run import read_run
+from profiler.record.run import read_facts, read_gathered, read_run
 from profiler.record.sides import read_side
 from profiler.roofs.measure import measure
 
@@ -160,15 +160,17 @@ def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
     """At one bandwidth: the two runs measured their roofs in minutes of their own, and a cache may hold half of it."""
     other = run("bfloat16", dtype="bfloat16")
     change = changes(base, other)["decode"]
-    before, after = (bandwidth(read_run(folder)) for folder in (base, other))
+    before, after = (bandwidth(folder) for folder in (base, other))
     moved = change.after.terms["weights_s"] * after - change.before.terms["weights_s"] * before
     assert moved / (change.before.terms["weights_s"] * before) == pytest.approx(-0.5, abs=0.1)
 
 
-def bandwidth(run: profiler.Run) -> float:
+def bandwidth(folder: Path) -> float:
     """Bytes a second that a decode step is held against."""
+    run = read_run(folder)
     [read] = run.cells[run.cells["phase"] == "decode"]["model_bytes"]
-    return run.document.ceilings.memory_bytes_per_s_for(read)
+    facts = read_facts(folder, run.document, read_gathered(folder, run.document))
+    return facts.ceilings.memory_bytes_per_s_for(read)
 
 
 def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
