@@ -130,21 +130,7 @@ def candidates(group: Group, recorder: Recorder) -> Iterator[Candidate]:
             "extra-outputs", f"{settings['outputs']} are asked for", "ask for them only where they are used",
             with_options(**dict.fromkeys(settings["outputs"].split(", "), False)),
         )  # fmt: skip
-    if settings["attention"] == "eager" and getattr(model, "_supports_sdpa", False):
-        yield candidate(
-            "slow-attention", "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
-            within=lambda: _switched(model.set_attn_implementation, "sdpa", "eager"), where=group.loaded_at,
-        )  # fmt: skip
-    if settings["attention"] == "sdpa" and settings["kernel"] == "math":
-        yield candidate(
-            "slow-attention", "SDPA's fused kernels are switched off: its scores are written out",
-            "leave sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False) out", within=_fused,
-        )  # fmt: skip
-    if settings["experts"] == "eager" and _has_experts(model):
-        yield candidate(
-            "slow-experts", "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
-            within=lambda: _switched(model.set_experts_implementation, "grouped_mm", "eager"), where=group.loaded_at,
-        )  # fmt: skip
+    yield from _in_other_kernels(group, candidate)
     if settings["beams"] not in ("-", "1"):
         yield candidate(
             "beams", f"{settings['beams']} beams are followed", "num_beams=1, where its answers are good enough",
@@ -164,6 +150,26 @@ def candidates(group: Group, recorder: Recorder) -> Iterator[Candidate]:
         yield from _together(group)
     # Threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)
+
+
+def _in_other_kernels(group: Group, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
+    """Attention and experts by the kernels that the model was not told to take."""
+    model, settings = group.model, group.middle[0].settings
+    if settings["attention"] == "eager" and getattr(model, "_supports_sdpa", False):
+        yield candidate(
+            "slow-attention", "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
+            within=lambda: _switched(model.set_attn_implementation, "sdpa", "eager"), where=group.loaded_at,
+        )  # fmt: skip
+    if settings["attention"] == "sdpa" and settings["kernel"] == "math":
+        yield candidate(
+            "slow-attention", "SDPA's fused kernels are switched off: its scores are written out",
+            "leave sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False) out", within=_fused,
+        )  # fmt: skip
+    if settings["experts"] == "eager" and _has_experts(model):
+        yield candidate(
+            "slow-experts", "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
+            within=lambda: _switched(model.set_experts_implementation, "grouped_mm", "eager"), where=group.loaded_at,
+        )  # fmt: skip
 
 
 def _joined(names: Mapping[str, float]) -> str:
