@@ -187,6 +187,8 @@ class Stepped:
 
 UNQUANTISED = "unquantised "
 """What the name of a trial begins with that leaves the run's quantisation out."""
+PADDING_MASK = "a padding mask"
+"""What the name of a trial begins with whose batch has a shorter sequence: a cost to know, no change to advise."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from profiler.diagnosis.cards import floor_on
 from profiler.diagnosis.cell import JudgedCell, Lever
-from profiler.diagnosis.facts import COLLECTIVE
+from profiler.diagnosis.facts import COLLECTIVE, PADDING_MASK
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.trials import Tried
 from profiler.machine.datasheet import Datasheet
@@ -92,7 +92,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
 
 
 def _tried(cell: JudgedCell) -> list[Lever]:
-    """What was tried at this shape, with what it would make of this step."""
+    """What was tried at this shape, with what it would make of this step. A mask is known by what it costs."""
     latency_s = cell.split.latency_s
     return [
         Lever(
@@ -103,6 +103,7 @@ def _tried(cell: JudgedCell) -> list[Lever]:
             half_width_s=latency_s * item.half_width,
         )
         for item in cell.tried
+        if not (item.form.startswith(PADDING_MASK) and item.ratio < 1)
     ]
 
 

@@ -22,7 +22,7 @@ from profiler.roofs.values import Ceilings
 
 Call = Callable[[], object]
 
-_BUDGET_S = 2.0
+_BUDGET_S = 3.0
 _LEAST_ROUNDS, _MOST_ROUNDS = 6, 15
 # Of the rounds, that must give one and the same label: a single one may be hit by whatever else the machine does.
 _AGREEING = 0.8
@@ -34,6 +34,8 @@ _ABOVE_ROOF = 1.25
 # A look is repeated until so much time is spent: longer than the slice of a core that a neighbour is given.
 _LOOK_S = 30e-3
 _MOST_CALLS = 5
+# Of a kernel and its parts: the median of two would take half of whatever held up one of them.
+_LEAST_CALLS = 3
 
 _CHAIN = 2000
 _PRODUCT_S = 10e-3
@@ -188,16 +190,16 @@ class _Bench:
     def product(self) -> torch.Tensor:
         return F.linear(self.left, self.right)
 
-    def seconds(self, call: Call) -> float:
-        """The median of a few calls in a row."""
+    def seconds(self, call: Call, least: int = 1) -> float:
+        """The median of a few calls in a row, of `least` so many."""
         taken: list[float] = []
-        while len(taken) < _MOST_CALLS and sum(taken) < _LOOK_S:
+        while len(taken) < least or (len(taken) < _MOST_CALLS and sum(taken) < _LOOK_S):
             taken += time_calls(call, self.machine.clock, 1)
         return statistics.median(taken)
 
     def times(self, call: Call | None) -> Timing:
         """What a call takes once; nothing of no call."""
-        return Timing(self.seconds(call), 0.0) if call else NOTHING
+        return Timing(self.seconds(call, _LEAST_CALLS), 0.0) if call else NOTHING
 
 
 def _kernels(bench: _Bench) -> Iterator[KnownKernel]:

@@ -59,6 +59,13 @@ class Subject:
         """Bytes of the weights as they were loaded."""
         return model_storage_bytes(self.loaded.module)
 
+    @property
+    def experts(self) -> str | None:
+        """How transformers runs the experts; None where the model has none, whose config has a word for it as well."""
+        if not any(isinstance(operator, Experts) for operator in self.work.operators):
+            return None
+        return getattr(self.loaded.config.get_text_config(), "_experts_implementation", None)
+
     def path_of(self, key: CellKey) -> ExecutionPath:
         """How a cell's step is executed; a static cache is as long as the cell needs it."""
         path = self.paths[key.cell.engine, key.phase]
@@ -122,9 +129,7 @@ class Subject:
             cache_itemsize=cores[0].itemsize if cores else 2,
             four_bit_dense_from_rows=None if fuses else min(dense_from, default=None),
             linears=_kinds_of_linears(loaded.module),
-            experts=getattr(loaded.config.get_text_config(), "_experts_implementation", None)
-            if any(isinstance(op, Experts) for op in self.work.operators)
-            else None,
+            experts=self.experts,
         )
 
 

@@ -7,7 +7,8 @@ and the exit of the layers that repeat, so that what a layer takes and what lies
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import util
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from profiler.diagnosis.facts import UNQUANTISED, Stepped, Trial
+from profiler.diagnosis.facts import PADDING_MASK, UNQUANTISED, Stepped, Trial
 from profiler.engines.registry import ENGINES
 from profiler.errors import ModelError, RequestError
 from profiler.grid import CellKey
@@ -54,11 +55,18 @@ class Form:
     """What a reader would change, as a sentence names it."""
     dtype: torch.dtype | None = None
     quant: Quant | None = None
+    experts: str | None = None
     kernel: SDPBackend | None = None
     """What `scaled_dot_product_attention` may call."""
-    experts: str | None = None
+    masked: bool = False
+    """Whether a padding mask is handed over, as for prompts of unequal lengths."""
     engine: str | None = None
     threads: int | None = None
+
+    @property
+    def holds_alike(self) -> bool:
+        """Whether the model is held as it is, and only stepped in another way."""
+        return (self.dtype, self.quant, self.experts) == (None, None, None)
 
 
 def forms_of(subject: Subject) -> list[Form]:
@@ -69,11 +77,16 @@ def forms_of(subject: Subject) -> list[Form]:
     found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
     if next(iter(subject.engines)) == "eager":
         found.append(Form("a static cache", engine="static"))
-    current = getattr(config, "_experts_implementation", None)
-    others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != current]
-    found += [Form(f"{name} experts", experts=name) for name in others if current]
-    if getattr(config, "_attn_implementation", None) == "sdpa":
-        found += [Form(f"{name} attention", kernel=kernel) for name, kernel in _kernels(subject).items()]
+    others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != subject.experts]
+    found += [Form(f"{name} experts", experts=name) for name in others if subject.experts]
+    kernels = _kernels(subject) if getattr(config, "_attn_implementation", None) == "sdpa" else {}
+    found += [Form(f"{name} attention", kernel=kernel) for name, kernel in kernels.items()]
+    found.append(Form(PADDING_MASK, masked=True))
+    found += [
+        Form(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
+        for name, kernel in kernels.items()
+        if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda  # which takes no mask there
+    ]
     threads = torch.get_num_threads()
     if not subject.machine.is_cuda and threads > 1:
         found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
@@ -191,12 +204,14 @@ def try_forms(subject: Subject, config: Any, latencies_s: Mapping[CellKey, float
     if not keys:
         return
     short = shortened(config, layers)
-    plain = _Bench(Form("as it is", engine=engine), load(replace(subject.request, weights="random"), short), subject)
+    held = load(replace(subject.request, weights="random"), short)
+    plain = _Bench(Form("as it is", engine=engine), held, subject)
     for form in forms:
         if subject.machine.now_s() > deadline_s:
             return
         try:
-            other = _Bench(replace(form, engine=form.engine or engine), _loaded(form, subject.request, short), subject)
+            loaded = held if form.holds_alike else _loaded(form, subject.request, short)
+            other = _Bench(replace(form, engine=form.engine or engine), loaded, subject)
             for key in keys:
                 if subject.machine.now_s() > deadline_s:
                     break
@@ -272,6 +287,7 @@ class _Bench:
         layers = stack_of(loaded.module, loaded.config.get_text_config())
         assert layers is not None, "the whole model has them"
         self._layers = layers
+        self._module = loaded.module
         self._engine = ENGINES[form.engine or "eager"](loaded.module, subject.machine)
 
     def stepped(self, key: CellKey, first: int) -> Stepped:
@@ -290,6 +306,9 @@ class _Bench:
                 state = engine.fill(cell.batch_size, key.context_len, key.context_len + _WARM + _DECODE_STEPS + 1)
             else:
                 ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
+            if self._form.masked:
+                hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
+                hooks.callback(self._module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             hooks.callback(self._layers[first].register_forward_pre_hook(mark).remove)
             hooks.callback(self._layers[-1].register_forward_hook(mark).remove)
             for _ in range(_WARM + (_DECODE_STEPS if decode else _PREFILLS)):
@@ -307,6 +326,22 @@ class _Bench:
             layers_s=tuple(pieces[start + 1] for start in steps),
             beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps),
         )
+
+
+def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """A hook that hands each forward the mask of a batch whose first sequence is one token shorter than the others.
+
+    `contexts` are the cached tokens that each forward finds: the first of them is the one that is hidden, or the last
+    new one where there are none, so that every query sees some key.
+    """
+
+    def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        context, ids = next(contexts), named["input_ids"]
+        mask = ids.new_ones(ids.shape[0], context + ids.shape[1])
+        mask[0, 0 if context else -1] = 0
+        return args, named | {"attention_mask": mask}
+
+    return hook
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler.diagnosis.cell import CellEvidence, Lever
-from profiler.diagnosis.facts import UNQUANTISED
+from profiler.diagnosis.facts import PADDING_MASK, UNQUANTISED
 from profiler.engines.scheduled import OwnedModel
 from profiler.record.run import Run
 from profiler.report.shown import evidence_of, first_engine
@@ -23,6 +23,7 @@ _DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
 _FORMATS = ("int8wo", "nf4", "int4wo", "int8")
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
 _KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
+_MASKED = (PADDING_MASK, *(f"{PADDING_MASK} and {name}" for name in _KERNELS))
 # A dtype whose products stay below this share of float32's has no units of its own.
 _EMULATED_SHARE = 0.9
 
@@ -37,7 +38,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
         for number, (kind, count) in enumerate(model.linears.items() if seen else ())
     ]
     rows += [
-        (name, text, _instead(first, *_KERNELS) if name == "decode attention" else "")
+        (name, text, _instead(first, *_KERNELS, *_MASKED) if name == "decode attention" else "")
         for name, text in (_attention(run) if seen else ())
     ]
     if model.experts is not None:

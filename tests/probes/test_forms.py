@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from machines import HOST
 
 from profiler.diagnosis.cell import CellEvidence
+from profiler.job.engines import make_engines
 from profiler.job.options import Options
 from profiler.job.request import prepare
 from profiler.job.run import execute
-from profiler.probes.trials import Pattern, pattern_of, shortened, stack_of
+from profiler.loading.load import load
+from profiler.probes.subject import Subject, execution_paths
+from profiler.probes.trials import Pattern, forms_of, pattern_of, shortened, stack_of, try_forms
 from profiler.report.progress import QuietListener
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
+from profiler.work.walk import walk
 
 _SIZES = {
     "hidden_size": 64,
@@ -70,6 +75,59 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
     assert len(stack_of(model, model.config) or ()) == pattern.layers, "the model itself stays whole"
     with torch.inference_mode():
         assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
+
+
+def subject_of(model: str) -> tuple[Subject, Any]:
+    prepared = prepare(Options(model=model, prompt_lens=[6], batch_sizes=[2], new_tokens=4, device="cpu"))
+    loaded = load(prepared.request, prepared.config)
+    work, grid = walk(loaded.module), prepared.grid
+    engines = make_engines(prepared, loaded, work, HOST)
+    paths = execution_paths(loaded, work, engines, grid)
+    return Subject(HOST, loaded, work, engines, paths, grid), prepared.config
+
+
+def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
+    """transformers gives a dense model's config a word for its experts as well."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {**_SIZES, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path / "mixture")
+    dense, mixture = subject_of(str(tiny_folder))[0], subject_of(str(tmp_path / "mixture"))[0]
+    assert dense.loaded.config._experts_implementation
+    assert [form.name for form in forms_of(dense) if form.experts] == []
+    current = mixture.experts
+    others = [form.experts for form in forms_of(mixture) if form.experts]
+    assert sorted([current, *others]) == ["batched_mm", "eager", "grouped_mm"]
+
+
+def test_attention_kernels_are_tried_with_and_without_a_mask(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a decode step behind 8 tokens the shorter sequence of two sees 8 of 9 keys; in a prefill of 6 it lacks the
+    last one, which only the last query would have seen."""
+    subject, config = subject_of(str(tiny_folder))
+    masks: list[torch.Tensor | None] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(*args: Any, attn_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        masks.append(attn_mask)
+        return plain(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    monkeypatch.setattr(
+        "profiler.probes.trials.forms_of", lambda subject: [form for form in forms_of(subject) if form.holds_alike]
+    )
+    [cell] = subject.grid.cells
+    hidden: dict[tuple[str, str], list[int]] = {}
+    for trial in try_forms(subject, config, dict.fromkeys(cell.keys, 1e-4), 60.0):
+        found = [mask for mask in masks if mask is not None]
+        hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
+        masks.clear()
+    expected = {"prefill": [15 + 1, 15], "decode": [1, 0]}
+    for phase, count in expected.items():
+        assert hidden["math attention", phase] == []
+        assert hidden["a padding mask", phase] == count
+        assert hidden["a padding mask and math attention", phase] == count
 
 
 @pytest.mark.slow
