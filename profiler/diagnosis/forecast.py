@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -330,21 +330,23 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
         least_s[REST] = float(rest[known].min())
-        demands_s = np.maximum(_own_traffic_s(measured, device), least_s[REST])
+        traffic_s = traffic_between_s(measured.demanded, device, lambda column: column.operator in measured.replayed_s)
+        demands_s = np.maximum(traffic_s, least_s[REST])
         small = line(steps.tokens[known], rest[known], demands_s[known])
         in_decode = bool((known & ~steps.prefill).any())
     return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
 
 
-def _own_traffic_s(measured: Measured, device: Device) -> Array:
-    """Seconds of what was not replayed by itself, as `Fitted.terms` counts it."""
-    total, bandwidth = np.zeros(len(measured)), device.memory_bytes_per_s(_working_set(measured.demanded))
-    between = device.between_bytes_per_s(measured.demanded)
-    for column in measured.demanded.columns:
-        replayed = column.operator in measured.replayed_s
-        if not replayed:
+def traffic_between_s(demanded: Demanded, device: Device, replayed: Callable[[OperatorColumn], bool]) -> Array:
+    """Seconds of traffic that no replay has paid for, as `Fitted.terms` counts it: of all between the operators, and of
+    those that are not `replayed` themselves."""
+    total, bandwidth = np.zeros(len(demanded.steps)), device.memory_bytes_per_s(_working_set(demanded))
+    between = device.between_bytes_per_s(demanded)
+    for column in demanded.columns:
+        alone = replayed(column)
+        if not alone:
             total += column.model_bytes / bandwidth
-        total += _outside_s(column, math.inf, between, replayed)
+        total += _outside_s(column, math.inf, between, alone)
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,13 +11,14 @@ from profiler.diagnosis.columns import Array, OperatorColumn, Steps
 from profiler.diagnosis.forecast import Device, Fitted
 from profiler.diagnosis.held_out import HeldOut
 from profiler.diagnosis.step_time import Dispatch, floor_s
-from profiler.diagnosis.surface import Surface, surface
+from profiler.diagnosis.surface import Line, Surface, line, surface
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
 
 PROFILE_SCHEMA = 1
 _SAMPLING = 0.02
 """How well the median of a few dozen calls is known, as a share."""
+_NS = 1e9
 _OCTAVES_OF_WIDTH = 0.5
 """A doubling of a width changes a kernel's share of its roof about half as much as a doubling of rows does."""
 
@@ -62,6 +63,18 @@ class DispatchPoint:
 
 
 @dataclass(frozen=True)
+class SmallPoint:
+    """A layer's small kernels (norms, activations, casts) in a prefill of a standard model, run without its products
+    and attention."""
+
+    dtype: str
+    traffic_s: float
+    """What the bytes that they hand to each other demand, by their count."""
+    seconds: float
+    """What they take beyond their dispatch."""
+
+
+@dataclass(frozen=True)
 class CardProfile:
     """What a forecast needs of a card, measured without a model."""
 
@@ -79,6 +92,8 @@ class CardProfile:
     products: tuple[ProductPoint, ...]
     attentions: tuple[AttentionPoint, ...]
     dispatches: tuple[DispatchPoint, ...]
+    smalls: tuple[SmallPoint, ...] = ()
+    """Of a CPU; a card's take the least time of a kernel by their number."""
     datasheet: str | None = None
 
     @property
@@ -140,12 +155,19 @@ class ProfileKernels:
     """By dtype and format."""
     attentions: Mapping[str, Reached]
     """By dtype: over batch, queries, keys and heads."""
+    layers: int
+    """Of the model that is forecast."""
     least_small_s: float = 0.0
     """Seconds that the small kernels of a step take at least, by their number; 0 on a CPU, where that is dispatch."""
+    small: Line | None = None
+    """What those of a layer take over their traffic, over that traffic; None where they were not run alone."""
 
     def small_s(self, steps: Steps, traffic_s: Array) -> Array:
-        """Their traffic, or the time that their number takes."""
-        return np.maximum(self.least_small_s, traffic_s)
+        """Their traffic, or the time that their number takes; in a prefill as they were when they were run alone."""
+        if self.small is None:
+            return np.maximum(self.least_small_s, traffic_s)
+        alone_s = np.exp(self.small.log_ratio(_NS * traffic_s / self.layers)) * traffic_s
+        return np.where(steps.prefill, alone_s, traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step; None for what was not profiled."""
@@ -168,18 +190,27 @@ class ProfileKernels:
         return np.zeros(len(steps))
 
 
-def kernels_of(profile: CardProfile) -> ProfileKernels:
-    """The surfaces through all points of a profile."""
+def kernels_of(profile: CardProfile, dtype: str, layers: int) -> ProfileKernels:
+    """The surfaces through all points of a profile, for a model of so many layers."""
     ceilings = profile.ceilings
     products = {
         key: _products_reached([point for point in profile.products if (point.dtype, point.format) == key], ceilings)
         for key in dict.fromkeys((point.dtype, point.format) for point in profile.products)
     }
     attentions = {
-        dtype: _attentions_reached([point for point in profile.attentions if point.dtype == dtype], ceilings)
-        for dtype in dict.fromkeys(point.dtype for point in profile.attentions)
+        kind: _attentions_reached([point for point in profile.attentions if point.dtype == kind], ceilings)
+        for kind in dict.fromkeys(point.dtype for point in profile.attentions)
     }
-    return ProfileKernels(products, attentions)
+    least_s = layers * _SMALL_KERNELS * ceilings.launch.get("device_s", 0.0)
+    return ProfileKernels(products, attentions, layers, least_s, _smalls(profile, dtype))
+
+
+def _smalls(profile: CardProfile, dtype: str) -> Line | None:
+    points = [point for point in profile.smalls if point.dtype == dtype]
+    if not points:
+        return None
+    traffic_s, seconds = (np.array([getattr(point, name) for point in points]) for name in ("traffic_s", "seconds"))
+    return line(_NS * traffic_s, seconds, traffic_s)
 
 
 def _products_reached(points: Sequence[ProductPoint], ceilings: Ceilings) -> Products:
@@ -234,8 +265,7 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
     device = Device(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
-    small_s = layers * _SMALL_KERNELS * profile.ceilings.launch.get("device_s", 0.0)
-    return Fitted(device, replace(kernels_of(profile), least_small_s=small_s), {})
+    return Fitted(device, kernels_of(profile, dtype, layers), {})
 
 
 _SMALL_KERNELS = 32

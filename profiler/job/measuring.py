@@ -172,7 +172,8 @@ def _try_levers(session: Session) -> None:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
     with session.stages.cut_short("trying levers"):
-        for trial in try_forms(session.subject, session.prepared.config, _latencies_s(session.ledger), budget_s):
+        latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
+        for trial in try_forms(session.subject, session.prepared.config, ceilings, latencies_s, budget_s):
             session.ledger.add(trial)
 
 

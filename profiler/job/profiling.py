@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from profiler.diagnosis.columns import Steps
+from profiler.diagnosis.forecast import traffic_between_s
+from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on
 from profiler.errors import RequestError, near_misses
+from profiler.grid import PHASES, make_grid
+from profiler.job.demanded import demanded
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.request import DTYPES
-from profiler.loading.skeleton import quiet_libraries
+from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.machine import Machine
-from profiler.probes.card import installed_formats, measure_card
+from profiler.probes.card import STANDARD, installed_formats, measure_card, small_alone
 from profiler.record.profiles import profile_json
 from profiler.record.store import replace_file
 from profiler.roofs.values import Ceilings
+from profiler.work.step import ExecutionPath
+from profiler.work.walk import walk
 
 PROFILE_BUDGET_S = 24.0
 
@@ -26,4 +37,24 @@ def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) 
         raise RequestError(f"--out {out}: there is no folder {out.parent}.")
     with quiet_libraries():
         profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
+        smalls = tuple(point for name in names for point in _small_points(machine, profile, name))
+    profile = replace(profile, smalls=smalls)
     replace_file(out, profile_json(profile))
+
+
+def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[SmallPoint]:
+    """A layer's small kernels in prefills of the standard model, beside what they must move."""
+    alone = small_alone(machine, dtype)
+    if not alone:
+        return []
+    config = load_config(resolve(STANDARD))
+    module = build_on_meta(config, DTYPES[dtype])
+    keys = [key for key in make_grid(list(alone), [1], 2).keys if key.phase == "prefill"]
+    steps, paths = Steps.of(keys), dict.fromkeys(PHASES, ExecutionPath())
+    needed = demanded(walk(module), steps, paths, planned_weight_bytes(module))
+    device = fitted_on(profile, dtype, config.num_hidden_layers).device
+    traffic_s = traffic_between_s(needed, device, lambda column: bool(column.heads or column.shape))
+    return [
+        SmallPoint(dtype, float(each_s) / config.num_hidden_layers, alone[int(tokens)])
+        for tokens, each_s in zip(steps.tokens, traffic_s, strict=True)
+    ]

@@ -15,20 +15,23 @@ from torch import nn
 from profiler._version import __version__
 from profiler.diagnosis.dispatch import dispatch_of
 from profiler.diagnosis.profile import PROFILE_SCHEMA, AttentionPoint, CardProfile, DispatchPoint, ProductPoint
+from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
 from profiler.grid import DEFAULT_ENGINE
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.quantise import TORCHAO, Quant
-from profiler.loading.request import DTYPES, ModelRequest, dtype_name
+from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, dtype_name
 from profiler.machine.clock import timing_of
 from profiler.machine.device import software
 from profiler.machine.machine import Machine
+from profiler.probes.calls import answered
 from profiler.probes.dispatch import measure_dispatch
 from profiler.probes.replay import replay_calls
 from profiler.roofs.values import Ceilings
 from profiler.work.formats import is_linear, stored
+from profiler.work.walk import called_modules, walk
 
 _ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
 _WIDTHS = ((1024, 128), (576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 16384))
@@ -43,9 +46,11 @@ _ATTENTIONS = (
 """(batch, queries, keys)"""
 _HEADS = ((9, 3, 64), (16, 4, 128))
 _BATCHES = (1, 8)
-_STANDARD = "smollm2-135m"
+STANDARD = "smollm2-135m"
 _MOST_CALL_S = 0.1
 """A product that would take longer is left out: the roof tells of larger ones."""
+SMALL_TOKENS = (4, 16, 64, 256, 1024)
+_SMALL_S = 2.0
 _TWIN_S = 1.5
 """For the hollow twin's steps of one phase and batch size."""
 _MOST_LAYERS = 48
@@ -146,7 +151,7 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 def _packed(machine: Machine, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
     """Products with packed weights over rows: the very layers of the standard model, one after the other through it, so
     that no cache holds the next one's weights. Nothing where the format does not run here."""
-    source = resolve(_STANDARD)
+    source = resolve(STANDARD)
     request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:
         loaded = load(request, load_config(source))
@@ -191,17 +196,41 @@ def _alone(machine: Machine, calls: Sequence[Callable[[], object]], budget_s: fl
     return timing_of(found["it"]).median_s
 
 
-def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
-    """What a layer of a standard model costs the host, among that model's own weights (on a CPU)."""
-    source = resolve(_STANDARD)
-    config = load_config(source)
-    request = ModelRequest(source, machine.device, DTYPES[dtype], weights="random")
+def small_alone(machine: Machine, dtype: str) -> dict[int, float]:
+    """Seconds of a layer's small kernels in a prefill of the standard model, by its tokens: run without its products
+    and attention, less the same prefill of one token, which is their dispatch. Empty where a graph's least time tells
+    of them."""
+    if machine.captures:
+        return {}
+    loaded = load_standard(machine, dtype)
+    engine = EagerEngine(loaded.module, machine)
+    calls = {
+        tokens: [partial(engine.prefill, torch.zeros(1, tokens, dtype=torch.long, device=machine.device), tokens)]
+        for tokens in (1, *SMALL_TOKENS)
+    }
+    with answered(loaded.module, called_modules(loaded.module, walk(loaded.module))):
+        seconds = {
+            tokens: timing_of(times).median_s
+            for tokens, times in replay_calls(calls, machine, budget_s=_SMALL_S).items()
+        }
+    layers = loaded.config.num_hidden_layers
+    return {tokens: max(0.0, seconds[tokens] - seconds[1]) / layers for tokens in SMALL_TOKENS}
+
+
+def load_standard(machine: Machine, dtype: str) -> LoadedModel:
+    """The standard model with random weights. Raises RequestError where a card has no room for it."""
+    source = resolve(STANDARD)
     try:
-        loaded = load(request, config)
+        return load(ModelRequest(source, machine.device, DTYPES[dtype], weights="random"), load_config(source))
     except torch.OutOfMemoryError as error:
         raise RequestError("the card has no room for the standard model that its dispatch is measured with.") from error
-    layers = config.num_hidden_layers
-    for samples in measure_dispatch(loaded, config, machine, _BATCHES, [DEFAULT_ENGINE], _TWIN_S):
+
+
+def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
+    """What a layer of a standard model costs the host, among that model's own weights (on a CPU)."""
+    loaded = load_standard(machine, dtype)
+    layers = loaded.config.num_hidden_layers
+    for samples in measure_dispatch(loaded, loaded.config, machine, _BATCHES, [DEFAULT_ENGINE], _TWIN_S):
         found = dispatch_of(samples)
         yield DispatchPoint(
             dtype, samples.phase, samples.batch_size, found.step_s / layers, found.in_kernels_s / layers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from profiler.machine.clock import no_gc
 from profiler.machine.device import compute_capability
 from profiler.machine.machine import Machine
 from profiler.probes.subject import Subject
+from profiler.roofs.values import Ceilings
 from profiler.timing.visit import seeded_prompts
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.walk import collapse_numbers
@@ -187,7 +189,9 @@ def shortened(config: Any, layers: int) -> Any:
     return short
 
 
-def try_forms(subject: Subject, config: Any, latencies_s: Mapping[CellKey, float], budget_s: float) -> Iterator[Trial]:
+def try_forms(
+    subject: Subject, config: Any, ceilings: Ceilings, latencies_s: Mapping[CellKey, float], budget_s: float
+) -> Iterator[Trial]:
     """Steps in every form that this machine has, at the corners of the grid, as far as the budget goes.
 
     `latencies_s` are the times of the cells that were measured: they tell how many layers can be afforded. A form that
@@ -205,13 +209,13 @@ def try_forms(subject: Subject, config: Any, latencies_s: Mapping[CellKey, float
         return
     short = shortened(config, layers)
     held = load(replace(subject.request, weights="random"), short)
-    plain = _Bench(Form("as it is", engine=engine), held, subject)
+    plain = _Bench(Form("as it is", engine=engine), held, subject, ceilings)
     for form in forms:
         if subject.machine.now_s() > deadline_s:
             return
         try:
             loaded = held if form.holds_alike else _loaded(form, subject.request, short)
-            other = _Bench(replace(form, engine=form.engine or engine), loaded, subject)
+            other = _Bench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
             for key in keys:
                 if subject.machine.now_s() > deadline_s:
                     break
@@ -278,22 +282,24 @@ def _loaded(form: Form, request: ModelRequest, config: Any) -> LoadedModel:
 
 
 class _Bench:
-    """A short model in one form, and how it is stepped."""
+    """A short model in one form, and how it is stepped.
 
-    def __init__(self, form: Form, loaded: LoadedModel, subject: Subject) -> None:
+    A few layers would stay in a cache from step to step where the whole model's weights come from memory: then as many
+    copies as no cache holds are stepped in turn.
+    """
+
+    def __init__(self, form: Form, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
         self._form = form
         self._machine = subject.machine
         self._vocab_size = subject.vocab_size
-        layers = stack_of(loaded.module, loaded.config.get_text_config())
-        assert layers is not None, "the whole model has them"
-        self._layers = layers
-        self._module = loaded.module
-        self._engine = ENGINES[form.engine or "eager"](loaded.module, subject.machine)
+        count = _copies(loaded, stack_of(subject.loaded.module, subject.loaded.config.get_text_config()), ceilings)
+        self._modules = [loaded.module, *(copy.deepcopy(loaded.module) for _ in range(count - 1))]
+        self._stacks = [stack_of(module, loaded.config.get_text_config()) for module in self._modules]
+        self._engines = [ENGINES[form.engine or "eager"](module, subject.machine) for module in self._modules]
 
     def stepped(self, key: CellKey, first: int) -> Stepped:
         """Steps of a cell, each cut where the layer `first` begins and the last one ends."""
-        clock, cell, engine = self._machine.clock, key.cell, self._engine
-        decode = key.phase == "decode"
+        clock, cell, decode = self._machine.clock, key.cell, key.phase == "decode"
         marks: list[Any] = []
 
         def mark(*_: object) -> None:
@@ -302,22 +308,24 @@ class _Bench:
         with torch.inference_mode(), no_gc(), _threads(self._form.threads), ExitStack() as hooks:
             if self._form.kernel is not None:
                 hooks.enter_context(sdpa_kernel(self._form.kernel))
-            if decode:
-                state = engine.fill(cell.batch_size, key.context_len, key.context_len + _WARM + _DECODE_STEPS + 1)
-            else:
-                ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
-            if self._form.masked:
-                hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
-                hooks.callback(self._module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hooks.callback(self._layers[first].register_forward_pre_hook(mark).remove)
-            hooks.callback(self._layers[-1].register_forward_hook(mark).remove)
-            for _ in range(_WARM + (_DECODE_STEPS if decode else _PREFILLS)):
+            ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
+            slots = key.context_len + _WARM + _DECODE_STEPS + 1
+            states = [engine.fill(cell.batch_size, key.context_len, slots) for engine in self._engines if decode]
+            for module, stack in zip(self._modules, self._stacks, strict=True):
+                assert stack is not None, "the whole model has one"
+                if self._form.masked:
+                    hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
+                    hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                hooks.callback(stack[first].register_forward_pre_hook(mark).remove)
+                hooks.callback(stack[-1].register_forward_hook(mark).remove)
+            for step in range(_WARM + (_DECODE_STEPS if decode else _PREFILLS)):
+                turn = step % len(self._engines)
                 clock.synchronize()
                 mark()
                 if decode:
-                    state = engine.decode(state)
+                    states[turn] = self._engines[turn].decode(states[turn])
                 else:
-                    engine.prefill(ids, cell.prompt_len)
+                    self._engines[turn].prefill(ids, cell.prompt_len)
                 mark()
             clock.synchronize()
         pieces = clock.seconds(marks)
@@ -326,6 +334,17 @@ class _Bench:
             layers_s=tuple(pieces[start + 1] for start in steps),
             beside_s=tuple(pieces[start] + pieces[start + 2] for start in steps),
         )
+
+
+def _copies(loaded: LoadedModel, whole: nn.ModuleList | None, ceilings: Ceilings) -> int:
+    """How many copies of a short model leave the caches as the model with all its layers would."""
+    short = stack_of(loaded.module, loaded.config.get_text_config())
+    assert short is not None
+    assert whole is not None
+    nbytes, of_layers = model_storage_bytes(loaded.module), model_storage_bytes(short)
+    if ceilings.cache_resident(nbytes + of_layers * (len(whole) / len(short) - 1)):
+        return 1
+    return math.ceil(ceilings.past_caches_bytes / nbytes)
 
 
 def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]]]:

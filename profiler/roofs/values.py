@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from profiler.machine.clock import NOTCH
 from profiler.machine.links import Link
@@ -142,6 +143,15 @@ class Ceilings:
         """Whether the two largest sizes are read equally fast; where they are not, a cache still serves a part."""
         last = [point.bytes_per_s for point in self.curve[-2:]]
         return len(last) == 2 and agree(*last)
+
+    @property
+    def past_caches_bytes(self) -> int:
+        """The least size that is read as slowly as memory, as all larger ones are: read, it leaves little else in a
+        cache."""
+        slow = takewhile(
+            lambda point: point.bytes_per_s <= RESIDENT_GAIN * self.curve[-1].bytes_per_s, reversed(self.curve)
+        )
+        return min((point.nbytes for point in slow), default=self.stream_bytes)
 
     @property
     def memory_bytes_per_s(self) -> float:

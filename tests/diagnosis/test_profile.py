@@ -17,6 +17,7 @@ from profiler.diagnosis.profile import (
     CardProfile,
     DispatchPoint,
     ProductPoint,
+    SmallPoint,
     fitted_on,
     held_out_kernels,
 )
@@ -119,6 +120,26 @@ def test_layouts_and_formats_have_kernels_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no kernels of nf4"):
         decode_s("smollm2-135m", plain, replace(wanted, quant="nf4"))
     assert decode_s("smollm2-135m", more, replace(wanted, quant="nf4")) < decode_s("smollm2-135m", more)
+
+
+def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) -> None:
+    """Where they take three times their traffic, a prefill gains twice of it over a card on which they take just that,
+    which is what is assumed of a card that does not tell; a decode step's are its dispatch."""
+
+    def times(ratio: float | None) -> dict[str, float]:
+        smalls = () if ratio is None else tuple(SmallPoint("float32", s, ratio * s) for s in (1e-6, 1e-4, 1e-2))
+        path = tmp_path / "card.json"
+        path.write_text(profile_json(replace(planted(), smalls=smalls)))
+        wanted = Wanted(prompt_lens="64", batch_sizes="1", dtype="float32")
+        return {cell.phase: cell.latency_s for cell in forecast_on("smollm2-135m", str(path), wanted).cells}
+
+    untold, once, thrice, twice = times(None), times(1.0), times(3.0), times(2.0)
+    assert once == pytest.approx(untold)
+    assert thrice["prefill"] - once["prefill"] == pytest.approx(2 * (twice["prefill"] - once["prefill"]))
+    # Each of 30 layers hands on hidden states, queries, keys, values and two of the MLP's width at the least.
+    written_s = 30 * 64 * 4.0 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536) / BYTES_PER_S
+    assert twice["prefill"] - once["prefill"] > written_s
+    assert thrice["decode"] == pytest.approx(once["decode"])
 
 
 def test_where_host_and_device_overlap_the_longer_holds() -> None:

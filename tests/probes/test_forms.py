@@ -21,6 +21,7 @@ from profiler.loading.load import load
 from profiler.probes.subject import Subject, execution_paths
 from profiler.probes.trials import Pattern, forms_of, pattern_of, shortened, stack_of, try_forms
 from profiler.report.progress import QuietListener
+from profiler.roofs.values import READ, Ceilings, Roof
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
 from profiler.work.walk import walk
@@ -119,7 +120,9 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
     )
     [cell] = subject.grid.cells
     hidden: dict[tuple[str, str], list[int]] = {}
-    for trial in try_forms(subject, config, dict.fromkeys(cell.keys, 1e-4), 60.0):
+    roof = Roof(1e10, 1e10, 1e10, 9, "planted")
+    ceilings = Ceilings({}, {READ: roof}, 1 << 20, beyond_cache=True)
+    for trial in try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
         found = [mask for mask in masks if mask is not None]
         hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
         masks.clear()

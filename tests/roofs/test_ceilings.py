@@ -219,3 +219,13 @@ def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
     assert not found.cache_resident(200 << 20)
     assert found.memory_bytes_per_s_for(1 << 20) == pytest.approx(93e9)
     assert found.cache_resident(1 << 20)
+
+
+def test_what_is_read_as_slowly_as_memory_leaves_nothing_else_in_a_cache() -> None:
+    """A curve of a CPU that tells of 480 MiB of cache and keeps 128 of them for this machine; a slow small size is one
+    bad minute, and says nothing of the larger ones."""
+    rates = {16: 53e9, 32: 25e9, 64: 56e9, 128: 45e9, 256: 25.6e9, 512: 25.4e9, 1024: 25.7e9}
+    curve = tuple(CurvePoint(size << 20, per_s) for size, per_s in rates.items())
+    memory = {"read": Roof(27e9, 27e9, 27e9, 9, "given")}
+    assert Ceilings({}, memory, 1 << 30, False, curve).past_caches_bytes == 256 << 20
+    assert Ceilings({}, memory, 1 << 30, False).past_caches_bytes == 1 << 30
