@@ -229,7 +229,7 @@ class Fitted:
                 converting_s = np.minimum(alone_s, self.kernels.converting_s(column, steps, roof_s / column.count))
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
-            outside_s += _outside_s(column, flops_per_s, between, alone_s is not None)
+            outside_s += _outside_s(column, flops_per_s, bandwidth, between, alone_s is not None)
             if column.last_rows:
                 last_s += roof_s if alone_s is None else column.count * alone_s
         beyond_s = self.kernels.small_s(steps, own_s + outside_s) - own_s - outside_s
@@ -346,19 +346,25 @@ def traffic_between_s(demanded: Demanded, device: Device, replayed: Callable[[Op
         alone = replayed(column)
         if not alone:
             total += column.model_bytes / bandwidth
-        total += _outside_s(column, math.inf, between, alone)
+        total += _outside_s(column, math.inf, bandwidth, between, alone)
     return total
 
 
-def _outside_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, replayed: bool) -> Array:
-    """Seconds of an operator's avoidable work that its own replay has not paid for."""
+def _outside_s(
+    column: OperatorColumn, flops_per_s: float, bandwidth: Array, between: Array, replayed: bool
+) -> Array:
+    """Seconds of an operator's avoidable work that its own replay has not paid for.
+
+    What one kernel writes the next one finds; of a cache that is copied the old one lies where the step before left it.
+    """
     moved = {Cause.OPERANDS: column.activation_bytes, **column.avoidable_bytes}
     total = np.zeros(len(bandwidth))
     for cause in {**moved, **column.avoidable_flops}:
         if replayed and cause not in OUTSIDE:
             continue
         flops, nbytes = column.avoidable_flops.get(cause, 0.0), moved.get(cause, 0.0)
-        total += np.maximum(np.asarray(flops) / flops_per_s, np.asarray(nbytes) / bandwidth)
+        bytes_per_s = bandwidth if cause is Cause.CACHE_COPIES else between
+        total += np.maximum(np.asarray(flops) / flops_per_s, np.asarray(nbytes) / bytes_per_s)
     return total
 
 

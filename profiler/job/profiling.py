@@ -9,7 +9,7 @@ from profiler.diagnosis.columns import Steps
 from profiler.diagnosis.forecast import traffic_between_s
 from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on
 from profiler.errors import RequestError, near_misses
-from profiler.grid import PHASES, make_grid
+from profiler.grid import PHASES, Cell, CellKey
 from profiler.job.demanded import demanded
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
@@ -49,8 +49,8 @@ def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[Sm
         return []
     config = load_config(resolve(STANDARD))
     module = build_on_meta(config, DTYPES[dtype])
-    keys = [key for key in make_grid(list(alone), [1], 2).keys if key.phase == "prefill"]
-    steps, paths = Steps.of(keys), dict.fromkeys(PHASES, ExecutionPath())
+    steps = Steps.of([CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in alone])
+    paths = dict.fromkeys(PHASES, ExecutionPath())
     needed = demanded(walk(module), steps, paths, planned_weight_bytes(module))
     device = fitted_on(profile, dtype, config.num_hidden_layers).device
     traffic_s = traffic_between_s(needed, device, lambda column: bool(column.heads or column.shape))

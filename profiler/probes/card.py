@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -30,6 +32,7 @@ from profiler.probes.calls import answered
 from profiler.probes.dispatch import measure_dispatch
 from profiler.probes.replay import replay_calls
 from profiler.roofs.values import Ceilings
+from profiler.work.footprint import model_storage_bytes
 from profiler.work.formats import is_linear, stored
 from profiler.work.walk import called_modules, walk
 
@@ -53,8 +56,6 @@ SMALL_TOKENS = (4, 16, 64, 256, 1024)
 _SMALL_S = 2.0
 _TWIN_S = 1.5
 """For the hollow twin's steps of one phase and batch size."""
-_MOST_LAYERS = 48
-_CACHE_TIMES = 2
 _MOST_PASS_S = 0.05
 _SHARES = {"products": 0.5, "transposed": 0.2, "attention": 0.3}
 _FORMATS: tuple[Quant, ...] = ("nf4", "int8wo", "int4wo")
@@ -84,7 +85,7 @@ def measure_card(
         products += _products(machine, ceilings, dtype, "dense", _SHARES["products"] * each_s)
         products += _products(machine, ceilings, dtype, "transposed", _SHARES["transposed"] * each_s)
         for quant in formats:
-            products += _packed(machine, dtype, quant)
+            products += _packed(machine, ceilings, dtype, quant)
         attentions += _attentions(machine, dtype, _SHARES["attention"] * each_s)
         dispatches += _dispatches(machine, dtype)
     info = machine.info
@@ -125,7 +126,7 @@ def _products(
     for ins, outs in widths:
         rows_of = [rows for rows, *sizes in shapes if tuple(sizes) == (ins, outs)]
         nbytes = ins * outs * kind.itemsize
-        layers = int(min(_MOST_LAYERS, max(2, _CACHE_TIMES * machine.info.last_level_cache_bytes // nbytes)))
+        layers = max(2, math.ceil(ceilings.past_caches_bytes / nbytes))
         shape = (outs, ins) if layout == "dense" else (ins, outs)
         first = torch.randn(*shape, device=machine.device, dtype=kind)
         weights = [first, *(first.clone() for _ in range(layers - 1))]
@@ -148,9 +149,9 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
     return lambda: torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
 
 
-def _packed(machine: Machine, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
-    """Products with packed weights over rows: the very layers of the standard model, one after the other through it, so
-    that no cache holds the next one's weights. Nothing where the format does not run here."""
+def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
+    """Products with packed weights over rows: the very layers of the standard model, one after the other through it and
+    as many copies of it as leave no cache the next one's weights. Nothing where the format does not run here."""
     source = resolve(STANDARD)
     request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:
@@ -159,8 +160,10 @@ def _packed(machine: Machine, dtype: str, quant: Quant) -> Iterator[ProductPoint
         return
     layers: dict[tuple[str, str, int, int], list[nn.Module]] = {}
     nbytes: dict[tuple[str, str, int, int], int] = {}
-    for module in loaded.module.model.layers.modules():
-        if is_linear(module):
+    stack = loaded.module.model.layers
+    copies = math.ceil(ceilings.past_caches_bytes / model_storage_bytes(stack))
+    for held_again in (stack, *(copy.deepcopy(stack) for _ in range(copies - 1))):
+        for module in filter(is_linear, held_again.modules()):
             held = stored(module)
             shape = (dtype_name(held.compute_dtype), held.format, held.in_features, held.out_features)
             layers.setdefault(shape, []).append(module)
