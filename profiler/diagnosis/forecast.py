@@ -350,9 +350,7 @@ def traffic_between_s(demanded: Demanded, device: Device, replayed: Callable[[Op
     return total
 
 
-def _outside_s(
-    column: OperatorColumn, flops_per_s: float, bandwidth: Array, between: Array, replayed: bool
-) -> Array:
+def _outside_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, between: Array, replayed: bool) -> Array:
     """Seconds of an operator's avoidable work that its own replay has not paid for.
 
     What one kernel writes the next one finds; of a cache that is copied the old one lies where the step before left it.

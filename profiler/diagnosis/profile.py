@@ -151,6 +151,7 @@ class Products:
 class ProfileKernels:
     """The kernels of a model on a profiled card: shares of the roof over rows and widths."""
 
+    ceilings: Ceilings
     products: Mapping[tuple[str, str], Products]
     """By dtype and format."""
     attentions: Mapping[str, Reached]
@@ -170,20 +171,29 @@ class ProfileKernels:
         return np.where(steps.prefill, alone_s, traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
-        """Seconds of one instance at each step; None for what was not profiled."""
+        """Seconds of one instance at each step; None for what was not profiled.
+
+        All were measured with operands from memory. A cache that holds a model's spares it the traffic, not what its
+        kernels lose besides: a 4-bit kernel unpacks no faster there.
+        """
+        memory_s = column.model_bytes / self.ceilings.memory_bytes_per_s
+        from_memory_s = np.maximum(column.flops / self.ceilings.compute_flops_per_s(column.dtype), memory_s)
+        from_memory_s = from_memory_s / column.count
         if column.heads is not None:
             known = self.attentions.get(column.dtype)
             if known is None:
                 return None
             heads = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
-            return known.seconds(_sizes(steps.batch, steps.query, steps.depth, heads), roof_s)
-        if column.shape is None:
-            return None
-        own = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
-        if own is None:
-            return None
-        log_ratio = own.log_ratio(column.rows, column.shape.in_features, column.shape.out_features)
-        return np.asarray(np.maximum(roof_s, np.exp(log_ratio) * roof_s))
+            alone_s = known.seconds(_sizes(steps.batch, steps.query, steps.depth, heads), from_memory_s)
+        else:
+            if column.shape is None:
+                return None
+            own = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
+            if own is None:
+                return None
+            log_ratio = own.log_ratio(column.rows, column.shape.in_features, column.shape.out_features)
+            alone_s = np.exp(log_ratio) * from_memory_s
+        return np.asarray(roof_s + np.maximum(0.0, alone_s - from_memory_s))
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
         """Conversions are inside of a format's products."""
@@ -202,7 +212,7 @@ def kernels_of(profile: CardProfile, dtype: str, layers: int) -> ProfileKernels:
         for kind in dict.fromkeys(point.dtype for point in profile.attentions)
     }
     least_s = layers * _SMALL_KERNELS * ceilings.launch.get("device_s", 0.0)
-    return ProfileKernels(products, attentions, layers, least_s, _smalls(profile, dtype))
+    return ProfileKernels(ceilings, products, attentions, layers, least_s, _smalls(profile, dtype))
 
 
 def _smalls(profile: CardProfile, dtype: str) -> Line | None:

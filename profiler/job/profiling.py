@@ -43,8 +43,11 @@ def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) 
 
 
 def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[SmallPoint]:
-    """A layer's small kernels in prefills of the standard model, beside what they must move."""
-    alone = small_alone(machine, dtype)
+    """A layer's small kernels in prefills of the standard model, beside what they must move.
+
+    Of few tokens they may be lost in their dispatch, and are left out.
+    """
+    alone = {tokens: seconds for tokens, seconds in small_alone(machine, dtype).items() if seconds > 0}
     if not alone:
         return []
     config = load_config(resolve(STANDARD))

@@ -52,8 +52,8 @@ _BATCHES = (1, 8)
 STANDARD = "smollm2-135m"
 _MOST_CALL_S = 0.1
 """A product that would take longer is left out: the roof tells of larger ones."""
-SMALL_TOKENS = (4, 16, 64, 256, 1024)
-_SMALL_S = 2.0
+SMALL_TOKENS = (4, 16, 64, 256, 1024, 4096)
+_SMALL_S = 4.0
 _TWIN_S = 1.5
 """For the hollow twin's steps of one phase and batch size."""
 _MOST_PASS_S = 0.05

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from profiler.diagnosis.columns import OperatorColumn, Shape, Steps
 from profiler.diagnosis.profile import (
     PROFILE_SCHEMA,
     AttentionPoint,
@@ -23,6 +24,7 @@ from profiler.diagnosis.profile import (
 )
 from profiler.diagnosis.step_time import floor_s
 from profiler.errors import RequestError
+from profiler.grid import Cell, CellKey
 from profiler.job.forecast import Wanted, forecast_on
 from profiler.record.profiles import profile_called, profile_json, read_profile
 from profiler.roofs.values import Ceilings, Roof
@@ -140,6 +142,25 @@ def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) ->
     written_s = 30 * 64 * 4.0 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536) / BYTES_PER_S
     assert twice["prefill"] - once["prefill"] > written_s
     assert thrice["decode"] == pytest.approx(once["decode"])
+
+
+def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
+    """A product at a quarter of the memory roof takes 4 ms there, 3 of them lost. Read from a cache at twice the
+    bandwidth its bytes take half a millisecond, and the loss stays."""
+    points = tuple(
+        ProductPoint("float32", "dense", rows, 500, 10_000, 2e7, 4e-3) for rows in (1, 2)
+    )  # 20 MB at 20 GB/s: 1 ms
+    card = replace(planted(), products=points)
+    kernels = fitted_on(card, "float32", 1).kernels
+    steps = Steps.of([CellKey("decode", Cell(batch_size=1, prompt_len=8, new_tokens=4))])
+    one = np.array([1.0])
+    column = OperatorColumn(
+        "mlp", "mlp", 1, "float32", one, 1e7 * one, 2e7 * one, 0 * one, 0 * one, {}, {},
+        shape=Shape(500, 10_000, "dense"),
+    )  # fmt: skip
+    for roof_s, expected_s in ((1e-3, 4e-3), (0.5e-3, 3.5e-3)):
+        found = kernels.seconds(column, steps, roof_s * one)
+        assert found == pytest.approx(expected_s)
 
 
 def test_where_host_and_device_overlap_the_longer_holds() -> None:
