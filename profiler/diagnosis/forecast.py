@@ -144,8 +144,12 @@ class Terms:
 class KernelTimes(Protocol):
     """What kernels take alone."""
 
-    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
-        """Seconds that all small kernels of a step take together; `traffic_s` is what their bytes demand."""
+    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+        """Seconds that all small kernels of a step take together.
+
+        `traffic_s` is what their bytes demand of the cache that serves them, `from_memory_s` of the memory: that one
+        grows with the tokens alone, and knows no step where a cache ends.
+        """
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
@@ -166,8 +170,8 @@ class Kernels:
     """The shortest that such an operator was seen to take: its call, or its launch."""
     conversions: Mapping[str, Line]
     small: Line | None = None
-    """Of all kernels that are not replayed one by one, over tokens: their time over their traffic or their least
-    time; None where they were not run alone."""
+    """Of all kernels that are not replayed one by one, over tokens: their time over their traffic from memory or their
+    least time; None where they were not run alone."""
     small_in_decode: bool = False
     """Whether they were in a decode step; on a CPU those are next to nothing beside their dispatch."""
 
@@ -180,12 +184,12 @@ class Kernels:
         known = self.lines.get(column.operator)
         return None if known is None else known.seconds(column.rows, roof_s)
 
-    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
         """As they were when they were run alone: so long as their number takes, or as their traffic, which a cache may
         serve."""
         if self.small is None:
             return traffic_s
-        alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(traffic_s, self.least_s[REST])
+        alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
         return np.where(steps.prefill | self.small_in_decode, alone_s, traffic_s)
 
     def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
@@ -211,7 +215,7 @@ class Fitted:
         count = len(steps)
         bandwidth, between = device.memory_bytes_per_s(_working_set(demanded)), device.between_bytes_per_s(demanded)
         weights_s, kv_s, compute_s, dequantise_s, kernel_s = (np.zeros(count) for _ in range(5))
-        outside_s, own_s, last_s = (np.zeros(count) for _ in range(3))
+        outside_s, own_s, last_s, from_memory_s = (np.zeros(count) for _ in range(4))
         any_replayed = False
         for column in demanded.columns:
             flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
@@ -230,9 +234,10 @@ class Fitted:
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
             outside_s += _outside_s(column, flops_per_s, bandwidth, between, alone_s is not None)
+            from_memory_s += _from_memory_s(column, device, alone_s is not None)
             if column.last_rows:
                 last_s += roof_s if alone_s is None else column.count * alone_s
-        beyond_s = self.kernels.small_s(steps, own_s + outside_s) - own_s - outside_s
+        beyond_s = self.kernels.small_s(steps, own_s + outside_s, from_memory_s) - own_s - outside_s
         faults_s = self._faults(demanded) * device.ceilings.page_fault_s
         kernel_s += np.maximum(0.0, beyond_s - faults_s)
         avoidable_s = np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s
@@ -330,24 +335,24 @@ def _kernels(measured: Measured, device: Device) -> Kernels:
     rest = measured.replayed_s.get(REST)
     if rest is not None and (known := rest > 0).any():
         least_s[REST] = float(rest[known].min())
-        traffic_s = traffic_between_s(measured.demanded, device, lambda column: column.operator in measured.replayed_s)
+        traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in measured.replayed_s)
         demands_s = np.maximum(traffic_s, least_s[REST])
         small = line(steps.tokens[known], rest[known], demands_s[known])
         in_decode = bool((known & ~steps.prefill).any())
     return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
 
 
-def traffic_between_s(demanded: Demanded, device: Device, replayed: Callable[[OperatorColumn], bool]) -> Array:
-    """Seconds of traffic that no replay has paid for, as `Fitted.terms` counts it: of all between the operators, and of
+def from_memory_s(demanded: Demanded, device: Device, replayed: Callable[[OperatorColumn], bool]) -> Array:
+    """Seconds that the memory would take for all traffic that no replay has paid for: between the operators, and of
     those that are not `replayed` themselves."""
-    total, bandwidth = np.zeros(len(demanded.steps)), device.memory_bytes_per_s(_working_set(demanded))
-    between = device.between_bytes_per_s(demanded)
-    for column in demanded.columns:
-        alone = replayed(column)
-        if not alone:
-            total += column.model_bytes / bandwidth
-        total += _outside_s(column, math.inf, bandwidth, between, alone)
-    return total
+    parts = [_from_memory_s(column, device, replayed(column)) for column in demanded.columns]
+    return np.asarray(sum(parts, np.zeros(len(demanded.steps))))
+
+
+def _from_memory_s(column: OperatorColumn, device: Device, replayed: bool) -> Array:
+    bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
+    own_s = 0.0 if replayed else column.model_bytes / bandwidth
+    return np.asarray(own_s + _outside_s(column, math.inf, bandwidth, bandwidth, replayed))
 
 
 def _outside_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, between: Array, replayed: bool) -> Array:

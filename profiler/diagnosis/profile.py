@@ -69,7 +69,7 @@ class SmallPoint:
 
     dtype: str
     traffic_s: float
-    """What the bytes that they hand to each other demand, by their count."""
+    """What the bytes that they hand to each other would take from memory, by their count."""
     seconds: float
     """What they take beyond their dispatch."""
 
@@ -163,11 +163,11 @@ class ProfileKernels:
     small: Line | None = None
     """What those of a layer take over their traffic, over that traffic; None where they were not run alone."""
 
-    def small_s(self, steps: Steps, traffic_s: Array) -> Array:
+    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
         """Their traffic, or the time that their number takes; in a prefill as they were when they were run alone."""
         if self.small is None:
             return np.maximum(self.least_small_s, traffic_s)
-        alone_s = np.exp(self.small.log_ratio(_NS * traffic_s / self.layers)) * traffic_s
+        alone_s = np.exp(self.small.log_ratio(_NS * from_memory_s / self.layers)) * from_memory_s
         return np.where(steps.prefill, alone_s, traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:

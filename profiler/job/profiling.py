@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.diagnosis.columns import Steps
-from profiler.diagnosis.forecast import traffic_between_s
+from profiler.diagnosis.forecast import from_memory_s
 from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on
 from profiler.errors import RequestError, near_misses
 from profiler.grid import PHASES, Cell, CellKey
@@ -56,7 +56,7 @@ def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[Sm
     paths = dict.fromkeys(PHASES, ExecutionPath())
     needed = demanded(walk(module), steps, paths, planned_weight_bytes(module))
     device = fitted_on(profile, dtype, config.num_hidden_layers).device
-    traffic_s = traffic_between_s(needed, device, lambda column: bool(column.heads or column.shape))
+    traffic_s = from_memory_s(needed, device, lambda column: bool(column.heads or column.shape))
     return [
         SmallPoint(dtype, float(each_s) / config.num_hidden_layers, alone[int(tokens)])
         for tokens, each_s in zip(steps.tokens, traffic_s, strict=True)
