@@ -77,25 +77,39 @@ def _alike(left: Array, right: Array) -> Array:
 
 @dataclass(frozen=True)
 class Line:
-    """A time over its roof, over a size: through the points that were measured, and level beyond them."""
+    """A time beyond its roof, over a size: through the points that were measured."""
 
     log_sizes: Array
     log_ratios: Array
+    """log(time / roof) at each size."""
+    log_lost: Array
+    """log(seconds beyond the roof) at each size."""
 
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
         """Seconds at `sizes` [n] whose roofs are `roof_s` [n], never below them.
 
-        Between two points the log of time over roof is straight over log size, so that it leaves neither.
+        Between two points the log of what is lost is straight over log size, since a roof may have its bend there and
+        a loss has none; beyond them a kernel keeps its share of the roof.
         """
-        return np.asarray(roof_s * np.maximum(1.0, np.exp(self.log_ratio(sizes))))
+        at = np.log(np.maximum(sizes, 1))
+        beyond = (at < self.log_sizes[0]) | (at > self.log_sizes[-1])
+        share_s = roof_s * (np.exp(self.log_ratio(sizes)) - 1)
+        between_s = np.exp(np.interp(at, self.log_sizes, self.log_lost))
+        return np.asarray(roof_s + np.maximum(0.0, np.where(beyond, share_s, between_s)))
 
     def log_ratio(self, sizes: Array) -> Array:
-        """log(time / roof) at `sizes` [n]."""
+        """log(time / roof) at `sizes` [n], straight between the points and level beyond them."""
         return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
+
+
+_LEAST_LOST = 1e-3
+"""A loss has a logarithm from this share of a time on."""
 
 
 def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
     """The line through points of which several may share a size: their median holds."""
     unique = np.unique(sizes)
     ratios = np.log(seconds / roof_s)
-    return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))
+    lost = np.log(np.maximum(seconds - roof_s, _LEAST_LOST * seconds))
+    ratios, lost = (np.array([np.median(of[sizes == size]) for size in unique]) for of in (ratios, lost))
+    return Line(np.log(np.maximum(unique, 1)), ratios, lost)
