@@ -75,6 +75,11 @@ def _alike(left: Array, right: Array) -> Array:
     return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
 
 
+_LEAST_LOST = 1e-3
+"""A loss has a logarithm from this share of a time on."""
+_LEAST_STEP = 1e-6
+
+
 @dataclass(frozen=True)
 class Line:
     """A time beyond its roof, over a size: through the points that were measured."""
@@ -88,22 +93,25 @@ class Line:
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
         """Seconds at `sizes` [n] whose roofs are `roof_s` [n], never below them.
 
-        Between two points the log of what is lost is straight over log size, since a roof may have its bend there and
-        a loss has none; beyond them a kernel keeps its share of the roof.
+        Between two points a kernel may keep its share of a roof that bends there, or the seconds that it loses, whatever
+        the roof does: of the two that has more weight which differs less from point to point. Beyond all points it keeps
+        its share.
         """
         at = np.log(np.maximum(sizes, 1))
-        beyond = (at < self.log_sizes[0]) | (at > self.log_sizes[-1])
-        share_s = roof_s * (np.exp(self.log_ratio(sizes)) - 1)
-        between_s = np.exp(np.interp(at, self.log_sizes, self.log_lost))
-        return np.asarray(roof_s + np.maximum(0.0, np.where(beyond, share_s, between_s)))
+        by_share = roof_s * np.maximum(np.exp(self.log_ratio(sizes)) - 1, _LEAST_LOST)
+        by_loss = np.exp(np.interp(at, self.log_sizes, self.log_lost))
+        if len(self.log_sizes) < 2:
+            return np.asarray(roof_s + by_share)
+        steps = np.diff(self.log_ratios) ** 2, np.diff(self.log_lost) ** 2
+        weights = (steps[0] + _LEAST_STEP) / (steps[0] + steps[1] + 2 * _LEAST_STEP)
+        segment = np.clip(np.searchsorted(self.log_sizes, at) - 1, 0, len(weights) - 1)
+        inside = (at >= self.log_sizes[0]) & (at <= self.log_sizes[-1])
+        loss_weighs = np.where(inside, weights[segment], 0.0)
+        return np.asarray(roof_s + by_share ** (1 - loss_weighs) * by_loss**loss_weighs)
 
     def log_ratio(self, sizes: Array) -> Array:
         """log(time / roof) at `sizes` [n], straight between the points and level beyond them."""
         return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
-
-
-_LEAST_LOST = 1e-3
-"""A loss has a logarithm from this share of a time on."""
 
 
 def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:

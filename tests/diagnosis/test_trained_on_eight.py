@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from benchmarks.forecast import ASKED, MORE, crossed
 
+from profiler.diagnosis.columns import Array
 from profiler.diagnosis.forecast import fit
+from profiler.diagnosis.surface import line
 from profiler.job.forecast import known_of
 
 FOLDERS = sorted(MORE.glob("smollm2-*"))
 JUMPS = "smollm2-135m-xeon-bfloat16"
-"""oneDNN's AMX products take three times as long for 1024 rows as for 256 in one width and not in the next: nothing that
-four prefills saw tells of it, and nine in ten come within 14 % instead of 12."""
+"""oneDNN's AMX products take three times as long for 1024 rows as for 256 in one width and not in the next: nothing
+that four prefills saw tells of it, and nine in ten come within 16 % instead of 12."""
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -27,10 +29,22 @@ def test_eight_cells_tell_of_the_other_twenty_four(folder: Path) -> None:
     told = fit(measured.at(chosen), device).forecast(measured.demanded.at(rest))
     off = np.abs(told.latency_s / measured.latency_s[rest] - 1)
     median, nine_in_ten = ASKED
-    if folder.name == JUMPS:
-        decode = ~measured.demanded.steps.prefill[rest]
-        assert np.median(off[decode]) <= median
-        assert np.quantile(off[decode], 0.9) <= nine_in_ten
-        return
     assert np.median(off) <= median
+    if folder.name == JUMPS:
+        off = off[~measured.demanded.steps.prefill[rest]]
     assert np.quantile(off, 0.9) <= nine_in_ten
+
+
+def test_between_two_points_a_kernel_keeps_what_it_keeps_at_both() -> None:
+    """A roof of 1 s up to 4 rows and of a quarter of a second a row from there: a kernel at half of it everywhere, and
+    one that loses 0.2 s everywhere, are both foretold at 4 and 8 rows from those of 1 and 64."""
+
+    def roof_s(rows: Array) -> Array:
+        return np.maximum(1.0, rows / 4)
+
+    seen, unseen = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
+    for truth in (lambda rows: 2 * roof_s(rows), lambda rows: roof_s(rows) + 0.2):
+        found = line(seen, truth(seen), roof_s(seen))
+        assert found.seconds(unseen, roof_s(unseen)) == pytest.approx(truth(unseen), rel=1e-3)
+    halved = line(seen, 2 * roof_s(seen), roof_s(seen))
+    assert halved.seconds(np.array([256.0]), np.array([64.0])) == pytest.approx(128.0, rel=1e-3), "beyond all points"
