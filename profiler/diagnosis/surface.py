@@ -78,6 +78,7 @@ def _alike(left: Array, right: Array) -> Array:
 _LEAST_LOST = 1e-3
 """A loss has a logarithm from this share of a time on."""
 _LEAST_STEP = 1e-6
+"""Two points differ by so much at the least: squared, of a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class Line:
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
         """Seconds at `sizes` [n] whose roofs are `roof_s` [n], never below them.
 
-        Between two points a kernel may keep its share of a roof that bends there, or the seconds that it loses, whatever
-        the roof does: of the two that has more weight which differs less from point to point. Beyond all points it keeps
-        its share.
+        Between two points a kernel may keep its share of a roof that bends there, or the seconds that it loses,
+        whatever the roof does: of the two that has more weight which differs less from point to point. Beyond all
+        points it keeps its share.
         """
         at = np.log(np.maximum(sizes, 1))
         by_share = roof_s * np.maximum(np.exp(self.log_ratio(sizes)) - 1, _LEAST_LOST)
