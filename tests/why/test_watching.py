@@ -15,8 +15,8 @@ import profiler
 from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
 from profiler.report.why import call_rows, note_lines, why_json, why_sentences
 from profiler.report.why_page import html_why
-from profiler.watching.recorder import Recorder
 from profiler.watching.script import run_script
+from profiler.watching.settings import KnownSettings
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -244,10 +244,10 @@ def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.Monke
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
-    recorder = Recorder()
+    known = KnownSettings()
 
     def seen() -> dict[str, str]:
-        return recorder._ran_with("forward", model, {})[0]
+        return known.of("forward", model, {})[0]
 
     changes = {
         "dtype": lambda: model.to(torch.bfloat16),
