@@ -344,6 +344,9 @@ def test_where_nothing_could_be_tried_nothing_is_said_to_be_right() -> None:
     found = judge(seen(call(0, 1.0)), [], Floor(0.1, 0.0), ["what else there is: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))
     assert "Nothing to change" not in " ".join(why_sentences(found))
+    one = trial((1.0, 1.5), calls=(0,))
+    partly = why_sentences(judge(seen(call(0, 1.0)), [one], Floor(0.1, 0.0), ["padding: no time was left"]))
+    assert partly[1] == "Nothing was found in 1 trial, and 1 could not be made (told below).", "the rest is not known"
 
 
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
