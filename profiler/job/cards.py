@@ -11,7 +11,7 @@ from profiler.diagnosis.foretold import Answer
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
 from profiler.job.count import gpu_called
-from profiler.job.forecast import Wanted, forecast_known, forecast_on, known_of
+from profiler.job.forecast import Wanted, forecast_known, forecast_on, known_of, profile_of
 from profiler.machine.links import Link, link_called, published_links
 from profiler.machine.prices import cheapest
 from profiler.record.run import read_document
@@ -64,7 +64,7 @@ def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, toda
         price=price,
         error=one.error,
         cells=across([(count, answer.cells) for count, answer in answers], usd_per_h),
-        notes=_notes(one, answers),
+        notes=(_narrower(on), *_notes(one, answers)),
     ), card
 
 
@@ -101,11 +101,23 @@ def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
     )
 
 
+def _narrower(on: str) -> str:
+    """How it is known what one rank's kernels take."""
+    if not on:
+        return (
+            "A narrower kernel keeps the share of its roof that the whole one has: none was run. A profile of the card"
+            " knows kernels by their width (roofscope ceilings --out card.json, then MODEL --on card.json --tp)."
+        )
+    if profile_of(on) is not None:
+        return "A narrower kernel takes what the card's profile tells of its width."
+    return "A rank attains as much of the card as whole models do by their published figures."
+
+
 def _notes(one: Answer, answers: Sequence[tuple[int, Answer]]) -> tuple[str, ...]:
     """What such a forecast rests on."""
     loads = {cell.batch_size for cell in one.cells}
     return (
-        "A narrower kernel keeps the share of its roof that the whole one has; messages hide behind nothing.",
+        "Messages hide behind nothing.",
         "Every rank has a card of its own, on CPUs a machine: ranks on one machine share its cores and its memory.",
         f"Cost is that of every token at its own batch ({significant(min(loads))} to {significant(max(loads))}).",
         *(note for _, answer in answers[:1] for note in answer.notes),

@@ -275,7 +275,7 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
     kind = known_quant(quant)
     source = resolve(model)
     config = as_asked(load_config(source), dtype != "auto")
-    profile = _profile(on)
+    profile = profile_of(on)
     chosen = model_dtype(dtype, config)
     if profile is not None and dtype == "auto" and dtype_name(chosen) not in profile.dtypes:
         chosen = DTYPES[profile.dtypes[0]]
@@ -325,7 +325,7 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
     )
 
 
-def _profile(on: str) -> CardProfile | None:
+def profile_of(on: str) -> CardProfile | None:
     """The profile that `on` names, or None where it is a card of the table without one."""
     if on.endswith(".json") or on in profiles():
         return profile_called(on)

@@ -20,9 +20,10 @@ from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
 from profiler.watching.script import run_module, run_script
 
-# Trials may take as long as the script's own calls, within these.
-_LEAST_TRIALS_S = 20.0
-_MOST_TRIALS_S = 60.0
+# Trials may take twice as long as the script's own calls, within these: three pairs of each change to a call of a few
+# seconds take most of the least.
+_LEAST_TRIALS_S = 60.0
+_MOST_TRIALS_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Wh
     # torch is there by now: the script has used it.
     from profiler.probes.again import try_changes
 
-    budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, seen.calls_s))
+    budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, 2 * seen.calls_s))
     trials, missed = try_changes(recorder, seen, budget_s)
     return judge(seen, trials, _floor(recorder, seen), missed)
 

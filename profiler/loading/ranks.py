@@ -161,7 +161,9 @@ def _fill(module: Any, joined: Any) -> None:
                 planned, found = tuple(param.shape), tuple(local.shape)
                 raise ModelError(f"{prefix}{key} is {found} here and not {planned}, as its plan says.")
             if id(own) not in filled:
-                filled[id(own)] = as_loaded(local)
+                # Without gradients transformers hands a cut weight on as a tensor that could not be trained, for which
+                # torch takes another kernel in the LM head (`as_loaded`): here is to run what runs there.
+                filled[id(own)] = nn.Parameter(local, False) if isinstance(own, DTensor) else as_loaded(local)
             owner._parameters[key] = filled[id(own)]
         for key, _ in list(owner.named_buffers(recurse=False)):
             owner._buffers[key] = buffers[prefix + key]

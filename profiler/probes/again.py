@@ -10,7 +10,8 @@ from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Seen, Tr
 from profiler.errors import first_line
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
-from profiler.probes.candidates import Candidate, Group, Run, candidates
+from profiler.probes.candidates import candidates
+from profiler.probes.repeats import Candidate, Group, Run
 from profiler.watching.recorder import Recorder
 
 _DECISIVE_ROUNDS = 3

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from profiler.machine.memory import available_bytes
-from profiler.watching.recorder import in_turn
+from profiler.watching.settings import in_turn
 
 # A copy may take this share of the free memory.
 _MEMORY_SHARE = 0.8

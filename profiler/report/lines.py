@@ -140,7 +140,7 @@ def no_claim_lines(run: Run) -> list[str]:
     noise = len(differences) - len(engine_claims(run)) - once
     lines = []
     if noise:
-        lines.append(f"in {noise} cells engines differ by no more than noise")
+        lines.append(f"in {noise} cell{'s' if noise != 1 else ''} engines differ by no more than noise")
     if once:
         lines.append(f"in {once} cells an engine was visited once: no difference is claimed; --budget gives more")
     return lines

@@ -42,10 +42,7 @@ def why_sentences(why: Why) -> list[str]:
         names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
         lines.append(f"Too close to tell, and less than a tenth each: {names}.")
     if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
-        tried = f" of {len(why.tried)} tried" if why.tried else ""
-        left = f"; {len(why.not_tried)} could not be tried (told below)" if why.not_tried else ""
-        nothing = f"Nothing to change{tried}{left}" if why.tried or not left else "Nothing could be tried (told below)"
-        lines.append(f"{nothing}{_reached(why)}")
+        lines.append(_nothing(why))
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
         whole = f"; shares are of {duration(seen.watched_s)}, calls, loads and tokenizers together"
@@ -75,16 +72,20 @@ def _how_unsure(pairs: int) -> str:
     return f"by the median of {pairs} pairs, which do not agree. Again when nothing else runs"
 
 
-def _reached(why: Why) -> str:
-    """How near its floor a script is that has nothing to change, or where the rest lies."""
-    if why.floor is None or not why.seen.calls_s:
-        return "."
-    share = why.floor.seconds / why.seen.calls_s
-    if share >= _NEAR:
-        return f": {100 * share:.0f} % of what this machine can do with this model."
+def _nothing(why: Why) -> str:
+    """That nothing was found, as far as it could be tried, and how near its floor the script is."""
+    share = why.floor.seconds / why.seen.calls_s if why.floor and why.seen.calls_s else None
+    near = f": {100 * share:.0f} % of what this machine can do with this model" if share and share >= _NEAR else ""
+    if why.not_tried:
+        trials = f"{len(why.tried)} trial{'s' if len(why.tried) != 1 else ''}"
+        found = f"Nothing was found in {trials}, and" if why.tried else "Nothing could be tried:"
+        return f"{found} {len(why.not_tried)} could not be made (told below){near}."
+    tried = f" of {len(why.tried)} tried" if why.tried else ""
+    if share is None or near:
+        return f"Nothing to change{tried}{near}."
     return (
-        f", and the floor is {100 * share:.0f} % of its time: the rest lies in the library, which roofscope run"
-        " --engine generate splits."
+        f"Nothing to change{tried}, and the floor is {100 * share:.0f} % of its time: the rest lies in the library,"
+        " which roofscope run --engine generate splits."
     )
 
 

@@ -18,33 +18,31 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "why"))
 
-from planted_faults import CHEAP_FAULTS, FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama
+from planted_faults import FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama, taken_s
 
 from profiler.job.why import explained
-
-ALL = FAULTS | CHEAP_FAULTS
 
 
 def held(name: str, rounds: int, model: Path, folder: Path) -> str:
     """A line of one script: seconds said, saved and their ratio, and what comes next."""
     (folder / f"{name}.py").write_text(mended(name))
     run_watched(folder / f"{name}.py", model)
-    said, saved, others, first, wall = [], [], [], [], []
+    said, saved, others, first, taken = [], [], [], [], []
     for _ in range(rounds):
         found = explained(run_watched(SCRIPTS / f"{name}.py", model), name)
         assert found is not None
-        without = run_watched(folder / f"{name}.py", model).seen(name)
-        wall.append(found.seen.watched_s)
-        saved.append(found.seen.watched_s - without.watched_s)
-        said.append(sum(item.saves_s for item in found.findings if item.id == ALL[name][0]))
+        without_s = taken_s(run_watched(folder / f"{name}.py", model).seen(name))
+        taken.append(taken_s(found.seen))
+        saved.append(taken[-1] - without_s)
+        said.append(sum(item.saves_s for item in found.findings if item.id == FAULTS[name][0]))
         first.append(found.findings[0].id if found.findings else "-")
-        rest = [(item.saves_s, item.id) for item in found.findings if item.id != ALL[name][0]]
+        rest = [(item.saves_s, item.id) for item in found.findings if item.id != FAULTS[name][0]]
         others.append(max(rest, default=(0.0, "-")))
     said_s, saved_s = statistics.median(said), statistics.median(saved)
     ratios = ", ".join(f"{a / b:.2f}" for a, b in zip(said, saved, strict=True))
     next_s, other = max(others)
     return (
-        f"{name:22} {statistics.median(wall):6.2f} {said_s:7.3f} {saved_s:7.3f} {said_s / saved_s:6.2f}  ({ratios})"
+        f"{name:22} {statistics.median(taken):6.2f} {said_s:7.3f} {saved_s:7.3f} {said_s / saved_s:6.2f}  ({ratios})"
         f"  next {other} {next_s:.3f}  first {', '.join(dict.fromkeys(first))}"
     )
 
@@ -52,7 +50,7 @@ def held(name: str, rounds: int, model: Path, folder: Path) -> str:
 def main() -> None:
     """Print a line a script."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(ALL))
+    parser.add_argument("names", nargs="*", default=list(FAULTS))
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     print(f"{'script':22} {'took s':>6} {'said s':>7} {'saved s':>7} {'ratio':>6}  (each round)", flush=True)

@@ -78,6 +78,20 @@ def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> Non
     assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
 
 
+@pytest.mark.parametrize(
+    ("source", "on", "words"),
+    [
+        (str(EPYC), "", "none was run"),
+        ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile tells of its width"),
+        ("smollm2-135m", "H100 SXM", "by their published figures"),
+    ],
+)
+def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
+    wanted = Wanted(batch_sizes="1", prompt_lens="64")
+    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY)
+    assert words in answer.notes[0]
+
+
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = Wanted(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
     answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY)

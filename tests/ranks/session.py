@@ -1,7 +1,7 @@
 """Run under torchrun: `session.py FOUND run MODEL ...` is this program with made roofs, as one of several ranks.
 
 Roofs and dispatch take most of a minute on a shared machine and are not what is tested here: made ones stand for them.
-What the ranks generate and hold is written to FOUND as soon as they are loaded.
+What the ranks generate, hold and run is written to FOUND as soon as they are loaded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.roofs.values import Ceilings, Roof
 
+IDS = torch.arange(24).reshape(2, 12) % 100
 SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)
 
 
@@ -31,13 +32,28 @@ def made_roofs(*_: Any, **__: Any) -> Ceilings:
 
 
 def look(ranks: Any, found: Path) -> None:
-    """Greedy tokens by the ranks' own engine, and the bytes of what each holds, as JSON by rank 0."""
-    ids = torch.arange(24).reshape(2, 12) % 100
-    tokens = greedy_tokens(EagerEngine(ranks.share.joined, ranks.machine), ids, 12)
-    held = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(ranks.share.joined)}.values())
-    every = ranks.group.gather((tokens.tolist(), held))
+    """What each rank generates, holds, runs in a prefill, and could not train, as JSON by rank 0."""
+    joined, alone = ranks.share.joined, ranks.share.alone.module
+    tokens = greedy_tokens(EagerEngine(joined, ranks.machine), IDS, 12)
+    every = ranks.group.gather(
+        {
+            "tokens": tokens.tolist(),
+            "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
+            "frozen": [name for name, param in joined.named_parameters() if not param.requires_grad],
+            "products": [products_of(part) for part in (joined, alone)],
+        }
+    )
     if ranks.group.rank == 0:
-        found.write_text(json.dumps({"tokens": [one for one, _ in every], "bytes": [nbytes for _, nbytes in every]}))
+        found.write_text(json.dumps({name: [one[name] for one in every] for name in every[0]}))
+
+
+def products_of(model: Any) -> dict[str, int]:
+    """How often a prefill of several prompts runs each of torch's matrix products and attention kernels; its logits are
+    those of the last tokens."""
+    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as taken:
+        model(IDS, logits_to_keep=1)
+    counts = {event.key: event.count for event in taken.key_averages() if event.key.startswith("aten::")}
+    return {name: counts[name] for name in sorted(counts) if name.endswith("mm") or "attention" in name}
 
 
 def _local(module: torch.nn.Module) -> list[torch.Tensor]:

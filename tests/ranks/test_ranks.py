@@ -11,10 +11,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from session import IDS, products_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.engines.base import greedy_tokens
@@ -67,13 +69,28 @@ def check_found(found: Path, folder: Path, ranks: int) -> None:
     told = json.loads(found.read_text())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     alone = EagerEngine(model, machine_for(torch.device("cpu")))
-    expected = greedy_tokens(alone, torch.arange(24).reshape(2, 12) % 100, NEW_TOKENS).tolist()
+    expected = greedy_tokens(alone, IDS, NEW_TOKENS).tolist()
     assert told["tokens"] == [expected] * ranks
     share = count(str(folder), dtype="float32", tp=ranks).share
     assert share is not None
     assert max(told["bytes"]) == told["bytes"][0] == share.weight_bytes
     whole = sum(tensor.nbytes for tensor in model.parameters())
     assert whole < sum(told["bytes"]) < 1.2 * whole  # norms and frequencies are held by all
+    check_operators(told, model, ranks)
+
+
+def check_operators(told: Any, model: Any, ranks: int) -> None:
+    """Weights could be trained, as a plain load leaves them, and a rank's prefill runs the products of a plain one.
+
+    But for the LM head: transformers' hooks hand the kernel a local tensor, which could not be trained, so that torch
+    makes a batched product of it (should_fold). A share by itself runs what the joined one does.
+    """
+    assert all(param.requires_grad for param in model.parameters())
+    assert told["frozen"] == [[]] * ranks
+    plain = products_of(model)
+    assert plain["aten::mm"] == 3 * 7 + 1  # three layers of seven, and the LM head
+    rank = {**plain, "aten::mm": 3 * 7, "aten::bmm": 1}
+    assert told["products"] == [[rank, rank]] * ranks
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
             difference(-3e-3, -4e-3, -2e-3), ["costs 3.00 ms", "2.00 ms to 4.00 ms"],
             "static costs 3.00 ms (2.00 ms to 4.00 ms) a step against eager at batch 2 x 64",
         ),
-        (difference(1e-3, -1e-3, 3e-3), None, "in 1 cells engines differ by no more than noise"),
+        (difference(1e-3, -1e-3, 3e-3), None, "in 1 cell engines differ by no more than noise"),
         (
             difference(-107e-3, -118e-3, -97e-3, visits=1), None,
             "in 1 cells an engine was visited once: no difference is claimed; --budget gives more",

@@ -99,7 +99,7 @@ def test_a_waterfall_of_engines_draws_claims_alone_and_says_where_its_axis_is_cu
     assert 18 < least_ms < 19.8
     assert "axis cut at 19" in axes.get_title(loc="left")
     noise = replace(found, low_s=-1e-4, high_s=5e-4)
-    with pytest.raises(RequestError, match="in 1 cells engines differ by no more than noise"):
+    with pytest.raises(RequestError, match="in 1 cell engines differ by no more than noise"):
         draw([with_document(run, engine=replace(record, differences=(noise,)))], "engines")
 
 

@@ -17,7 +17,7 @@ from profiler.job.several import device_healths, run_devices
 from profiler.machine.links import link_called
 from profiler.report.healths import health_lines
 from profiler.report.progress import QuietListener
-from profiler.watching.recorder import in_turn
+from profiler.watching.settings import in_turn
 
 from .guard import why_not
 from .scenario import Scenario

@@ -50,7 +50,7 @@ def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card without noise needs none."""
     monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
     monkeypatch.setattr("profiler.probes.again._MOST_REPEATS", 1)
-    monkeypatch.setattr("profiler.probes.candidates._IN_A_ROW", 4)
+    monkeypatch.setattr("profiler.probes.loops._IN_A_ROW", 4)
 
 
 def padded(model: Any, *, padding: int) -> None:
@@ -114,7 +114,7 @@ def test_reads_of_a_loop_are_named_with_what_they_cost(monkeypatch: pytest.Monke
         recorder = Recorder()
         with watched(recorder):
             loop(model, reads=False)
-        assert recorder.reads() == ()
+        assert recorder.reads.by_line() == ()
     assert watching.found is not None
     [read] = watching.found.seen.reads
     assert read.count == STEPS

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from profiler.diagnosis.why import Seen
 from profiler.machine.clock import CoreClock
 from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
@@ -29,6 +30,7 @@ FAULTS = {
         "        found = model(ids if past is None else ids[:, -1:], past_key_values=past, logits_to_keep=1)\n"
         "        past, logits = found.past_key_values, found.logits\n",
     ),
+    "gradients": ("grad-on", "torch.enable_grad()", "torch.inference_mode()"),
     "train_mode": ("train-mode", "model.train()", "model.eval()"),
     "frozen": ("frozen-weights", "model.requires_grad_(False)", "model.eval()"),
     "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
@@ -44,11 +46,6 @@ FAULTS = {
     "tokenized_again": ("text-again", "    found = tokenizer", "    found = found or tokenizer"),
     "offloaded": ("offload", '"disk"', '"cpu"'),
     "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
-}
-
-CHEAP_FAULTS = {
-    # Recording gradients costs a CPU a tenth to a fifth of a short call: too little for a test beside others.
-    "gradients": ("grad-on", "torch.enable_grad()", "torch.inference_mode()"),
 }
 
 THREE_FAULTS = {
@@ -73,7 +70,7 @@ THREE_FAULTS = {
 
 def mended(name: str, finding: str | None = None) -> str:
     """The source of a script without its fault, or without one of its three."""
-    wrong, right = (FAULTS | CHEAP_FAULTS)[name][1:] if finding is None else THREE_FAULTS[name][finding]
+    wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
     source = (SCRIPTS / f"{name}.py").read_text()
     assert wrong in source
     return source.replace(wrong, right)
@@ -125,3 +122,9 @@ def run_watched(script: Path, model: Path) -> Recorder:
     ):
         assert run_script(script, [str(model)]) == 0
     return recorder
+
+
+def taken_s(seen: Seen) -> float:
+    """Seconds in calls, loads and tokenizers, and between the forwards of a loop: what a call leaves behind is let go
+    there, which of recorded gradients is a sixth of what they cost."""
+    return seen.watched_s + sum(item.seconds for item in seen.between)

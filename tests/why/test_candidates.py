@@ -17,7 +17,7 @@ from profiler.diagnosis.why import Call, Seen, judge
 from profiler.machine.clock import OwnTime
 from profiler.probes.forms import other_forms
 from profiler.report.why import why_sentences
-from profiler.watching.recorder import in_turn
+from profiler.watching.settings import in_turn
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from planted_faults import FAULTS, SCRIPTS, THREE_FAULTS, mended, on_one_core, run_watched, save_small_llama
+from planted_faults import (
+    FAULTS,
+    SCRIPTS,
+    THREE_FAULTS,
+    mended,
+    on_one_core,
+    run_watched,
+    save_small_llama,
+    taken_s,
+)
 
 from profiler.diagnosis.why import Seen, Why
 from profiler.job.why import explained
@@ -51,27 +61,30 @@ def why(recorder: Recorder, name: str) -> Why:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, tmp_path: Path) -> None:
-    """Held against the same script without it; again, up to twice, where somebody took the cores meanwhile."""
+    """Held against the same script without it; again, up to twice, where somebody took the cores meanwhile: then the
+    medians of what is said and saved are held against each other."""
     identity = FAULTS[name][0]
     (tmp_path / f"{name}.py").write_text(mended(name))
     ran(tmp_path / f"{name}.py")
-    told: list[tuple[float, list[tuple[str, float]]]] = []
+    told: list[list[tuple[str, float]]] = []
+    saved: list[float] = []
     for _ in range(TRIES):
         found = why(ran(SCRIPTS / f"{name}.py"), name)
-        saved_s = found.seen.watched_s - ran(tmp_path / f"{name}.py").seen(name).watched_s
-        told.append((saved_s, [(item.id, item.saves_s) for item in found.findings]))
+        saved.append(taken_s(found.seen) - taken_s(ran(tmp_path / f"{name}.py").seen(name)))
+        told.append([(item.id, item.saves_s) for item in found.findings])
+        said_s = statistics.median(dict(items).get(identity, 0.0) for items in told)
         first = found.findings[0] if found.findings else None
-        if first and first.id == identity and first.saves_s == pytest.approx(saved_s, rel=ROOM):
+        if first and first.id == identity and said_s == pytest.approx(statistics.median(saved), rel=ROOM):
             assert first.where.startswith(f"{name}.py:")
             return
-    saved = sorted(saved_s for saved_s, _ in told)
+    saved.sort()
     if saved[-1] < WORTH_S:
         pytest.skip("on this machine it costs nothing")
     if saved[0] < (1 - ROOM) * saved[-1]:
         pytest.skip(
             f"this machine is too noisy: what its removal saves is anything from {saved[0]:.2f} to {saved[-1]:.2f} s"
         )
-    pytest.fail(f"saved, and what was found: {told}")
+    pytest.fail(f"saved: {saved}, and what was found: {told}")
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -93,14 +106,6 @@ def is_cheap(seen: Seen) -> bool:
     return seen.overhead_s < max(0.02 * seen.wall_s, 1e-3 * len(seen.calls))
 
 
-def test_gradients_that_nobody_asked_for_are_tried_without(ran: Ran) -> None:
-    """On a CPU recording them costs some percent alone, which a noisy machine may hide: it is tried, whatever comes."""
-    found = why(ran(SCRIPTS / "gradients.py"), "gradients")
-    assert [trial.id for trial in found.tried] == ["grad-on"]
-    assert {item.id for item in found.findings} <= {"grad-on"}
-    assert {call.settings["gradients"] for call in found.seen.calls} == {"on"}
-
-
 @pytest.mark.parametrize("name", THREE_FAULTS)
 def test_three_faults_are_all_found_the_dearest_first(name: str, ran: Ran, tmp_path: Path) -> None:
     """In the order of what the removal of each alone really saves; again, up to twice, where pairs do not agree."""
@@ -116,7 +121,7 @@ def test_three_faults_are_all_found_the_dearest_first(name: str, ran: Ran, tmp_p
         saved_s = {}
         for finding in wanted:
             script.write_text(mended(name, finding))
-            saved_s[finding] = found.seen.watched_s - ran(script).seen(name).watched_s
+            saved_s[finding] = taken_s(found.seen) - taken_s(ran(script).seen(name))
         told.append({finding: (said_s.get(finding, 0.0), saved_s[finding]) for finding in wanted})
         # Of two that save nearly as much either may come first.
         in_order = all(saved_s[dear] > (1 - ROOM) * saved_s[less] for dear, less in itertools.pairwise(said_s))

@@ -15,8 +15,8 @@ import profiler
 from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
 from profiler.report.why import call_rows, note_lines, why_json, why_sentences
 from profiler.report.why_page import html_why
-from profiler.watching.recorder import Recorder
 from profiler.watching.script import run_script
+from profiler.watching.settings import KnownSettings
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -244,10 +244,10 @@ def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.Monke
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
-    recorder = Recorder()
+    known = KnownSettings()
 
     def seen() -> dict[str, str]:
-        return recorder._ran_with("forward", model, {})[0]
+        return known.of("forward", model, {})[0]
 
     changes = {
         "dtype": lambda: model.to(torch.bfloat16),
@@ -344,6 +344,9 @@ def test_where_nothing_could_be_tried_nothing_is_said_to_be_right() -> None:
     found = judge(seen(call(0, 1.0)), [], Floor(0.1, 0.0), ["what else there is: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))
     assert "Nothing to change" not in " ".join(why_sentences(found))
+    one = trial((1.0, 1.5), calls=(0,))
+    partly = why_sentences(judge(seen(call(0, 1.0)), [one], Floor(0.1, 0.0), ["padding: no time was left"]))
+    assert partly[1] == "Nothing was found in 1 trial, and 1 could not be made (told below).", "the rest is not known"
 
 
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
