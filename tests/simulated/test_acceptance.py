@@ -16,12 +16,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated roof must never be kept beside measured ones."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize(
     "card",
     [
