@@ -82,6 +82,10 @@ class Check:
     threshold: str = ""
     why: str = ""
 
+    def __post_init__(self) -> None:
+        # numpy's own truths are neither True nor False to `is`, by which checks are counted.
+        self.passed = None if self.passed is None else bool(self.passed)
+
 
 @dataclass
 class Bench:
