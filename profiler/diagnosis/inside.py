@@ -13,9 +13,10 @@ from profiler.grid import CellKey
 BETWEEN = "between modules"
 """Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""
 
-_DISTURBED = 1.5
-"""Hooked over plain step, from which the hooks' hundreds of marks set the pace, as they may on a card; below it a
-machine may merely have drifted."""
+_DISTURBED_CARD = 1.1
+"""Hooked over plain step, from which the hooks' hundreds of marks set the pace of a card's host."""
+_DISTURBED_CPU = 1.5
+"""The same where a mark is a look at a clock: by a tenth or two a CPU may merely have drifted."""
 
 _UNHOOKED = ("other", "embedding")
 """Groups of operators that no known module stands for."""
@@ -72,7 +73,8 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     if key not in facts.hooked:
         return {}
     times = group_times(facts, facts.hooked[key])
-    if times[0].step_s > _DISTURBED * plain_s:
+    disturbed = _DISTURBED_CARD if facts.device.overlaps_dispatch else _DISTURBED_CPU
+    if times[0].step_s > disturbed * plain_s:
         return {}
     replays = facts.replays.get(key, {})
     explained: dict[str, float] = {}

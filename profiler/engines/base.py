@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 
 from profiler.engines.scheduled import OwnedModel, Scheduled
-from profiler.grid import Cell
+from profiler.grid import Cell, Phase
 
 
 @dataclass
@@ -27,8 +27,9 @@ class Engine(Protocol):
     cache: ClassVar[Literal["dynamic", "static", "paged"]]
     hookable: ClassVar[bool]
     """Whether a step runs the modules' own Python, so that hooks on them see it and change nothing else."""
-    has_twin: ClassVar[bool]
-    """Whether the hollow twin, stepped the same way, is dispatched as the model is (compiled code is other code)."""
+    eager_phases: ClassVar[tuple[Phase, ...]]
+    """Phases in which the hollow twin, stepped the same way, is dispatched as the model is (compiled code is other
+    code)."""
     replays_as_graph: ClassVar[bool]
     """Whether a decode step is one launch of recorded work: it needs a device that captures, and no window that the
     host moves."""

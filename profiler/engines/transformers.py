@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
 from profiler.engines.scheduled import OwnedModel, Scheduled
-from profiler.grid import Cell
+from profiler.grid import PHASES, Cell, Phase
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -20,6 +22,10 @@ Step = Callable[[torch.Tensor, Any], torch.Tensor]
 
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
+
+_KEPT_SHARE = 0.05
+"""Of free memory that graphs of other shapes may hold with their caches: what a prediction of a cell's need is unsure
+of. Those that need more are captured anew at every visit."""
 
 _COMPILED_REGION = "Torch-Compiled Region"
 """What torch's profiler calls each entry into compiled code (torch/_dynamo/convert_frame.py)."""
@@ -31,7 +37,7 @@ class EagerEngine:
     name: ClassVar[str] = "eager"
     cache: ClassVar[Literal["dynamic", "static", "paged"]] = "dynamic"
     hookable: ClassVar[bool] = True
-    has_twin: ClassVar[bool] = True
+    eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
     replays_as_graph: ClassVar[bool] = False
     owns_model: ClassVar[bool] = False
     pads: ClassVar[bool] = False
@@ -112,7 +118,7 @@ class CompileEngine(StaticEngine):
 
     name = "compile"
     hookable = False
-    has_twin = False
+    eager_phases = ("prefill",)
 
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
@@ -174,8 +180,20 @@ def _bytes_of(cache: Any) -> int:
     )
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A decode step of one shape as a graph."""
+
+    state: DecodeState
+    """The memory that it reads and writes."""
+    replay: Callable[[], object]
+
+
 class GraphEngine(StaticEngine):
-    """The decode step captured once as a CUDA graph: the host submits one launch a step instead of hundreds."""
+    """The decode step captured once as a CUDA graph: the host submits one launch a step instead of hundreds.
+
+    Graphs of other shapes are kept, as far as their caches are small beside what is free: a sweep comes back to each.
+    """
 
     name = "graph"
     hookable = False
@@ -184,38 +202,54 @@ class GraphEngine(StaticEngine):
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
         self._shape: tuple[int, int] | None = None
-        self._replay: Callable[[], object] | None = None
-        self._kept: Any = None
-        self._token_B1 = torch.empty(0)
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     def prepare(self, batch: int, slots: int) -> None:
         """Capture the step of this shape. Raises RequestError when the model's step cannot be captured."""
-        if self._shape == (batch, slots):
+        shape = batch, slots
+        if self._shape == shape:
             return
-        self._shape = self._replay = self._kept = None
-        self._kept = unwindowed(static_cache(self._model, slots), slots)
-        self._token_B1 = torch.zeros(batch, 1, dtype=torch.long, device=self._model.device)
-        self._prefill(self._token_B1, self._kept)
-        with self._machine.beside():
-            for _ in range(_WARM_STEPS):
-                self._advance()
-        self._replay = self._machine.capture(self._advance)
-        self._shape = batch, slots
+        if self._shape and self._held_bytes() > _KEPT_SHARE * self._machine.available_bytes():
+            del self._recorded[self._shape]
+        self._shape, self.kept_bytes = None, self._held_bytes()
+        if shape in self._recorded:
+            self.kept_bytes -= _bytes_of(self._recorded[shape].state.cache)
+        else:
+            self._recorded[shape] = self._record(batch, slots)
+        self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        state = super().prefill(ids_BS, slots)
-        self._token_B1.copy_(state.token_B1)
-        return DecodeState(state.cache, self._token_B1)
+        own = self._now.state
+        own.token_B1.copy_(super().prefill(ids_BS, slots).token_B1)
+        return own
 
     def decode(self, state: DecodeState) -> DecodeState:
-        assert self._replay is not None, "prepare() captures the step"
-        self._replay()
+        self._now.replay()
         return state
 
-    def _slots(self, batch: int, slots: int) -> Any:
-        self._kept.reset()
-        return self._kept
+    @property
+    def _now(self) -> _Recorded:
+        assert self._shape is not None, "prepare() captures the step"
+        return self._recorded[self._shape]
 
-    def _advance(self) -> None:
-        output = self._model(input_ids=self._token_B1, past_key_values=self._kept, use_cache=True)
-        self._token_B1.copy_(greedy_token(output))
+    def _held_bytes(self) -> int:
+        return sum(_bytes_of(step.state.cache) for step in self._recorded.values())
+
+    def _record(self, batch: int, slots: int) -> _Recorded:
+        cache = unwindowed(static_cache(self._model, slots), slots)
+        state = DecodeState(cache, torch.zeros(batch, 1, dtype=torch.long, device=self._model.device))
+        self._prefill(state.token_B1, cache)
+        step = partial(self._advance, state)
+        with self._machine.beside():
+            for _ in range(_WARM_STEPS):
+                step()
+        return _Recorded(state, self._machine.capture(step))
+
+    def _slots(self, batch: int, slots: int) -> Any:
+        cache = self._now.state.cache
+        cache.reset()
+        return cache
+
+    def _advance(self, state: DecodeState) -> None:
+        output = self._model(input_ids=state.token_B1, past_key_values=state.cache, use_cache=True)
+        state.token_B1.copy_(greedy_token(output))

@@ -25,7 +25,7 @@ import torch
 from profiler.engines.base import DecodeState
 from profiler.engines.scheduled import OwnedModel, Scheduled, in_rows, scheduled_of, trouble
 from profiler.errors import NoRoomError, RequestError, first_line
-from profiler.grid import Cell
+from profiler.grid import Cell, Phase
 from profiler.machine.clock import now_s
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -65,7 +65,7 @@ class VllmEngine:
     name: ClassVar[str] = "vllm"
     cache: ClassVar[Literal["dynamic", "static", "paged"]] = "paged"
     hookable: ClassVar[bool] = False
-    has_twin: ClassVar[bool] = False
+    eager_phases: ClassVar[tuple[Phase, ...]] = ()
     replays_as_graph: ClassVar[bool] = False
     pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = True

@@ -12,6 +12,7 @@ from torch import nn
 
 from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.grid import CellKey
+from profiler.machine.machine import Machine
 from profiler.probes.subject import Subject
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
@@ -172,6 +173,22 @@ def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
     return min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
 
 
+class _KeptCache(StaticEngine):
+    """A static cache that is emptied before each prefill. To make one copies numbers to the card, a wait that no
+    capture holds."""
+
+    def __init__(self, model: Any, machine: Machine) -> None:
+        super().__init__(model, machine)
+        self._kept: Any = None
+
+    def _slots(self, batch: int, slots: int) -> Any:
+        if self._kept is None:
+            self._kept = super()._slots(batch, slots)
+        else:
+            self._kept.reset()
+        return self._kept
+
+
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """One step of a cell, ready to be run: the modules' own Python, on the kind of cache that the cell's engine has.
 
@@ -180,7 +197,7 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
     if not engine.pads:
-        engine_type = StaticEngine if subject.path_of(key).cache == "static" else EagerEngine
+        engine_type = _KeptCache if subject.path_of(key).cache == "static" else EagerEngine
         engine = engine_type(subject.loaded.module, machine)
     engine.announce(cell, None)
     if key.phase == "prefill":

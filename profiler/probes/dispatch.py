@@ -14,7 +14,7 @@ from torch import nn
 from profiler.diagnosis.facts import Calls, DispatchSamples
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
-from profiler.engines.transformers import EagerEngine
+from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.grid import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
@@ -45,8 +45,9 @@ def measure_dispatch(
 ) -> list[DispatchSamples]:
     """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin; `budget_s` for each.
 
-    Engines that the twin cannot stand for are left out: compiled code of the twin would be other code than the model's,
-    and take as long to compile; so are those that fail. Empty where the twin cannot be built.
+    What the twin cannot stand for is left out: compiled code of the twin would be other code than the model's, and take
+    as long to compile, so that such an engine has its prefill alone; so are engines that fail. Empty where the twin
+    cannot be built.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
@@ -60,10 +61,11 @@ def measure_dispatch(
         return []
     found: list[DispatchSamples] = []
     for name in engines:
-        if name in ENGINES and ENGINES[name].has_twin:
-            bench = _Bench(loaded, twin, ENGINES[name](twin.module, machine), machine, budget_s)
+        if name in ENGINES and (phases := ENGINES[name].eager_phases):
+            kind = ENGINES[name] if "decode" in phases else StaticEngine
+            bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
             with contextlib.suppress(Exception):  # what one engine cannot, such as a capture, the others can
-                found += _of_engine(bench, batch_sizes)
+                found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
     return found
 
 
@@ -79,14 +81,14 @@ class _Bench:
     """For the steps of one phase and batch size."""
 
 
-def _of_engine(bench: _Bench, batch_sizes: Sequence[int]) -> list[DispatchSamples]:
+def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
     alone = dict(zip(PHASES, _twin_alone(bench.engine, bench.machine), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
-        return _among_weights_of(bench, alone, batch_sizes)
+        return _among_weights_of(bench, alone, batch_sizes, phases)
     waiting = _linears_alone(bench) if bench.loaded.request.quant == "int8" else ()
     return [
         DispatchSamples(bench.engine.name, phase, batch, alone[phase], cores=waiting)
-        for phase in PHASES
+        for phase in phases
         for batch in batch_sizes
     ]
 
@@ -124,7 +126,7 @@ def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tu
 
 
 def _among_weights_of(
-    bench: _Bench, alone: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int]
+    bench: _Bench, alone: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int], phases: Sequence[Phase]
 ) -> list[DispatchSamples]:
     """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each.
 
@@ -132,7 +134,8 @@ def _among_weights_of(
     """
     pairs = _paired_linears(bench.loaded.module, bench.twin.module)
     prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
-    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in batch_sizes]
+    stepped = batch_sizes if "decode" in phases else ()
+    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in stepped]
     every = [prefill, *decodes]
     deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
     while not prefill.steps or (len(prefill.steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):

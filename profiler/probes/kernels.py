@@ -79,7 +79,8 @@ def _calls_alone(subject: Subject, key: CellKey, budget_s: float) -> Iterator[Re
         for operator, seconds in times.items():
             yield Replay(subject.names[operator], seconds)
         # On a CPU those of a decode step are next to nothing beside their dispatch.
-        if subject.engines[key.cell.engine].has_twin and (machine.captures or key.phase == "prefill"):
+        eager = key.phase in subject.engines[key.cell.engine].eager_phases
+        if eager and (machine.captures or key.phase == "prefill"):
             with answered(subject.loaded.module, modules):
                 yield Replay(REST, _small_alone(subject, key, budget_s, cold_bytes))
     except (RequestError, torch.OutOfMemoryError):

@@ -11,11 +11,12 @@ from torch import nn
 
 from profiler.diagnosis.facts import NO_AMOUNTS, Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
+from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import compute_capability
 from profiler.machine.links import bus_share
-from profiler.machine.machine import Machine
+from profiler.machine.machine import Machine, machine_for
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
@@ -219,8 +220,8 @@ def execution_paths(
         for phase, (query, keys) in shapes.items()
     }
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
+    outliers = _outliers(loaded, grid) if request.quant == "int8" else {}
     for name, engine in engines.items():
-        outliers = _outliers(loaded, engine, grid) if request.quant == "int8" else {}
         for phase, path in asked.items():
             paths[name, phase] = replace(
                 path,
@@ -232,12 +233,13 @@ def execution_paths(
     return paths
 
 
-def _outliers(loaded: LoadedModel, engine: Engine, grid: Grid) -> dict[Phase, dict[str, float]]:
-    """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it."""
+def _outliers(loaded: LoadedModel, grid: Grid) -> dict[Phase, dict[str, float]]:
+    """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it, by whatever
+    engine: they are the model's own."""
     cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
     ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
+    engine = EagerEngine(loaded.module, machine_for(loaded.request.device))
     with torch.inference_mode():
-        engine.prepare(1, cell.slots)
         state = engine.prefill(ids, cell.slots)
         prefill = outlier_columns(loaded.module)
         engine.decode(state)

@@ -199,7 +199,7 @@ def try_forms(
     """
     forms, engine = forms_of(subject), next(iter(subject.engines))
     pattern = pattern_of(subject.loaded.module, config.get_text_config())
-    if pattern is None or not subject.engines[engine].has_twin or subject.loaded.offloaded or not forms:
+    if pattern is None or "decode" not in subject.engines[engine].eager_phases or subject.loaded.offloaded or not forms:
         return
     deadline_s = subject.machine.now_s() + budget_s
     corners = _corners(latencies_s, engine)

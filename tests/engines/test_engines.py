@@ -20,7 +20,7 @@ from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
-from profiler.machine.machine import machine_for
+from profiler.machine.machine import CudaMachine, machine_for
 
 pytestmark = pytest.mark.cpu
 
@@ -70,6 +70,23 @@ def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeyp
         prompt = torch.tensor([words])
         expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
         assert greedy_tokens(engine, prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("free_bytes", "captures"), [(1 << 40, 2), (1 << 16, 3)])
+def test_a_shape_is_captured_once_where_its_graph_can_be_kept(
+    free_bytes: int, captures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape, another, and the first again: on its own cache, though another was stepped on meanwhile."""
+    captured: list[object] = []
+    capture = CudaMachine.capture
+    monkeypatch.setattr(CudaMachine, "capture", lambda *args: captured.append(args) or capture(*args))
+    monkeypatch.setattr(CudaMachine, "available_bytes", lambda _machine: free_bytes)
+    model = tiny("window")
+    engine, eager = ENGINES["graph"](model, recorded.machine(monkeypatch)), ENGINES["eager"](model, HOST)
+    for batch, seed in ((2, 1), (1, 2), (2, 3)):
+        prompt = torch.randint(0, 128, (batch, 6), generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(greedy_tokens(engine, prompt, 8), greedy_tokens(eager, prompt, 8))
+    assert len(captured) == captures
 
 
 def test_a_recorded_graph_cannot_hold_a_window_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,10 @@ class Check:
     threshold: str = ""
     why: str = ""
 
+    def __post_init__(self) -> None:
+        # numpy's own truths are neither True nor False to `is`, by which checks are counted.
+        self.passed = None if self.passed is None else bool(self.passed)
+
 
 @dataclass
 class Bench:
@@ -599,8 +603,10 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     bench = _bench(options.out, dry_run=options.dry_run)
     found: list[Check] = []
+    took_s: dict[str, float] = {}
     for group in CHECKS:
         name = (group.__doc__ or "").split(".")[0]
+        began_s = time.perf_counter()
         if bench.left_s < 20:
             found.append(Check(f"{name}. {group.__name__}", None, why="the time limit was reached"))
             continue
@@ -613,7 +619,8 @@ def main() -> int:
             _say(found[-1])
             traceback.print_exc()
         _free()
-    _write(bench, found)
+        took_s[group.__name__] = time.perf_counter() - began_s
+    _write(bench, found, took_s)
     return 0 if all(check.passed is not False for check in found) else 1
 
 
@@ -644,7 +651,7 @@ def _say(check: Check) -> None:
     print(f"{mark}  {check.name}: {check.value} {check.threshold} {check.why}".rstrip(), flush=True)
 
 
-def _write(bench: Bench, found: list[Check]) -> None:
+def _write(bench: Bench, found: list[Check], took_s: dict[str, float]) -> None:
     info = describe(bench.device)
     document = {
         "device": info.name,
@@ -652,6 +659,7 @@ def _write(bench: Bench, found: list[Check]) -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "software": software(),
         "seconds": time.perf_counter() - bench.started_s,
+        "took_s": took_s,
         "passed": sum(check.passed is True for check in found),
         "failed": sum(check.passed is False for check in found),
         "not_run": sum(check.passed is None for check in found),

@@ -359,8 +359,10 @@ class CardMode(TorchDispatchMode):
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _wait_for(self, card: Card) -> None:
+        """A value is copied to the host, which waits for it."""
+        card.stream.refuse_capture()
+        card.launch(Work("a value to the host"))
         card.stream.synchronize()
-        self._host.advance(card.truth.launch_s)
 
     def _to_copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         source = args[0]

@@ -29,6 +29,7 @@ from profiler.probes import kernels
 from profiler.probes.subject import Subject
 from profiler.timing import visit
 
+from . import test_hosts as hosts
 from . import test_scenarios as scenarios
 from .guard import why_not
 
@@ -46,11 +47,11 @@ class Mutation:
 
 
 def fast_host(folder: Path) -> None:
-    scenarios.test_the_verdict_follows_the_host("eager", "fast", folder)
+    hosts.test_the_verdict_follows_the_host("eager", "fast", folder)
 
 
 def static_cache(folder: Path) -> None:
-    scenarios.test_a_graph_takes_the_host_out_of_the_step("static", folder)
+    hosts.test_the_verdict_follows_the_host("static", "fast", folder)
 
 
 def doubled_replay() -> Planted:

@@ -38,6 +38,7 @@ _IDLE = 0.5
 class Phase:
     """One step of one cell as it is."""
 
+    engine: str
     phase: str
     batch_size: int
     prompt_len: int
@@ -76,7 +77,8 @@ def phases(
     for prompt_len in prompt_lens:
         for batch_size in batch_sizes:
             with torch.inference_mode():
-                found += _cell(world, model, engine, batch_size, prompt_len, new_tokens)
+                cell = _cell(world, model, engine, batch_size, prompt_len, new_tokens)
+                found += [replace(phase, engine=engine) for phase in cell]
     return found
 
 
@@ -173,6 +175,7 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
             kv_s += moving_s
     link_s = sum(kernel.work.link_s for kernel in middle)
     return Phase(
+        engine="",
         phase=name,
         batch_size=batch,
         prompt_len=prompt,
@@ -206,10 +209,11 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     host_s = ready_s = 0.0
     ends = []
     for step in steps:
-        for kernel in step:
+        for kernel, following in itertools.zip_longest(step, step[1:]):
             host_s += kernel.host_operators * truth.host_operator_s
             if kernel.launched:
-                host_s += truth.graph_launch_s if len(step) > 1 and not step[1].launched else truth.launch_s
+                replays = following is not None and not following.launched
+                host_s += truth.graph_launch_s if replays else truth.launch_s
             ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
             if kernel.awaited:
                 host_s = ready_s
@@ -301,32 +305,47 @@ def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[
     return prefill, decode
 
 
-def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+def _recorded(model: Any, batch: int, slots: int) -> tuple[Prefill, torch.Tensor, Callable[[], None]]:
+    """A prefill, the token that a recorded step takes from its own memory and leaves there, and its replay."""
     prefill, step = _static(model, batch, slots, kept=True)  # a graph holds the address of its cache
     token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(token)
+    step(token)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         token.copy_(step(token))
+    return prefill, token, graph.replay
 
-    def decode(_: torch.Tensor) -> torch.Tensor:
-        graph.replay()
-        return token
+
+def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+    prefill, token, replay = _recorded(model, batch, slots)
 
     def first(ids: torch.Tensor) -> torch.Tensor:
-        token.copy_(prefill(ids))
+        return token.copy_(prefill(ids))
+
+    def decode(_: torch.Tensor) -> torch.Tensor:
+        replay()
         return token
 
     return first, decode
+
+
+def _compiled(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+    """As torch replays what it compiled: a token is copied into the graph's memory, and the next one out of it."""
+    prefill, inside, replay = _recorded(model, batch, slots)
+
+    def decode(token: torch.Tensor) -> torch.Tensor:
+        inside.copy_(token)
+        replay()
+        return inside.clone()
+
+    return prefill, decode
 
 
 _ENGINES: dict[str, Callable[[Any, int, int], tuple[Prefill, Decode]]] = {
     "eager": _eager,
     "static": _static,
     "graph": _graph,
+    "compile": _compiled,
 }
 
 
@@ -342,7 +361,8 @@ def pairs(found: Sequence[Phase], cells: Any) -> Iterator[tuple[Phase, Any]]:
     """Each phase beside the profiler's row of it."""
     for phase in found:
         same = (
-            (cells["phase"] == phase.phase)
+            (cells["engine"] == phase.engine)
+            & (cells["phase"] == phase.phase)
             & (cells["batch_size"] == phase.batch_size)
             & (cells["prompt_len"] == phase.prompt_len)
         )

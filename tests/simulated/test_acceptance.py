@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .acceptance import CARDS, on_card
+from .acceptance import CARDS, on_card, scoreboard
 from .guard import why_not
 from .truth import Throttle, Truth
 
@@ -14,12 +14,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated roof must never be kept beside measured ones."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(
@@ -42,3 +36,12 @@ def test_a_card_that_warms_or_boosts_fails_no_check_of_its_roofs(card: Truth, tm
         found = list(acceptance.roofs(bench))
     assert len(found) > 10
     assert not [check for check in found if not check.passed]
+
+
+def test_the_script_runs_to_its_end_in_its_time(tmp_path: Path) -> None:
+    """With one layer of each model, two formats and no doubling; by its host's clock, judging and drawing included."""
+    found = scoreboard(CARDS["T4"], tmp_path, layers=1)
+    assert found["code"] == found["failed"] == 0
+    assert found["passed"] > 30
+    assert found["in_time"]
+    assert sum(found["took_s"].values()) == pytest.approx(found["seconds"], rel=0.01)

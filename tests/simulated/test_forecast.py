@@ -28,12 +28,6 @@ pytestmark = [
 LAYERS = 2
 
 
-@pytest.fixture(autouse=True)
-def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated roof must never be kept beside measured ones."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> None:
     """Two layers of Mistral-7B: each cell from the others, the extremes from the rest, and all of them from a profile
     of the card alone, on which this model never ran."""

@@ -37,7 +37,6 @@ def test_a_card_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchFailure: the process must be ended.
     """
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     real = EagerEngine.prefill
     fourth = (2, 32)
 

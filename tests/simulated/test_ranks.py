@@ -31,12 +31,6 @@ pytestmark = [
 LAYERS, HIDDEN = 1, 4096
 
 
-@pytest.fixture(autouse=True)
-def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated roof must never be kept beside measured ones."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def test_the_ill_card_is_named_and_a_link_binds_where_it_must(tmp_path: Path) -> None:
     """A layer of Mistral-7B, weights-bound at 1.4 TB/s: a card of 70 % of that memory is ill, and of no less
     arithmetic. Split over two, a layer sends two sums; behind NVLink they are small, behind a slow link they decide."""

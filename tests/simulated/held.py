@@ -1,0 +1,60 @@
+"""What the profiler says of a scenario, held against what is so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler.record.run import Run
+
+from .oracle import Phase, pairs
+from .scenario import Scenario, so
+from .truth import Truth
+
+ROOFS = 0.03
+REST = 0.05
+PROMPT_S = 100e-6
+"""A prompt's way to the card and a token's way back: two copies over the link, and what waits for them."""
+
+
+def held(
+    scenario: Scenario, truth: Truth, run: Run, parent: Path, *, captured: bool = True
+) -> Iterator[tuple[Phase, dict[str, Any]]]:
+    """Each cell's truth beside its row, once what holds of every scenario was held against it.
+
+    Where a prefill cannot be `captured`, or a step is compiled code, what its small kernels lose by their number is
+    known with the rest alone. Nor is what a prefill waits for while its static cache is made or emptied.
+    """
+    ceilings = run.document.ceilings
+    assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
+    for dtype, roof in ceilings.compute.items():
+        assert roof.per_s == pytest.approx(truth.flops_per_s[dtype], rel=ROOFS), dtype
+    assert ceilings.launch["submit_s"] == pytest.approx(truth.launch_s, rel=REST)
+    for phase, row in pairs(so(scenario, truth, parent), run.cells):
+        cell = f"{phase.engine} {phase.phase} {phase.batch_size} x {phase.prompt_len}"
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST), cell
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST), cell + " memory"
+        if phase.phase == "prefill":
+            beside_s = row["ttft_s"] - phase.latency_s
+            assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
+        terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "dispatch_s")}
+        known = phase.engine != "compile" if phase.phase == "decode" else captured
+        unknown_s = 0.0 if known else row["unexplained_s"]
+        waiting_s = row["unexplained_s"] if phase.phase == "prefill" and phase.engine != "eager" else 0.0
+        terms["dispatch_s"] += waiting_s
+        terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
+        for name, told_s in terms.items():
+            true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))
+            assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, said {told_s}"
+        assert abs(row["unexplained_s"] - (unknown_s or waiting_s)) < REST * phase.latency_s, cell
+        yield phase, row
+
+
+def first_lever(run: Run, row: dict[str, Any]) -> str:
+    """The change that saves the most of a cell, as it is printed."""
+    keys = ("engine", "phase", "batch_size", "prompt_len")
+    [item] = [item for item in run.document.evidence if all(getattr(item, key) == row[key] for key in keys)]
+    return item.levers[0].change

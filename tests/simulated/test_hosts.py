@@ -1,0 +1,142 @@
+"""Hosts of known pace beside an H100: who waits for whom, engine by engine, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from profiler.diagnosis.inside import BETWEEN
+from profiler.engines.transformers import GraphEngine
+from profiler.record.run import read_gathered
+
+from .compiled import COMPILATION_S, RECORDING_S
+from .guard import why_not
+from .held import REST, first_lever, held
+from .oracle import Phase, pairs
+from .scenario import Scenario, said, so
+from .truth import H100
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
+
+
+def by_arithmetic(phase: Phase, launch_s: float) -> set[str]:
+    """What a step's launches make of it beside what its kernels take.
+
+    A host that takes twice as long as its card idles it for half of the step; one that takes less than the card shows
+    nowhere. Between them a graph gains something, and never a half; near a tie it may be either.
+    """
+    host_s = phase.launches * launch_s
+    by_card = {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
+    if host_s > 2 * phase.device_s:
+        return {"overhead-bound"}
+    if host_s > 1.25 * phase.device_s:
+        return {"mixed"}
+    return {by_card} if host_s < 0.8 * phase.device_s else {by_card, "mixed"}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("engine", ["eager", "static", "compile", "graph"])
+def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) -> None:
+    """A step of 4 layers of Mistral-7B on an H100: 180 launches and 0.9 ms of kernels; a graph's is one launch."""
+    truth = H100.but(launch_s=HOSTS[host])
+    scenario = Scenario("mistral-7b-v0.3", 4, engine=engine, prompt_lens=[512], batch_sizes=[1, 8])
+    run, _ = said(scenario, [truth], tmp_path)
+    for phase, row in held(scenario, truth, run, tmp_path):
+        expected = by_arithmetic(phase, truth.launch_s)
+        assert {phase.regime, row["regime"]} <= expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
+        if phase.batch_size == 8:  # no larger one was measured
+            waits = expected in ({"overhead-bound"}, {"mixed"})
+            assert (first_lever(run, row) == "CUDA graphs") == waits
+
+
+def test_what_is_compiled_is_compiled_once_a_shape(tmp_path: Path) -> None:
+    """Its one compilation is no step's time, though torch waits for it; neither is the recording of the graph."""
+    truth = H100.but(launch_s=20e-6)
+    scenario = Scenario("mistral-7b-v0.1", 2, engine="compile", prompt_lens=[64], batch_sizes=[1])
+    run, _ = said(scenario, [truth], tmp_path)
+    [known] = [phase for phase in so(replace(scenario, engine="graph"), truth, tmp_path) if phase.phase == "decode"]
+    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
+    assert decode["latency_s"] == pytest.approx(known.latency_s, rel=REST), "a graph's"
+    assert decode["regime"] == known.regime == "memory-bound"
+    assert COMPILATION_S < run.document.stage_s["timing"] < 1.5 * COMPILATION_S, "one compilation"
+
+
+def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) -> None:
+    """The host counts its tokens: as a graph, each position would be another one, and half a second."""
+    folder = Scenario("mistral-7b-v0.1", 1).folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
+    scenario = Scenario(str(folder), engine="compile", prompt_lens=[64], batch_sizes=[1])
+    run, _ = said(scenario, [H100], tmp_path)
+    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
+    assert decode["latency_s"] < 0.1 * RECORDING_S
+
+
+def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
+    """A sweep comes back to each cell, and finds what it has recorded; how often it does so shows in its visits."""
+    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64, 128], batch_sizes=[1, 4])
+    recorded: list[tuple[int, int]] = []
+    record = GraphEngine._record
+
+    def counted(engine: GraphEngine, batch: int, slots: int) -> Any:
+        if engine._model.config.hidden_size == 4096:  # the hollow twin is recorded too
+            recorded.append((batch, slots))
+        return record(engine, batch, slots)
+
+    with mock.patch.object(GraphEngine, "_record", counted):
+        run, _ = said(scenario, [H100], tmp_path)
+    visits = read_gathered(run.folder, run.document).visits
+    assert min(map(len, visits.values())) > 1
+    assert sorted(recorded) == sorted((cell.batch_size, cell.slots) for cell in visits)
+    assert len(list(held(scenario, H100, run, tmp_path))) == 8, "each cell's own memory, not that of all graphs"
+
+
+def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
+    """bitsandbytes asks its card in every linear whether a column holds an outlier: the host never runs ahead of it.
+
+    So nothing of dispatch hides behind the card, and no graph can hold such a step.
+    """
+    scenario = Scenario("mistral-7b-v0.3", 2, quant="int8", engine="eager,graph", prompt_lens=[128], batch_sizes=[1, 4])
+    run, _ = said(scenario, [H100], tmp_path)
+    cells = run.cells
+    assert set(cells[cells["engine"] == "graph"]["status"]) == {"failed"}
+    for phase, row in pairs(so(replace(scenario, engine="eager"), H100, tmp_path), cells):
+        cell = f"{phase.phase} {phase.batch_size}"
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST), cell
+        assert row["regime"] == phase.regime == "overhead-bound", cell
+        assert row["dispatch_s"] > phase.exposed_dispatch_s, cell
+
+
+@pytest.mark.parametrize(("event_s", "disturbs"), [(0.1e-6, False), (10e-6, True)])
+def test_hooks_that_set_the_pace_explain_nothing(event_s: float, disturbs: bool, tmp_path: Path) -> None:
+    """An activation is a hundred times slower than its bytes, which no count knows: hooks find where that is.
+
+    They mark the entry and the exit of every module. Where a mark costs the host so much that the card waits for it,
+    what lies between two of them is no module's own time, and none is blamed.
+    """
+    truth = H100.but(launch_s=HOSTS["fast"], event_s=event_s, kernel_share={"aten.silu": 0.01})
+    scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
+    run, _ = said(scenario, [truth], tmp_path)
+    [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
+    [row] = run.cells[run.cells["phase"] == "prefill"].to_dict("records")
+    [hooked] = [item for item in read_gathered(run.folder, run.document).hooked.values() if item.key.phase == "prefill"]
+    disturbance = sum(map(sum, hooked.groups.values())) / row["latency_s"]
+    assert row["unexplained_s"] > 0.15 * row["latency_s"]
+    if disturbs:
+        assert 1.1 < disturbance < 1.5
+        assert not prefill.unexplained_in_s
+    else:
+        assert disturbance < 1.1
+        (group, lost_s), *_ = prefill.unexplained_in_s.items()
+        assert group == BETWEEN, "no module that the count knows"
+        assert lost_s > 0.5 * row["unexplained_s"]
