@@ -29,6 +29,8 @@ COMPUTE_SHARE = 0.50
 OVERHEAD_SHARE = 0.50
 """Exposed dispatch over step, from which a step is the host's: without it, as a graph, it is twice as fast. What hides
 behind the device costs nothing."""
+OVERDRAWN = 1.25
+"""From here on dispatch is no share of a step but a figure of another minute: the noise of a twin allows less."""
 IDLE_SHARE = 0.20
 """Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
 gains nothing any more, so that its own label would be wrong. Up to OVERHEAD_SHARE it is mixed: a faster host alone
@@ -251,8 +253,10 @@ def _labels(m: Measurement, s: Split) -> NDArray[np.str_]:
     shares = _shares(s)
     saved = _graph_share(m, s)
     pays = shares.overhead >= OVERHEAD_SHARE
+    overdrawn = shares.overhead > OVERDRAWN
     if saved is not None:
-        pays = pays | (saved >= GRAPH_PROVES)
+        proved = saved >= GRAPH_PROVES
+        pays, overdrawn = pays | proved, overdrawn & ~np.asarray(proved)
     idles = m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
@@ -264,6 +268,7 @@ def _labels(m: Measurement, s: Split) -> NDArray[np.str_]:
     two = (parts[0] + parts[1] >= MEMORY_SHARE) & (parts[1] * DOMINANCE >= MEMORY_SHARE / 2)
     rules: tuple[tuple[Any, Regime], ...] = (
         (shares.link >= LINK_SHARE, "link-bound"),
+        (overdrawn, "inconclusive"),
         (pays, "overhead-bound"),
         (idles, "mixed"),
         (_kernels_bind(s, shares), "kernel-bound"),
