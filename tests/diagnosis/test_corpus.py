@@ -30,8 +30,8 @@ EXPERT: dict[str, dict[str, set[Regime]]] = {
     "smollm2-135m-epyc": {"prefill": COMPUTE, "decode": {"kernel-bound", "mixed"}},
     # 57 ms a decode step of which weights are 17, dispatch 15 and products lose 25; a prefill of 16 tokens is as slow.
     "smollm2-135m-zen4": {"prefill": {"compute-bound", "kernel-bound"}, "decode": KERNELS},
-    # 17 of 32 ms a decode step are bytes and 10 dispatch; at batch 8 float32 products lose 27 of 63 ms to their roofs, as
-    # on the EPYC. A prefill of 64 tokens has dispatch, bytes and arithmetic alike.
+    # 17 of 32 ms a decode step are bytes and 10 dispatch; at batch 8 float32 products lose 27 of 63 ms, as on the EPYC.
+    # A prefill of 64 tokens has dispatch, bytes and arithmetic alike.
     "smollm2-135m-xeon-float32": {
         "prefill": {"compute-bound", "mixed"},
         "decode": {"memory-bound", "kernel-bound", "mixed"},
