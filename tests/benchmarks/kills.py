@@ -187,7 +187,8 @@ def main() -> None:
     streams._STREAM_LEAST_BYTES, streams._STREAM_CACHE_MULTIPLE = 4 << 20, 0
     card._ROWS, card._WIDTHS, card._TRANSPOSED_WIDTHS = (1, 8), ((64, 64),), ((64, 64),)
     card._ATTENTIONS, card._HEADS, card._BATCHES = ((1, 1, 64),), ((4, 2, 16),), (1,)
-    card._STANDARD, card._TWIN_S = str(model), 0.1
+    card.STANDARD = profiling.STANDARD = str(model)
+    card._TWIN_S = card._SMALL_S = 0.1
     profiling.PROFILE_BUDGET_S = 0.2
     profiling.installed_formats = tuple
     products.measurable_dtypes = lambda _device: ["float32"]

@@ -7,6 +7,7 @@ import resource
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def _refused(roofscope, says: str, *arguments: str) -> None:  # type: ignore[no-
     [line] = found.err.splitlines()
     assert line.startswith("roofscope: ")
     assert says in line
+
+
+@pytest.fixture(autouse=True)
+def _depth_of_a_fresh_process() -> Iterator[None]:
+    """Libraries raise the limit for themselves: behind a test that compiled, what is nested too deeply is not."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
