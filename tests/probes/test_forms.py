@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,11 +20,12 @@ from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.loading.load import load
 from profiler.probes.subject import Subject, execution_paths
-from profiler.probes.trials import Pattern, forms_of, pattern_of, shortened, stack_of, try_forms
+from profiler.probes.trials import Pattern, _copies, forms_of, pattern_of, shortened, stack_of, try_forms
 from profiler.report.progress import QuietListener
-from profiler.roofs.values import READ, Ceilings, Roof
+from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
+from profiler.work.footprint import model_storage_bytes
 from profiler.work.walk import walk
 
 _SIZES = {
@@ -131,6 +133,26 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["math attention", phase] == []
         assert hidden["a padding mask", phase] == count
         assert hidden["a padding mask and math attention", phase] == count
+
+
+def test_as_many_copies_are_stepped_as_no_cache_holds(tiny_folder: Path) -> None:
+    """One of two layers of a model of 362 KB, before a memory that is slow from 4 MiB on: a cache keeps the model and
+    the layer. Before one that is slow from 256 KiB on it keeps neither: two copies of 214 KB are past it."""
+    subject, config = subject_of(str(tiny_folder))
+    short = load(subject.request, shortened(config, 1))
+    half = model_storage_bytes(short.module)
+    whole = stack_of(subject.loaded.module, config)
+    roof = Roof(1e10, 1e10, 1e10, 9, "planted")
+
+    def copies(first_slow: int) -> int:
+        sizes = [1 << power for power in range(16, 24)]
+        curve = tuple(CurvePoint(size, 1e10 if size >= first_slow else 1e11) for size in sizes)
+        return _copies(short, whole, Ceilings({}, {READ: roof}, sizes[-1], beyond_cache=True, curve=curve))
+
+    assert half < subject.model_bytes < 1 << 20
+    assert copies(4 << 20) == 1
+    below = 1 << (subject.model_bytes.bit_length() - 1)
+    assert copies(below) == math.ceil(below / half)
 
 
 @pytest.mark.slow

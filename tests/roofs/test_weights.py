@@ -14,7 +14,7 @@ from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
 from profiler.machine.memory import storage_bytes
 from profiler.roofs.values import Witness
-from profiler.roofs.weights import measure_weights
+from profiler.roofs.weights import _storages, measure_weights
 
 MIB = 1 << 20
 
@@ -49,6 +49,13 @@ def test_tied_and_packed_weights_count_as_they_are_stored() -> None:
     found = read(tensors)
     assert found is not None
     assert found.nbytes == storage_bytes(tensors) == (8 + 2 + 4 + 4) * MIB
+
+
+def test_weights_are_read_as_whole_words_whatever_they_hold() -> None:
+    """A CPU adds up bfloat16 slower than its memory gives it: the same bytes are read as int64, to the last of them."""
+    half, full = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(64, 32)
+    found = _storages([half, full, half.t()], CPU)
+    assert [(part.dtype, part.nbytes) for part in found] == [(torch.int64, 64 * 32 * 2), (torch.int64, 64 * 32 * 4)]
 
 
 def test_a_model_is_read_whole() -> None:
