@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.diagnosis.step_time import Dispatch
@@ -11,48 +10,24 @@ from profiler.machine.clock import Timing, timing_of
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
-    """Dispatch of a step of one engine, phase and batch size."""
-    alone = _twin_alone(samples)
-    if not samples.among_s:
-        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls
-        # that wait for the device and cannot be captured.
-        calls_s = min(alone.median_s, sum(call.total_s for call in samples.cores))
-        return Dispatch(alone.median_s, calls_s, half_width_s=alone.half_width_s)
-    turns = math.gcd(len(samples.among_s), len(samples.linears_s))
-    calls_s = max(0.0, _less(samples.with_bare_s, samples.linears_s, turns).median_s)
-    besides = _less(samples.among_s, samples.linears_s, turns)
-    # 20 ms between two times of a second, one of them seen once, are the machine's word, not the model's.
-    among = Timing(besides.median_s + calls_s, besides.half_width_s) if len(samples.linears_s) > 1 else alone
-    calls_s += sum(core.total_s for core in samples.cores)
-    return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
+    """Dispatch of a step of one engine, phase and batch size.
 
-
-def _less(whole_s: Sequence[float], part_s: Sequence[float], turns: int) -> Timing:
-    """What is left of a whole without a part, both measured in every turn: neighbours in time are held together, so
-    that a minute in which the machine is slower falls on both.
+    On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls that wait
+    for the device and cannot be captured.
     """
-    left = [
-        (timing_of(whole), timing_of(part))
-        for whole, part in zip(_by_turn(whole_s, turns), _by_turn(part_s, turns), strict=True)
-    ]
-    differences = timing_of([whole.median_s - part.median_s for whole, part in left])
-    if turns > 1:
-        return differences
-    [(whole, part)] = left
-    return Timing(differences.median_s, math.hypot(whole.half_width_s, part.half_width_s))
-
-
-def _by_turn(values: Sequence[float], turns: int) -> list[Sequence[float]]:
-    size = len(values) // turns
-    return [values[start : start + size] for start in range(0, turns * size, size)]
+    alone = _twin_alone(samples)
+    among = timing_of(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
+    calls_s = timing_of(samples.bare_s).median_s if samples.bare_s else 0.0
+    calls_s += sum(call.total_s for call in samples.cores)
+    return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
 
 
 def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:
     """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
 
-    `among` is a difference of two times, and a busy machine can make it anything, less than nothing included; cold
-    caches cannot make a step faster than warm ones, so the twin alone is its floor. The calls are a part of the step,
-    and those that only convert between formats a part of the calls.
+    Cold caches cannot make a step faster than warm ones: what a busy minute says against it does not count, and the
+    twin alone is the floor. The calls are a part of the step, and those that only convert between formats a part of the
+    calls.
     """
     step_s = max(among.median_s, warm.median_s)
     in_kernels_s = min(calls_s, step_s)

@@ -105,11 +105,10 @@ class DispatchSamples:
     alone_s: tuple[float, ...]
     """Steps of the twin by itself."""
     among_s: tuple[float, ...] = ()
-    """Steps with the model's own linears in place; empty where the twin steps alone."""
-    linears_s: tuple[float, ...] = ()
-    """Those linears, one after the other: as many times in every turn of steps and linears."""
-    with_bare_s: tuple[float, ...] = ()
-    """The same, with the twin's own linears called between them."""
+    """Steps between whose operators the model's own linears ran, without their time; empty where the twin steps
+    alone."""
+    bare_s: tuple[float, ...] = ()
+    """All calls of the twin's own linears, between the model's."""
     cores: tuple[Calls, ...] = ()
     """The twin's attention cores and experts alone."""
     conversions: tuple[Calls, ...] = ()

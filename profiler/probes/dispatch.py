@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,9 +50,10 @@ def measure_dispatch(
     cannot be built.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
-    cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There the twin
-    therefore steps with the model's own linears, and their time, measured in turn with it, is taken off again. On CUDA
-    the host's caches do not see the weights, and the twin steps alone.
+    cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There each of the
+    model's own linears runs inside the twin's step, just before the twin's, and its time is taken off where it passes:
+    a step less all linears of another minute would be a small difference of two long times. On CUDA the host's caches
+    do not see the weights, and the twin steps alone.
     """
     request = loaded.request
     try:
@@ -152,12 +153,7 @@ def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, 
 
 
 class _Among:
-    """Steps of the twin whose weights stream by, beside the linears alone and these with the twin's between them.
-
-    The twin steps with the model's own linears in the place of its hollow ones; these linears one after the other take
-    their time off again, and the calls that they need with it: those are measured as the twin's own linears, called
-    between the model's, under the caches that a replay meets.
-    """
+    """Steps of the twin whose weights stream by, and the bare calls of its linears among them."""
 
     def __init__(self, bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], step: Step) -> None:
         self._bench, self._pairs, self._step = bench, pairs, step
@@ -165,36 +161,33 @@ class _Among:
         widths = {stored(linear).in_features for pair in pairs for linear in pair}
         batch, query = int(step.batch), int(step.query)
         inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
-        self._bare, self._calls = (
-            [(linear, inputs[stored(linear).in_features]) for linear in side] for side in zip(*pairs, strict=True)
+        self._bare, self._streams = (
+            [partial(linear, inputs[stored(linear).in_features]) for linear in side]
+            for side in zip(*pairs, strict=True)
         )
         self._ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
-        self._linears: list[float] = []
-        self._with_bare: list[float] = []
+        self._calls: list[float] = []
 
     def turn(self) -> None:
         """A few steps in a row, as in a decode loop: after other work the first one finds Python colder still."""
-        engine, clock, decodes = self._bench.engine, self._bench.machine.clock, self._step.query == 1
+        engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
-            with _real_linears(self._pairs, self._calls):
+            with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed:
                 state = engine.prefill(self._ids, _TWIN_SLOTS)
-                marks = [clock.mark()]
-                for _ in range(_TWIN_RUN):
+                for step in range(_TWIN_RUN):
+                    streamed.clear()
+                    start_s = machine.now_s()
                     state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
-                    marks.append(clock.mark())
-            self.steps += clock.seconds(marks)[1:]
-            marks = [clock.mark()]
-            for real, x in self._calls:
-                real(x)
-            marks.append(clock.mark())
-            for (real, x), (hollow, y) in zip(self._calls, self._bare, strict=True):
-                real(x)
-                hollow(y)
-            marks.append(clock.mark())
-            linears_s, both_s = clock.seconds(marks)
-        self._linears.append(linears_s)
-        self._with_bare.append(both_s)
+                    if step > 0:
+                        self.steps.append(machine.now_s() - start_s - sum(streamed))
+            calls_s = 0.0
+            for stream, bare in zip(self._streams, self._bare, strict=True):
+                stream()
+                start_s = machine.now_s()
+                bare()
+                calls_s += machine.now_s() - start_s
+        self._calls.append(calls_s)
 
     def samples(self, alone: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
         """What was measured, with the twin's own calls alone."""
@@ -205,34 +198,32 @@ class _Among:
             batch_size=int(self._step.batch),
             alone_s=alone[phase],
             among_s=tuple(self.steps),
-            linears_s=tuple(self._linears),
-            with_bare_s=tuple(self._with_bare),
+            bare_s=tuple(self._calls),
             cores=_called_alone(self._bench, self._step),
             conversions=_conversions_alone(self._bench, rows=int(self._step.batch * self._step.query)),
         )
 
 
 @contextlib.contextmanager
-def _real_linears(
-    pairs: Sequence[tuple[nn.Module, nn.Module]], calls: Sequence[tuple[nn.Module, torch.Tensor]]
-) -> Iterator[None]:
-    """Within, each hollow linear runs the real one on its own input, and answers in its own shape."""
-    answers: dict[tuple[int, ...], torch.Tensor] = {}
+def _streaming(
+    hollow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
+) -> Iterator[list[float]]:
+    """Within, each hollow linear runs after its stream of weights, whose seconds are appended to what is yielded."""
+    seconds: list[float] = []
 
-    def run(real: nn.Module, x: torch.Tensor, out_features: int, hidden: torch.Tensor) -> torch.Tensor:
-        real.forward(x)
-        shape = (*hidden.shape[:-1], out_features)
-        if shape not in answers:
-            answers[shape] = torch.randn(shape, device=hidden.device, dtype=hidden.dtype)
-        return answers[shape]
+    def run(stream: Callable[[], object], own: Callable[..., torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        start_s = machine.now_s()
+        stream()
+        seconds.append(machine.now_s() - start_s)
+        return own(hidden)
 
-    for (hollow, _), (real, x) in zip(pairs, calls, strict=True):
-        hollow.forward = partial(run, real, x, stored(hollow).out_features)
+    for linear, stream in zip(hollow, streams, strict=True):
+        linear.forward = partial(run, stream, linear.forward)
     try:
-        yield
+        yield seconds
     finally:
-        for hollow, _ in pairs:
-            del hollow.forward
+        for linear in hollow:
+            del linear.forward
 
 
 def _linears_alone(bench: _Bench) -> tuple[Calls, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import RunError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 ADDED_COLUMNS = {
     "engine": "eager",
@@ -119,5 +122,33 @@ def _from_3(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _from_4(content: dict[str, Any]) -> dict[str, Any]:
+    """Schema 4 kept samples of dispatch in another way: `dispatch_within`."""
+    return content
+
+
 # From which schema to the next one.
-_MIGRATIONS = {1: _from_1, 2: _from_2, 3: _from_3}
+_MIGRATIONS = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
+
+
+def dispatch_within(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of dispatch, whose steps up to schema 4 held the model's linears, timed beside them turn by turn.
+
+    Neighbours in time are held together, so that a minute in which the machine was slower falls on both. Of steps whose
+    linears were timed once nothing is kept: 20 ms between two times of a second are the machine's, not the model's.
+    """
+    if "linears_s" not in record:
+        return record
+    values = dict(record)
+    steps, linears, with_bare = (values.pop(name) for name in ("among_s", "linears_s", "with_bare_s"))
+    turns = math.gcd(len(steps), len(linears))
+    calls = [whole - part for whole, part in zip(_medians(with_bare, turns), _medians(linears, turns), strict=True)]
+    bare_s = max(0.0, statistics.median(calls)) if calls else 0.0
+    besides = [whole - part for whole, part in zip(_medians(steps, turns), _medians(linears, turns), strict=True)]
+    among = [seconds + bare_s for seconds in besides] if len(linears) > 1 else []
+    return {**values, "among_s": among, "bare_s": [bare_s] if calls else []}
+
+
+def _medians(values: Sequence[float], turns: int) -> list[float]:
+    size = len(values) // turns if turns else 0
+    return [statistics.median(values[turn * size : (turn + 1) * size]) for turn in range(turns)]

@@ -27,6 +27,7 @@ from profiler.diagnosis.facts import (
 )
 from profiler.errors import RunError
 from profiler.grid import Cell
+from profiler.record.migrations import dispatch_within
 from profiler.roofs.values import Ceilings, Look, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
 from profiler.units import visible_in
@@ -93,6 +94,8 @@ def fact_of(record: Mapping[str, Any]) -> Fact:
     """The fact of a line. Raises ValidationError, KeyError for what is none."""
     values = dict(record)
     kind = values.pop("kind")
+    if kind == "dispatch":
+        values = dispatch_within(values)
     names = {item.name for item in fields(_KINDS[kind])}
     if "key" in names or "cell" in names:
         cell = {name: values.pop(name) for name in _CELL if name in values}

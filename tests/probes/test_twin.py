@@ -1,7 +1,10 @@
-"""Dispatch is measured engine by engine: what one cannot takes nothing from the others."""
+"""Dispatch is measured engine by engine, and as what the twin itself takes while the model's weights stream by."""
 
 from __future__ import annotations
 
+import random
+import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,24 @@ def test_an_engine_that_fails_leaves_the_others_their_samples(
     assert {(item.engine, item.phase, item.batch_size) for item in found} == {
         ("eager", phase, batch) for phase in ("prefill", "decode") for batch in (1, 2)
     }
+
+
+@pytest.mark.slow
+def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
+    """Linears that take 0 to 8 ms a call, 4 on average: whatever a step's sum is, the twin's own part stays alike."""
+    source = resolve(str(tiny_folder))
+    config = load_config(source)
+    loaded = load(ModelRequest(source, CPU, torch.float32), config)
+    linears = [module for module in loaded.module.modules() if isinstance(module, torch.nn.Linear)]
+    draw = random.Random(0)
+    for linear in linears:
+        linear.register_forward_pre_hook(lambda *_: time.sleep(draw.uniform(0, 8e-3)))
+    machine = machine_for(CPU)
+    decode = next(
+        item
+        for item in dispatch.measure_dispatch(loaded, config, machine, [1], ["eager"], 0.5)
+        if item.phase == "decode"
+    )
+    slept_s = 4e-3 * len(linears)
+    assert statistics.median(decode.among_s) < 0.5 * slept_s
+    assert statistics.median(decode.bare_s) < statistics.median(decode.among_s)
