@@ -24,12 +24,17 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
 
 
 def witness_share(ceilings: Ceilings) -> float:
-    """What the model's own weights are read at, as a share of the roof of so many bytes; 1 where the two agree."""
+    """What the model's own weights are read at, over a stream in the same pieces; 1 where the two agree.
+
+    Older runs have no such stream: there the roof of so many bytes stands for it.
+    """
     if (witness := ceilings.weights) is None:
         return 1.0
-    stream = ceilings.memory_bytes_per_s_for(witness.nbytes)
-    half_widths = witness.roof.half_width + ceilings.memory_half_width
-    return 1.0 if agree(witness.roof.per_s, stream, half_widths) else witness.roof.per_s / stream
+    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(witness.nbytes), ceilings.memory_half_width
+    if witness.stream is not None:
+        stream_per_s, half_width = witness.stream.per_s, witness.stream.half_width
+    own = witness.roof
+    return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 
 def moved(ceilings: Ceilings, look: RoofsAgain) -> Iterator[tuple[str, str, Roof, Roof]]:

@@ -92,8 +92,10 @@ def _ridge(run: Run) -> str:
 
 
 def _witness(run: Run) -> str | None:
-    weights = run.document.ceilings.weights
-    return None if weights is None else f"{scaled(weights.roof.per_s, 'B/s')}, a stream {scaled(_roofs(run)[1], 'B/s')}"
+    if (weights := run.document.ceilings.weights) is None:
+        return None
+    stream_per_s = weights.stream.per_s if weights.stream else _roofs(run)[1]
+    return f"{scaled(weights.roof.per_s, 'B/s')}, a stream {scaled(stream_per_s, 'B/s')}"
 
 
 def _interval(run: Run) -> str | None:
@@ -122,7 +124,8 @@ TERMS: dict[str, Term] = {
         "model FLOPs for each model byte; the x of the roofline.", lambda run: _both(run, "intensity", significant)
     ),
     "witness": Term(
-        "the model's own weights read where they lie: a second opinion on the memory roof, measured on a buffer.",
+        "the model's own weights read where they lie, beside a stream cut into the same pieces: a second opinion on the"
+        " memory roof.",
         _witness,
     ),
     "roofline": Term(

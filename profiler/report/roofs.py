@@ -84,8 +84,8 @@ def roof_lines(run: Run) -> list[RoofLine]:
         lines.append(RoofLine("datasheet", label, *sheet))
     for where, link in ceilings.links.items():
         lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
-    if ceilings.weights and witness_share(ceilings.ceilings) != 1.0:
-        own = ceilings.weights.roof.per_s
+    if ceilings.weights and (share := witness_share(ceilings.ceilings)) != 1.0:
+        own = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
         lines.append(_slope("other", f"the model's own weights: {scaled(own, 'B/s')}", own, peak))
     for level in cache_levels(ceilings):
         label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"

@@ -95,6 +95,8 @@ class Witness:
     nbytes: int
     """Of the tensors that were read."""
     roof: Roof
+    stream: Roof | None = None
+    """A buffer cut into the same pieces, read in turn with them; None in older runs."""
 
 
 @dataclass(frozen=True)

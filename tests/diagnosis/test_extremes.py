@@ -171,6 +171,13 @@ def test_a_witness_is_held_against_the_roof_of_its_size() -> None:
     assert witness_share(replace(ceilings, weights=Witness(GB, roof(W)))) == 1.0
 
 
+def test_a_witness_beside_a_stream_in_the_same_pieces_is_held_against_that() -> None:
+    """Short reads reach 70 of 100 GB/s, whoever's they are: the weights' own pages lose nothing, or half of that."""
+    pieces = roof(0.7 * W)
+    assert witness_share(replace(STEADY.ceilings, weights=Witness(GB, roof(0.69 * W), pieces))) == 1.0
+    assert witness_share(replace(STEADY.ceilings, weights=Witness(GB, roof(0.35 * W), pieces))) == pytest.approx(0.5)
+
+
 def test_an_uncertain_witness_says_nothing() -> None:
     """20 % below, from five samples whose quartiles lie 30 % apart."""
     vague = Witness(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))

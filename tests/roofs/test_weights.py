@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from machines import CPU
@@ -19,24 +21,50 @@ from profiler.roofs.weights import _storages, measure_weights
 MIB = 1 << 20
 
 
-def read(tensors: list[torch.Tensor | None], call_s: float = 20e-6) -> Witness | None:
+def read(tensors: list[torch.Tensor | None], call_s: float = 20e-6, available_bytes: int = 64 << 30) -> Witness | None:
     """By a memory of 60 GB/s, with what fits into a cache of a MiB at no cost."""
     memory = SimulatedMemory(lambda nbytes: 60e9 if nbytes > MIB else 1e15, call_s)
     with memory:
-        return measure_weights(tensors, SimulatedMachine(memory), 0.01)
+        return measure_weights(tensors, SimulatedMachine(memory, available_bytes), 0.01)
 
 
 @pytest.mark.parametrize("call_s", [0.0, 20e-6])
-def test_calls_are_taken_off(call_s: float) -> None:
+def test_a_stream_in_the_same_pieces_pays_for_the_same_calls(call_s: float) -> None:
     found = read([torch.empty(1024, 2048) for _ in range(20)], call_s)
     assert found is not None
     assert found.nbytes == 20 * 8 * MIB
-    assert found.roof.per_s == pytest.approx(60e9, rel=1e-3)
+    assert found.stream is not None
+    assert found.roof.per_s == found.stream.per_s == pytest.approx(8 * MIB / (8 * MIB / 60e9 + call_s), rel=1e-3)
 
 
-def test_weights_too_small_to_tell_are_no_witness() -> None:
-    """A MiB takes less than its call; a model that lies elsewhere takes nothing."""
-    assert read([torch.empty(512, 512) for _ in range(20)]) is None
+def test_pages_that_are_slower_than_a_streams_show() -> None:
+    """Every second of the weights lies where reading takes three times as long: half as fast in all."""
+    far = [torch.empty(1024, 2048) for _ in range(10)]
+    lie_far = {part.data_ptr() for part in far}
+
+    class Far(SimulatedMemory):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            is_far = args and isinstance(args[0], torch.Tensor) and args[0].data_ptr() in lie_far
+            before_s = self.now_s
+            found = super().__torch_dispatch__(func, types, args, kwargs)
+            self.now_s += 2 * (self.now_s - before_s) * bool(is_far)
+            return found
+
+    with Far(lambda _: 60e9) as memory:
+        found = measure_weights([*far, *(torch.empty(1024, 2048) for _ in range(10))], SimulatedMachine(memory), 0.01)
+    assert found is not None
+    assert found.stream is not None
+    assert found.roof.per_s / found.stream.per_s == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_model_that_leaves_no_room_for_such_a_stream_is_read_in_part() -> None:
+    """160 MiB beside 400 that are free: a tenth of these are 40, so every fourth weight is read."""
+    found = read([torch.empty(1024, 2048) for _ in range(20)], available_bytes=400 * MIB)
+    assert found is not None
+    assert found.nbytes == 5 * 8 * MIB
+
+
+def test_a_model_that_lies_elsewhere_is_no_witness() -> None:
     assert read([torch.empty(1024, 2048, device="meta")]) is None
     assert read([]) is None
 
