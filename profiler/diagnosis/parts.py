@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import COLLECTIVE, REST, Facts, OperatorWork, Replay
 from profiler.diagnosis.step_time import LAYERED, Demand, Roofs, Split, floor_s, idle_share, of_engine, split, taxed
-from profiler.grid import CellKey, Phase
-from profiler.timing.outcomes import Visit
+from profiler.grid import Cell, CellKey, Phase
+from profiler.timing.outcomes import Visit, phase_medians
 from profiler.timing.sampling import Estimate
 from profiler.work.causes import OUTSIDE, Cause
+
+# Parts that take so much longer alone than the step that holds them were held up by something else.
+_HELD_UP_SHARE = 0.10
 
 
 def model_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
@@ -199,3 +203,14 @@ def _demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Demand:
         dequantise_s=conversion.median_s,
         dequantise_half_width_s=conversion.half_width_s,
     )
+
+
+def held_up(facts: Facts) -> list[Cell]:
+    """Measured cells with a step whose parts took clearly longer alone than the whole: something else held them up."""
+    found: dict[Cell, None] = {}
+    for key in facts.measured:
+        medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
+        latency_s = statistics.median(medians_s) if medians_s else math.inf
+        if -split_of(facts, key, latency_s)[0].unexplained_s > _HELD_UP_SHARE * latency_s:
+            found[key.cell] = None
+    return list(found)

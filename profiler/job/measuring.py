@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from profiler.diagnosis.facts import Facts, Readings
-from profiler.diagnosis.parts import split_of
+from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.run import judge_run
 from profiler.grid import Cell, CellKey
 from profiler.job.engines import beside
@@ -37,6 +37,8 @@ _AGAIN_SHARE = 0.02
 _AGAIN_MOST_S = 0.5
 # Replaying the kernels alone gets this share of it.
 _REPLAY_SHARE = 0.15
+# Replaying those that were held up once more takes about this share of it.
+_REPLAY_AGAIN_SHARE = 0.05
 # Timing the parts of `generate` gets this share of it, and one cell at least.
 _GENERATE_SHARE = 0.1
 # Batching a queue of unequal prompts in other ways gets this share of it.
@@ -147,9 +149,13 @@ def _steppable(session: Session) -> list[Cell]:
 
 
 def _replay(session: Session, measured: list[Cell]) -> None:
+    """Replay each cell's kernels, and those once more that took longer than the step they are a part of."""
     session.stages.begin("replays", "replaying each cell's kernels alone")
     with session.stages.cut_short("the replays"):
         for replays in replay_kernels(session.subject, measured, _REPLAY_SHARE * session.budget_s):
+            session.ledger.add(replays)
+        again = [cell for cell in held_up(session.ledger.facts) if cell in measured]
+        for replays in replay_kernels(session.subject, again, _REPLAY_AGAIN_SHARE * session.budget_s):
             session.ledger.add(replays)
 
 

@@ -75,7 +75,8 @@ class Gathered:
                 self.dispatch[fact.engine, fact.phase, fact.batch_size] = dispatch_of(fact)
             case Replays():
                 for key in fact.keys:
-                    self.replays.setdefault(key, {}).update({item.operator: item for item in fact.operators})
+                    known = self.replays.setdefault(key, {})
+                    known.update({item.operator: _faster(item, known.get(item.operator)) for item in fact.operators})
             case Hooked():
                 self.hooked[fact.key] = fact
             case Activity():
@@ -122,3 +123,8 @@ class Gathered:
             queue_trials=self.queue_trials,
             rank_steps=self.rank_steps,
         )
+
+
+def _faster(replay: Replay, earlier: Replay | None) -> Replay:
+    """Of two replays the one that was held up less."""
+    return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier

@@ -54,7 +54,8 @@ def _in_turn(
 
     own: list[float] = []
     pieces: list[float] = []
-    over(weights), over(stream)
+    over(weights)
+    over(stream)
     deadline_s = machine.now_s() + budget_s
     while len(own) < _LEAST_PASSES or machine.now_s() < deadline_s:
         own += time_calls(partial(over, weights), machine.clock, 1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from made_facts import KEY, facts
+from dataclasses import replace
 
-from profiler.diagnosis.facts import REST, OperatorWork, Replay
-from profiler.diagnosis.parts import split_of
+import pytest
+from made_facts import CELL, KEY, facts
+
+from profiler.diagnosis.facts import REST, OperatorWork, Replay, Replays
+from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.step_time import TERMS, Split
+from profiler.grid import CellKey
+from profiler.record.gathered import Gathered
+from profiler.timing.outcomes import Visit
 from profiler.work.causes import Cause
 
 
@@ -69,3 +74,21 @@ def test_a_format_that_asks_its_device_hides_no_dispatch() -> None:
     ahead, _ = split_of(facts([linear], **both), KEY, 9e-3)
     assert (waits.dispatch_s, waits.unexplained_s) == (pytest.approx(5e-3), pytest.approx(0))
     assert (ahead.dispatch_s, ahead.unexplained_s) == (pytest.approx(1e-3), pytest.approx(4e-3))
+
+
+@pytest.mark.parametrize(("replayed_s", "is_held_up"), [(0.9e-3, False), (1.05e-3, False), (1.2e-3, True)])
+def test_a_part_cannot_take_longer_than_the_whole(replayed_s: float, is_held_up: bool) -> None:
+    """A step of 1 ms whose only operator takes so long alone."""
+    operator = OperatorWork("op", "mlp", 1, "float16", 10, 1, 0, 0, {}, {})
+    made = facts([operator], {"op": Replay("op", (replayed_s,) * 9)}, flops_per_s=1e6, bytes_per_s=1e9)
+    visit = Visit(CELL, 0, 1.0, (1e-3,) * 7, 1.0, (), None, 0.0)
+    timed = replace(made, visits={CELL: [visit]}, operators={KEY: [operator], CellKey("prefill", CELL): []})
+    assert held_up(timed) == ([CELL] if is_held_up else [])
+
+
+def test_of_two_replays_the_one_that_was_held_up_less_stands() -> None:
+    gathered = Gathered()
+    for seconds in (2e-3, 1e-3, 3e-3):
+        gathered.add(Replays((KEY,), (Replay("op", (seconds,) * 3), Replay(f"seen {seconds}", (1.0,)))))
+    assert gathered.replays[KEY]["op"].whole.median_s == 1e-3
+    assert len(gathered.replays[KEY]) == 4, "what only one of them saw is kept"
