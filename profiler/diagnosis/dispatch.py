@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.diagnosis.step_time import Dispatch
+from profiler.grid import Phase
 from profiler.machine.clock import Timing, timing_of
 
 
@@ -15,11 +17,21 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls that wait
     for the device and cannot be captured.
     """
-    alone = _twin_alone(samples)
-    among = timing_of(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
+    alone = _undisturbed(samples.alone_s)
+    among = _undisturbed(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
     calls_s = timing_of(samples.bare_s).median_s if samples.bare_s else 0.0
     calls_s += sum(call.total_s for call in samples.cores)
     return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
+
+
+def dispatch_seconds(
+    dispatch: Mapping[tuple[str, Phase, int], Dispatch],
+) -> dict[str, dict[Phase, dict[int, float]]]:
+    """Seconds to dispatch a step, by engine, phase and batch size."""
+    found: dict[str, dict[Phase, dict[int, float]]] = {}
+    for (engine, phase, batch), known in dispatch.items():
+        found.setdefault(engine, {}).setdefault(phase, {})[batch] = known.step_s
+    return found
 
 
 def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:
@@ -35,8 +47,6 @@ def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: flo
     return Dispatch(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)
 
 
-def _twin_alone(samples: DispatchSamples) -> Timing:
-    """The twin's own step. A low quantile: what slows a step down is noise, not more dispatch."""
-    ordered = sorted(samples.alone_s)
-    low = ordered[0] if samples.phase == "prefill" else ordered[len(ordered) // 4]
-    return Timing(low, timing_of(ordered).half_width_s)
+def _undisturbed(seconds: Sequence[float]) -> Timing:
+    """The lowest quartile: what makes some steps of a twin slower than others is noise, not more dispatch."""
+    return Timing(sorted(seconds)[(len(seconds) - 1) // 4], timing_of(seconds).half_width_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import DispatchSamples
@@ -48,9 +49,15 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     )
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid)
+    return subject, ceilings, dispatch_of_twin(prepared, subject, grid.batch_sizes, grid.engines)
+
+
+def dispatch_of_twin(
+    prepared: Prepared, subject: Subject, batch_sizes: Sequence[int], engines: Sequence[str]
+) -> list[DispatchSamples]:
+    """What steps of these batch sizes cost each engine's host, within this run's share of time."""
     twin_s = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S)
-    dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
-    return subject, ceilings, dispatch
+    return measure_dispatch(subject.loaded, prepared.config, subject.machine, batch_sizes, engines, twin_s)
 
 
 def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from profiler.diagnosis.dispatch import dispatch_seconds
 from profiler.diagnosis.inside import group_times
 from profiler.diagnosis.run import judge_run
 from profiler.diagnosis.shares import rank_steps
@@ -40,6 +41,9 @@ def judge_folder(folder: Path) -> Run:
     document = replace(
         document,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
+        ceilings=replace(
+            document.ceilings, dispatch_s=dispatch_seconds(gathered.dispatch) or document.ceilings.dispatch_s
+        ),
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,
         scaling=judgement.scaling,

@@ -10,6 +10,7 @@ from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.run import judge_run
 from profiler.grid import Cell, CellKey
 from profiler.job.engines import beside
+from profiler.job.foundation import dispatch_of_twin
 from profiler.job.ledger import Ledger
 from profiler.job.ranks import Ranks
 from profiler.job.request import Prepared
@@ -149,14 +150,22 @@ def _steppable(session: Session) -> list[Cell]:
 
 
 def _replay(session: Session, measured: list[Cell]) -> None:
-    """Replay each cell's kernels, and those once more that took longer than the step they are a part of."""
     session.stages.begin("replays", "replaying each cell's kernels alone")
     with session.stages.cut_short("the replays"):
         for replays in replay_kernels(session.subject, measured, _REPLAY_SHARE * session.budget_s):
             session.ledger.add(replays)
-        again = [cell for cell in held_up(session.ledger.facts) if cell in measured]
-        for replays in replay_kernels(session.subject, again, _REPLAY_AGAIN_SHARE * session.budget_s):
-            session.ledger.add(replays)
+        if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
+            _measure_parts_again(session, again)
+
+
+def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
+    """Dispatch and kernels once more where they took longer than the steps that they are parts of: a neighbour did."""
+    if session.ranks is None:
+        batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
+        for dispatch in dispatch_of_twin(session.prepared, session.subject, batches, engines):
+            session.ledger.add(dispatch)
+    for replays in replay_kernels(session.subject, cells, _REPLAY_AGAIN_SHARE * session.budget_s):
+        session.ledger.add(replays)
 
 
 def _time_generate(session: Session, measured: list[Cell]) -> None:

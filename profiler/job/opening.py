@@ -8,9 +8,8 @@ from dataclasses import fields
 from datetime import UTC, datetime
 
 from profiler._version import __version__
-from profiler.diagnosis.dispatch import dispatch_of
+from profiler.diagnosis.dispatch import dispatch_of, dispatch_seconds
 from profiler.diagnosis.facts import DeviceFacts, DispatchSamples
-from profiler.grid import Phase
 from profiler.job.request import Prepared
 from profiler.loading.request import dtype_name
 from profiler.machine.clock import instrument_s
@@ -86,14 +85,11 @@ def device_facts(info: Device, dtype: str) -> DeviceFacts:
 
 def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> CeilingsRecord:
     """The roofs as run.json tells them."""
-    steps: dict[str, dict[Phase, dict[int, float]]] = {}
-    for samples in dispatch:
-        by_phase = steps.setdefault(samples.engine, {})
-        by_phase.setdefault(samples.phase, {})[samples.batch_size] = dispatch_of(samples).step_s
+    known = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
     return CeilingsRecord(
         **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
-        dispatch_s=steps,
+        dispatch_s=dispatch_seconds(known),
     )
 
 

@@ -72,7 +72,9 @@ class Gathered:
             case Ceilings():
                 self.ceilings = fact
             case DispatchSamples():
-                self.dispatch[fact.engine, fact.phase, fact.batch_size] = dispatch_of(fact)
+                step = (fact.engine, fact.phase, fact.batch_size)
+                found = dispatch_of(fact)
+                self.dispatch[step] = min(found, self.dispatch.get(step, found), key=lambda item: item.step_s)
             case Replays():
                 for key in fact.keys:
                     known = self.replays.setdefault(key, {})
@@ -126,5 +128,5 @@ class Gathered:
 
 
 def _faster(replay: Replay, earlier: Replay | None) -> Replay:
-    """Of two replays the one that was held up less."""
+    """Of two measurements the one that was held up less."""
     return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier

@@ -135,7 +135,8 @@ def dispatch_within(record: dict[str, Any]) -> dict[str, Any]:
     """A record of dispatch, whose steps up to schema 4 held the model's linears, timed beside them turn by turn.
 
     Neighbours in time are held together, so that a minute in which the machine was slower falls on both. Of steps whose
-    linears were timed once nothing is kept: 20 ms between two times of a second are the machine's, not the model's.
+    linears were timed once nothing is kept: 20 ms between two times of a second are the machine's, not the model's. A
+    difference may lie on either side of the truth: nothing below their median counts as undisturbed.
     """
     if "linears_s" not in record:
         return record
@@ -145,7 +146,8 @@ def dispatch_within(record: dict[str, Any]) -> dict[str, Any]:
     calls = [whole - part for whole, part in zip(_medians(with_bare, turns), _medians(linears, turns), strict=True)]
     bare_s = max(0.0, statistics.median(calls)) if calls else 0.0
     besides = [whole - part for whole, part in zip(_medians(steps, turns), _medians(linears, turns), strict=True)]
-    among = [seconds + bare_s for seconds in besides] if len(linears) > 1 else []
+    median_s = statistics.median(besides) if besides else 0.0
+    among = [max(seconds, median_s) + bare_s for seconds in besides] if len(linears) > 1 else []
     return {**values, "among_s": among, "bare_s": [bare_s] if calls else []}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -72,8 +73,9 @@ def host_line(run: Run) -> str | None:
     if ceilings.host is None:
         return None
     decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
-    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=None)
-    if least_s is None:
+    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=math.inf)
+    steps_s = [item.latency_s for item in run.measured if item.phase == "decode" and item.engine not in replayed]
+    if least_s > min(steps_s, default=math.inf) or least_s == math.inf:
         return host_words(ceilings.host)
     otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
     return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} a step here{otherwise}"

@@ -30,13 +30,13 @@ def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_
 
 
 def test_dispatch_is_what_the_twin_takes_among_the_weights() -> None:
-    """12 ms a step; a neighbour makes a third of them twice as long. 2 ms of it are calls that replays pay as well."""
+    """12 ms a step; a neighbour makes two thirds of them twice as long. 2 ms are calls that replays pay as well."""
     samples = DispatchSamples(
         engine="eager",
         phase="decode",
         batch_size=1,
         alone_s=(6e-3,) * 8,
-        among_s=(*[24e-3] * 5, *[12e-3] * 10),
+        among_s=(*[24e-3] * 10, *[12e-3] * 5),
         bare_s=(3e-3, 1.5e-3, 1.5e-3, 1.5e-3),
         cores=(Calls(30, (1e-6, 1e-3 / 60, 0.5e-3)),),
     )
