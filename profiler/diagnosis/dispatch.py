@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Phase
-from profiler.machine.clock import Timing, timing_of
+from profiler.machine.clock import Timing, timing_of, undisturbed
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
@@ -17,8 +17,8 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls that wait
     for the device and cannot be captured.
     """
-    alone = _undisturbed(samples.alone_s)
-    among = _undisturbed(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
+    alone = undisturbed(samples.alone_s)
+    among = undisturbed(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
     calls_s = timing_of(samples.bare_s).median_s if samples.bare_s else 0.0
     calls_s += sum(call.total_s for call in samples.cores)
     return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
@@ -45,8 +45,3 @@ def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: flo
     in_kernels_s = min(calls_s, step_s)
     half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
     return Dispatch(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)
-
-
-def _undisturbed(seconds: Sequence[float]) -> Timing:
-    """The lowest quartile: what makes some steps of a twin slower than others is noise, not more dispatch."""
-    return Timing(sorted(seconds)[(len(seconds) - 1) // 4], timing_of(seconds).half_width_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from profiler.diagnosis.facts import Stepped, Trial
-from profiler.machine.clock import Timing, timing_of
+from profiler.machine.clock import Timing, undisturbed
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,4 @@ def tried(trials: Sequence[Trial]) -> Iterator[Tried]:
 def whole_step(stepped: Stepped, times: float) -> Timing:
     """Seconds of a step of the whole model, which has `times` as many repeating layers: layers of a kind cost alike."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
-    return timing_of([beside_s + times * layers_s for layers_s, beside_s in steps])
+    return undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])

@@ -18,7 +18,7 @@ from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.grid import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
-from profiler.machine.clock import no_gc
+from profiler.machine.clock import no_gc, undisturbed
 from profiler.machine.machine import Machine
 from profiler.probes.calls import callable_modules, caught_calls
 from profiler.probes.hollow import hollow_config
@@ -97,11 +97,11 @@ def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase
 def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
     """Seconds below which no eager (prefill, decode step) of this model can go here: the hollow twin's, by itself.
 
-    Of its steps the fastest quartile is kept: a bound is asked for, and what slows the others down is others' work.
+    Its undisturbed steps: a bound is asked for, and what slows the others down is others' work.
     """
     twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
-    prefills, decodes = (sorted(seconds) for seconds in _twin_alone(EagerEngine(twin, machine), machine))
-    return prefills[(len(prefills) - 1) // 4], decodes[(len(decodes) - 1) // 4]
+    prefills, decodes = _twin_alone(EagerEngine(twin, machine), machine)
+    return undisturbed(prefills).median_s, undisturbed(decodes).median_s
 
 
 def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:

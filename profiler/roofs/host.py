@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from profiler.machine.clock import CoreClock, no_gc, time_calls
+from profiler.machine.clock import CoreClock, no_gc, time_calls, undisturbed
 from profiler.machine.machine import Machine
 from profiler.roofs.values import HostPace
 
@@ -43,8 +43,8 @@ def measure_host_pace(machine: Machine, budget_s: float = _BUDGET_S) -> HostPace
     with _one_thread(), torch.inference_mode(), no_gc():
         model = LlamaForCausalLM(LlamaConfig(**_TWIN)).eval()
         while not runs or machine.now_s() < deadline_s:
-            runs.append(_fastest_quartile(_steps(model)))
-    return HostPace(_fastest_quartile(runs), tuple(runs))
+            runs.append(undisturbed(_steps(model)).median_s)
+    return HostPace(undisturbed(runs).median_s, tuple(runs))
 
 
 def _steps(model: Any) -> list[float]:
@@ -57,11 +57,6 @@ def _steps(model: Any) -> list[float]:
         token = model(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
     return time_calls(step, CoreClock(), _RUN_STEPS)
-
-
-def _fastest_quartile(seconds: Sequence[float]) -> float:
-    ordered = sorted(seconds)
-    return ordered[(len(ordered) - 1) // 4]
 
 
 @contextmanager

@@ -39,6 +39,13 @@ def test_a_form_is_weighed_against_the_model_as_it_is() -> None:
     assert "4-bit weights" in changes
 
 
+def test_a_neighbour_in_one_of_two_turns_changes_nothing() -> None:
+    """30 layers of 1 ms, twice and a half as long through the first turn; the other form takes half as long."""
+    before = Stepped((*[15e-3] * 5, *[6e-3] * 5), (0.0,) * 10)
+    [found] = tried([Trial(KEY, "int4wo", 6, 30, before, Stepped((3e-3,) * 10, (0.0,) * 10))])
+    assert found.ratio == pytest.approx(0.5)
+
+
 def test_what_costs_is_said_and_what_cannot_be_told_is_not() -> None:
     slower = replace(_found("nf4", 1.4), half_width=0.1)
     unclear = replace(_found("int8wo", 0.97), half_width=0.05)
