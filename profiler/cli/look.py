@@ -61,7 +61,7 @@ def count(
 
 def ceilings(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="A card profile to write: about a minute more.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A card profile to write: one minute more, three if busy.")] = None,
     out_dtypes: Annotated[str, typer.Option(help="--out: in which dtypes.")] = "float32,bfloat16",
     output_format: Format = "table",
 ) -> None:
@@ -86,12 +86,11 @@ def ceilings(
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     with quiet_libraries():
         measured = replace(measured, links=measure_links(machine.links, machine), host=measure_host_pace(machine))
-    if out is not None:
-        write_profile(machine, measured, out_dtypes, out)
+    of_profile = write_profile(machine, measured, out_dtypes, out) if out is not None else []
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
-    warnings = device_warnings(info) + health_warnings(info, measured) + roof_warnings(measured)
+    warnings = [*device_warnings(info), *health_warnings(info, measured), *roof_warnings(measured), *of_profile]
     document = {
         "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
         **asdict(measured),

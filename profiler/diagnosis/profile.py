@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -104,6 +105,34 @@ class CardProfile:
     def dtypes(self) -> tuple[str, ...]:
         """What it has products of."""
         return tuple(dict.fromkeys(point.dtype for point in self.products if point.format == "dense"))
+
+
+def least_of(passes: Sequence[CardProfile]) -> CardProfile:
+    """Of several profiles of one machine each kernel and each dispatch in its least time: a neighbour makes none
+    faster."""
+    return replace(
+        passes[0],
+        products=_least(point for one in passes for point in one.products),
+        attentions=_least(point for one in passes for point in one.attentions),
+        dispatches=_least(point for one in passes for point in one.dispatches),
+        smalls=_least(point for one in passes for point in one.smalls),
+    )
+
+
+_Point = TypeVar("_Point", ProductPoint, AttentionPoint, DispatchPoint, SmallPoint)
+_MEASURED = ("seconds", "layer_s", "in_kernels_s")
+"""What a pass measures of a point; all else says what the point is."""
+
+
+def _least(points: Iterable[_Point]) -> tuple[_Point, ...]:
+    found: dict[tuple[object, ...], tuple[float, _Point]] = {}
+    for point in points:
+        values = asdict(point)
+        seconds, *_ = [values.pop(name) for name in _MEASURED if name in values]
+        shape = tuple(values.values())
+        if shape not in found or seconds < found[shape][0]:
+            found[shape] = seconds, point
+    return tuple(point for _, point in found.values())
 
 
 @dataclass(frozen=True)

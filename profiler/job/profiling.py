@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler.diagnosis.columns import Steps
 from profiler.diagnosis.forecast import from_memory_s
-from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on
+from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on, least_of
 from profiler.errors import RequestError, near_misses
 from profiler.grid import PHASES, Cell, CellKey
 from profiler.job.demanded import demanded
@@ -17,6 +17,8 @@ from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.request import DTYPES
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.machine import Machine
+from profiler.machine.readings import busy_share
+from profiler.machine.telemetry import Watch
 from profiler.probes.card import STANDARD, installed_formats, measure_card, small_alone
 from profiler.record.profiles import profile_json
 from profiler.record.store import replace_file
@@ -25,21 +27,37 @@ from profiler.work.step import ExecutionPath
 from profiler.work.walk import walk
 
 PROFILE_BUDGET_S = 24.0
+_MOST_PASSES = 3
+# A pass in which others were busy for a larger share of the time is followed by another.
+_QUIET = 0.25
 
 
-def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) -> None:
-    """Measure a machine's profile under these roofs and write it. Raises RequestError."""
+def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) -> list[str]:
+    """Measure a machine's profile under these roofs and write it. Raises RequestError.
+
+    Where others were busy meanwhile it is measured again, and each kernel's least time stands. Returns what makes it
+    less trustworthy all the same.
+    """
     names = [name.strip() for name in dtypes.split(",") if name.strip()]
     for name in names:
         if name not in DTYPES:
             raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
     if not out.parent.is_dir():
         raise RequestError(f"--out {out}: there is no folder {out.parent}.")
-    with quiet_libraries():
-        profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
-        smalls = tuple(point for name in names for point in _small_points(machine, profile, name))
-    profile = replace(profile, smalls=smalls)
-    replace_file(out, profile_json(profile))
+    passes: list[CardProfile] = []
+    busy = 1.0
+    while busy > _QUIET and len(passes) < _MOST_PASSES:
+        with quiet_libraries(), Watch(machine.source) as watch:
+            profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
+            smalls = tuple(point for name in names for point in _small_points(machine, profile, name))
+        passes.append(replace(profile, smalls=smalls))
+        busy = busy_share(watch.readings)
+    replace_file(out, profile_json(least_of(passes)))
+    if busy <= _QUIET:
+        return []
+    return [
+        f"others kept this machine busy in each of {len(passes)} passes of the profile: stop them, and take it again."
+    ]
 
 
 def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[SmallPoint]:

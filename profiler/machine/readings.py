@@ -130,6 +130,12 @@ def health(readings: Sequence[Reading]) -> Health:
     )
 
 
+def busy_share(readings: Sequence[Reading]) -> float:
+    """Share of the readings in which others kept cores, or this card, busy."""
+    busy = [(r.busy_cores_elsewhere or 0.0) > _BUSY_NEIGHBOUR_CORES or bool(r.other_processes) for r in readings]
+    return sum(busy) / len(busy) if busy else 0.0
+
+
 def complaints(readings: Sequence[Reading]) -> list[str]:
     """What makes a run on this device less trustworthy, each with its figure."""
     found = []
