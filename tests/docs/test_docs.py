@@ -141,8 +141,8 @@ def test_the_test_of_the_gates_page_does_what_it_says(
 
 
 SCREENS = {
-    "mistral-7b-v0.1 --quant nf4": "mistral-7b-nf4-zen4",
-    "--prompt-lens 16,128": "smollm2-135m-zen4",
+    "mistral-7b-v0.1 --quant nf4": "mistral-7b-nf4-xeon",
+    "--prompt-lens 16,128": "smollm2-135m-xeon",
 }
 """The runs whose screens README shows: how the command begins, and the folder that it left."""
 
