@@ -515,6 +515,7 @@ def doubling(bench: Bench) -> Iterator[Check]:
 
 def _out_of_memory(bench: Bench) -> Iterator[Check]:
     """A card that is all but full: the cell that finds no room is a row, and its memory comes back."""
+    _free()  # what torch keeps of the run before is free to its next tensors, and the driver calls it used
     free, _total = torch.cuda.mem_get_info(bench.device)
     ballast = torch.empty(int(free - 6e9), dtype=torch.uint8, device=bench.device)
     before = torch.cuda.memory_allocated(bench.device)
