@@ -14,10 +14,8 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     """Dispatch of a step of one engine, phase and batch size."""
     alone = _twin_alone(samples)
     if not samples.among_s:
-        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls
-        # that wait for the device and cannot be captured.
-        calls_s = min(alone.median_s, sum(call.total_s for call in samples.cores))
-        return Dispatch(alone.median_s, calls_s, half_width_s=alone.half_width_s)
+        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
+        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s)
     turns = math.gcd(len(samples.among_s), len(samples.linears_s))
     calls_s = max(0.0, _less(samples.with_bare_s, samples.linears_s, turns).median_s)
     besides = _less(samples.among_s, samples.linears_s, turns)

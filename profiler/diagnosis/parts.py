@@ -153,7 +153,8 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
     return Roofs(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size)),
-        overlaps=facts.overlaps_dispatch,
+        overlaps=facts.device.overlaps_dispatch,
+        waits=facts.model.synchronises,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
         fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())

@@ -105,6 +105,8 @@ class Roofs:
     """None where it was not measured."""
     overlaps: bool
     """Whether the host runs ahead of the device (CUDA), so that dispatch hides behind device time."""
+    waits: bool = False
+    """Whether the host waits for that device within the step: what hides is then known from the step's own time."""
     fetch_s: float = 0.0
     """Seconds that offloaded weights need to cross their links in a step, and what ranks exchange."""
     idle_share: float = 0.0
@@ -250,7 +252,8 @@ def split(
     three are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
     alone; `avoidable_s` is work beside those calls that the algorithm does not need, `padding_s` what positions take
     that no prompt fills, which is in none of the others; `dispatch` is what the host adds:
-    all of it where nothing overlaps (CPU), else only what does not hide behind the device.
+    all of it where nothing overlaps (CPU), else only what does not hide behind the device. A host that waits for its
+    device on the way hides less of it, and never more: what the step takes beyond the device is dispatch, up to all.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
     for demand in demands:
@@ -277,6 +280,8 @@ def split(
     if roofs.overlaps:
         last_s = sum(demand.alone_s(roofs) for demand in demands if demand.group == LAST) if roofs.idle_share else 0.0
         dispatch_s = float(exposed_s(host_s, busy_s, roofs.idle_share, last_s))
+        if roofs.waits:
+            dispatch_s = max(dispatch_s, min(host_s, latency_s - busy_s))
     terms = {
         "weights_s": weights_s,
         "kv_s": kv_s,

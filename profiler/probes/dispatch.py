@@ -23,7 +23,7 @@ from profiler.machine.machine import Machine
 from profiler.probes.calls import callable_modules, caught_calls
 from profiler.probes.hollow import hollow_config
 from profiler.probes.kernels import conversions, replayable_linears
-from profiler.probes.replay import replay_calls, replay_linears
+from profiler.probes.replay import replay_calls
 from profiler.work.formats import is_linear, stored
 from profiler.work.step import Step
 from profiler.work.walk import linear_modules, walk
@@ -85,12 +85,7 @@ def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase
     alone = dict(zip(PHASES, _twin_alone(bench.engine, bench.machine), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights_of(bench, alone, batch_sizes, phases)
-    waiting = _linears_alone(bench) if bench.loaded.request.quant == "int8" else ()
-    return [
-        DispatchSamples(bench.engine.name, phase, batch, alone[phase], cores=waiting)
-        for phase in phases
-        for batch in batch_sizes
-    ]
+    return [DispatchSamples(bench.engine.name, phase, batch, alone[phase]) for phase in phases for batch in batch_sizes]
 
 
 def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
@@ -233,15 +228,6 @@ def _real_linears(
     finally:
         for hollow, _ in pairs:
             del hollow.forward
-
-
-def _linears_alone(bench: _Bench) -> tuple[Calls, ...]:
-    """The twin's own linears, whose calls wait for the device: nothing but those calls."""
-    linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
-    rows = dict.fromkeys(linears.operators, 1)
-    dtype = bench.twin.request.dtype
-    times = replay_linears(linears.modules, rows, bench.machine, dtype=dtype, budget_s=_TWIN_REPLAY_S)
-    return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
 
 
 def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:

@@ -20,9 +20,16 @@ from .world import World
 
 _PACKED = "bitsandbytes.gemm_4bit"
 """A product that unpacks its weight on the way."""
-_PRODUCTS = (*(str(func) for func in PRODUCTS), _PACKED)
-_DEQUANTISING = "bitsandbytes.dequantize"
-"""Kernels that write a dense copy of a packed weight."""
+_PRODUCTS = (*(str(func) for func in PRODUCTS), _PACKED, "bitsandbytes.int8_linear_matmul")
+_LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
+"""For columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
+_DEQUANTISING = (
+    "bitsandbytes.dequantize",
+    *_LOOKING,
+    "bitsandbytes.int8_vectorwise_quant",
+    "bitsandbytes.int8_mm_dequant",
+)
+"""Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
 _ATTENTION = ("flash attention", "memory-efficient attention")
 _OF_HEADS = str(aten.bmm.default)
 """Attention in plain products: scores, then values."""

@@ -88,7 +88,7 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
                 assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
     gc.collect()
-    # The model takes 1 GB, and the smallest cell that did not fit tens; the workspaces of three streams stay, 8 MiB each.
+    # The model takes 1 GB, the smallest cell that did not fit tens; the workspaces of three streams stay, 8 MiB each.
     assert world.card.memory.allocated < 32e6, "nothing of any cell is held, nor of the model"
 
 
