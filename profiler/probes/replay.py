@@ -97,6 +97,8 @@ def replay_calls(
 
 
 _LEAST_REPLAYS = 5
+# As many calls in a graph that nothing runs before: a share of its launch is timed with each of them.
+_LEAST_CALLS = 32
 _ENOUGH_SAMPLES = 32
 _MOST_SAMPLES = 96
 _KNOWN_HALF_WIDTH = 0.01
@@ -118,13 +120,16 @@ def _replayed_graph(
     """Seconds of one of `calls` on the device alone: all of them captured as one graph and replayed.
 
     Before each replay a buffer of `cold_bytes` is written, so that nothing lies in a cache that a step would not find
-    there; the replay is submitted meanwhile, so that its launch is not timed either. A call that cannot be captured
-    (one that waits for the device) is timed with events instead.
+    there; the replay is submitted meanwhile, so that its launch is not timed either. Of a model that a cache holds
+    nothing is written: few calls are then repeated, until their graph's launch hardly counts. A call that cannot be
+    captured (one that waits for the device) is timed with events instead.
     """
+    repeats = 1 if cold_bytes or captured_alone else -(-_LEAST_CALLS // len(calls))
 
     def every() -> None:
-        for call in calls:
-            call()
+        for _ in range(repeats):
+            for call in calls:
+                call()
 
     flushed = torch.empty(cold_bytes, dtype=torch.uint8, device=machine.device) if cold_bytes else None
     clock = machine.clock
@@ -149,7 +154,7 @@ def _replayed_graph(
             marks.append(clock.mark())
             clock.synchronize()
             samples += clock.seconds(marks)
-    return tuple(round(seconds / len(calls), 12) for seconds in samples)
+    return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)
 
 
 def _in_features(module: Any) -> int:

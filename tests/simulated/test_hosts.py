@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,10 +73,8 @@ def test_what_is_compiled_is_compiled_once_a_shape(tmp_path: Path) -> None:
 
 def test_a_window_that_moves_is_not_recorded_again_at_each_step(tmp_path: Path) -> None:
     """The host counts its tokens: as a graph, each position would be another one, and half a second."""
-    folder = Scenario("mistral-7b-v0.1", 1).folder(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 32}))
-    scenario = Scenario(str(folder), engine="compile", prompt_lens=[64], batch_sizes=[1])
+    window = {"sliding_window": 32}
+    scenario = Scenario("mistral-7b-v0.1", 1, engine="compile", prompt_lens=[64], batch_sizes=[1], changes=window)
     run, _ = said(scenario, [H100], tmp_path)
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     assert decode["latency_s"] < 0.1 * RECORDING_S
