@@ -15,7 +15,7 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     alone = _twin_alone(samples)
     if not samples.among_s:
         # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
-        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s)
+        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
     turns = math.gcd(len(samples.among_s), len(samples.linears_s))
     calls_s = max(0.0, _less(samples.with_bare_s, samples.linears_s, turns).median_s)
     besides = _less(samples.among_s, samples.linears_s, turns)
