@@ -12,15 +12,13 @@ from profiler.machine.clock import Timing, timing_of, undisturbed
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
-    """Dispatch of a step of one engine, phase and batch size.
-
-    On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice, but for calls that wait
-    for the device and cannot be captured.
-    """
+    """Dispatch of a step of one engine, phase and batch size."""
     alone = undisturbed(samples.alone_s)
+    if not samples.bare_s:
+        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
+        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
     among = undisturbed(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
-    calls_s = timing_of(samples.bare_s).median_s if samples.bare_s else 0.0
-    calls_s += sum(call.total_s for call in samples.cores)
+    calls_s = timing_of(samples.bare_s).median_s + sum(call.total_s for call in samples.cores)
     return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
 
 

@@ -113,6 +113,8 @@ class DispatchSamples:
     """The twin's attention cores and experts alone."""
     conversions: tuple[Calls, ...] = ()
     """The twin's conversions between formats alone."""
+    waits: bool = False
+    """Whether such a step waits for its device on the way."""
 
 
 @dataclass(frozen=True)
@@ -324,12 +326,6 @@ class ModelFacts:
         return bool(self.offloaded_bytes)
 
     @property
-    def synchronises(self) -> bool:
-        """Whether a linear waits for its device, so that no host runs ahead: LLM.int8() asks whether a column holds an
-        outlier (`outliers.any()`, bitsandbytes 0.50, backends/cuda/ops.py)."""
-        return self.quant == "int8"
-
-    @property
     def precision(self) -> str:
         """`bfloat16`, or `bfloat16, nf4`."""
         return self.dtype if self.quant == "none" else f"{self.dtype}, {self.quant}"
@@ -419,11 +415,6 @@ class Facts:
     def timeline(self) -> Timeline:
         """The readings, to be asked of one moment or another."""
         return Timeline(self.readings)
-
-    @property
-    def overlaps_dispatch(self) -> bool:
-        """Whether the host runs ahead of the device with this model."""
-        return self.device.overlaps_dispatch and not self.model.synchronises
 
     @property
     def measured(self) -> list[CellKey]:

@@ -90,7 +90,7 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
         explained[group] = explained.get(group, 0.0) + own_s
         calls[group] = calls.get(group, 0) + item.count
     dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
-    host_s = dispatch.step_s if dispatch and not facts.overlaps_dispatch else 0.0
+    host_s = dispatch.step_s if dispatch and (dispatch.waits or not facts.device.overlaps_dispatch) else 0.0
     excess = {
         item.group: item.time_s
         - explained.get(item.group, 0.0)

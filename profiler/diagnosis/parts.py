@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.diagnosis.facts import COLLECTIVE, REST, Facts, OperatorWork, Replay
-from profiler.diagnosis.step_time import LAYERED, Demand, Roofs, Split, floor_s, idle_share, of_engine, split, taxed
+from profiler.diagnosis.step_time import (
+    LAYERED,
+    Demand,
+    Roofs,
+    Split,
+    floor_s,
+    idle_most,
+    idle_share,
+    of_engine,
+    split,
+    taxed,
+)
 from profiler.grid import Cell, CellKey, Phase
 from profiler.timing.outcomes import Visit, phase_medians
 from profiler.timing.sampling import Estimate
@@ -154,17 +165,20 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
     """The roofs that a cell's step stands under."""
     ceilings = facts.ceilings
     _, working_set_bytes = model_work(facts.operators[key])
+    dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
+    layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
+    layers = layered if key.phase == "prefill" else 0
     return Roofs(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
-        dispatch=facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size)),
-        overlaps=facts.overlaps_dispatch,
+        dispatch=dispatch,
+        overlaps=facts.device.overlaps_dispatch,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
         fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())
         + exchanged_s(facts, key),
-        idle_share=idle_share(sum(item.count for item in facts.operators[key] if item.group in LAYERED))
-        if key.phase == "prefill"
-        else 0.0,
+        idle_share=idle_share(layers) if layers else 0.0,
+        # Where small kernels were not run alone, what the step takes beyond the others may as well be theirs.
+        idle_most=idle_most(layers, bool(dispatch and dispatch.waits)) if REST in facts.replays.get(key, {}) else 0.0,
     )
 
 

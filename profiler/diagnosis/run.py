@@ -281,13 +281,14 @@ def _measurement(
     """All that a cell's verdict is drawn from."""
     flops, nbytes = model_work(facts.operators[key])
     visits = facts.visits[key.cell]
-    runs_ahead = key.phase == "decode" and facts.overlaps_dispatch
+    roofs = roofs_of(facts, key)
+    runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
     return Measurement(
         split=parts,
         model_flops=flops,
         model_bytes=nbytes,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-        roofs=roofs_of(facts, key),
+        roofs=roofs,
         latency_low_s=time_s.low_s,
         latency_high_s=time_s.high_s,
         noise=noise.grade,

@@ -94,6 +94,8 @@ class Dispatch:
     """The part of `in_kernels_s` that kernels pay which only convert between formats."""
     half_width_s: float = 0.0
     """How far `step_s` may be off."""
+    waits: bool = False
+    """Whether the step itself waits for its device, so that it can hide less than a host that runs ahead."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Roofs:
     """Seconds that offloaded weights need to cross their links in a step, and what ranks exchange."""
     idle_share: float = 0.0
     """See `idle_share`; nothing where steps follow each other, whose device is never without work at a step's start."""
+    idle_most: float = 0.0
+    """Share of its dispatch for which the device may idle where the step's own time says so; see `idle_most`."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """How far the two roofs may be off, as shares of them."""
@@ -123,6 +127,15 @@ def idle_share(layers: int) -> float:
     """Share of a prefill's dispatch during which a device that overlaps has nothing to do yet: nothing was issued ahead
     of it, and the host prepares masks, positions and the first products, about as much work as a layer's."""
     return 1 / (layers + 1)
+
+
+def idle_most(layers: int, waits: bool) -> float:
+    """Share of a step's dispatch during which a device that overlaps may have nothing to do, if all that it does was
+    timed and the step took that much longer: all of it where the host waits for the device on the way (LLM.int8() asks
+    for outliers in each linear, a static cache that is made anew copies numbers to the card), else twice `idle_share`:
+    no host is ahead before its first products that take longer than they are prepared, which lie within a layer more.
+    Nothing where steps follow each other (no `layers`) and no host waits."""
+    return 1.0 if waits else 2 * idle_share(layers) if layers else 0.0
 
 
 Amounts = NDArray[np.float64] | float
@@ -250,7 +263,8 @@ def split(
     three are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
     alone; `avoidable_s` is work beside those calls that the algorithm does not need, `padding_s` what positions take
     that no prompt fills, which is in none of the others; `dispatch` is what the host adds:
-    all of it where nothing overlaps (CPU), else only what does not hide behind the device.
+    all of it where nothing overlaps (CPU), else only what does not hide behind the device, at least what cannot hide
+    there and as much more as the step takes, up to what may not hide.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
     for demand in demands:
@@ -277,6 +291,7 @@ def split(
     if roofs.overlaps:
         last_s = sum(demand.alone_s(roofs) for demand in demands if demand.group == LAST) if roofs.idle_share else 0.0
         dispatch_s = float(exposed_s(host_s, busy_s, roofs.idle_share, last_s))
+        dispatch_s = max(dispatch_s, min(roofs.idle_most * host_s, latency_s - busy_s))
     terms = {
         "weights_s": weights_s,
         "kv_s": kv_s,

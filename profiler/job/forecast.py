@@ -105,7 +105,7 @@ def _device(facts: Facts, engine: str) -> Device:
         facts.ceilings,
         facts.model.dtype,
         dispatch,
-        facts.overlaps_dispatch,
+        facts.device.overlaps_dispatch,
         facts.device.memory_bytes,
         sum(nbytes / links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items()),
     )

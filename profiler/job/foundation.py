@@ -40,6 +40,7 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     for name in OWNING.keys() & set(grid.engines):
         stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
     engines = make_engines(prepared, loaded, work, machine)
+    held_bytes = machine.allocated_bytes()
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
     ceilings = replace(
@@ -48,7 +49,7 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
         weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
     )
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid)
+    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid, held_bytes)
     return subject, ceilings, dispatch_of_twin(prepared, subject, grid.batch_sizes, grid.engines)
 
 

@@ -93,9 +93,8 @@ def _sweep(session: Session, visits: Sweep) -> None:
     subject, ledger, stages = session.subject, session.ledger, session.stages
     grid, machine = session.prepared.grid, subject.machine
     stages.begin("timing")
-    before_bytes = machine.allocated_bytes()
     sentinel = Sentinel(machine)
-    own_bytes = beside(subject.engines, machine.allocated_bytes() - before_bytes, subject.model_bytes)
+    own_bytes = beside(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
     def look() -> float:
         ledger.add(sentinel.look())

@@ -144,11 +144,12 @@ def set_up_ranks(
     prepared: Prepared, ranks: Ranks, dtypes: Sequence[str]
 ) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
     """What rank 0 holds its cells against: its own share's work, roofs that all ranks press at once, and the link."""
-    machine, grid = ranks.machine, prepared.grid
+    machine, grid, held_bytes = ranks.machine, prepared.grid, ranks.machine.allocated_bytes()
     roofs, link = ranks.roofs(dtypes)
     loaded = ranks.share.alone
     engines = {name: ranks.engine() for name in grid.engines}
-    subject = Subject(machine, loaded, ranks.work, engines, execution_paths(loaded, ranks.work, engines, grid), grid)
+    paths = execution_paths(loaded, ranks.work, engines, grid)
+    subject = Subject(machine, loaded, ranks.work, engines, paths, grid, held_bytes)
     ceilings = replace(roofs.only(list(dtypes), dtype_name(loaded.request.dtype)), collective=link)
     twin_s = min(0.075 * prepared.options.budget_s, 1.5)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)

@@ -173,7 +173,7 @@ def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
     return min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
 
 
-class _KeptCache(StaticEngine):
+class KeptCache(StaticEngine):
     """A static cache that is emptied before each prefill. To make one copies numbers to the card, a wait that no
     capture holds."""
 
@@ -197,7 +197,7 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
     if not engine.pads:
-        engine_type = _KeptCache if subject.path_of(key).cache == "static" else EagerEngine
+        engine_type = KeptCache if subject.path_of(key).cache == "static" else EagerEngine
         engine = engine_type(subject.loaded.module, machine)
     engine.announce(cell, None)
     if key.phase == "prefill":

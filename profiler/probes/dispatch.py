@@ -14,16 +14,17 @@ from torch import nn
 from profiler.diagnosis.facts import Calls, DispatchSamples
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
-from profiler.engines.transformers import EagerEngine, StaticEngine
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
 from profiler.machine.clock import no_gc, undisturbed
 from profiler.machine.machine import Machine
-from profiler.probes.calls import callable_modules, caught_calls
+from profiler.probes.calls import KeptCache, callable_modules, caught_calls
 from profiler.probes.hollow import hollow_config
 from profiler.probes.kernels import conversions, replayable_linears
-from profiler.probes.replay import replay_calls, replay_linears
+from profiler.probes.replay import replay_calls
 from profiler.work.formats import is_linear, stored
 from profiler.work.step import Step
 from profiler.work.walk import linear_modules, walk
@@ -63,7 +64,7 @@ def measure_dispatch(
     found: list[DispatchSamples] = []
     for name in engines:
         if name in ENGINES and (phases := ENGINES[name].eager_phases):
-            kind = ENGINES[name] if "decode" in phases else StaticEngine
+            kind = ENGINES[name] if "decode" in phases else KeptCache  # as compiled code keeps its own
             bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
             with contextlib.suppress(Exception):  # what one engine cannot, such as a capture, the others can
                 found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
@@ -86,12 +87,28 @@ def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase
     alone = dict(zip(PHASES, _twin_alone(bench.engine, bench.machine), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights_of(bench, alone, batch_sizes, phases)
-    waiting = _linears_alone(bench) if bench.loaded.request.quant == "int8" else ()
+    waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
     return [
-        DispatchSamples(bench.engine.name, phase, batch, alone[phase], cores=waiting)
+        DispatchSamples(bench.engine.name, phase, batch, alone[phase], waits=waits[phase])
         for phase in phases
         for batch in batch_sizes
     ]
+
+
+def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
+    """Whether a step of the twin, which has run before, waits for its device: no capture holds one that does."""
+    if engine.replays_as_graph and phase == "decode":
+        return False
+    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
+    with torch.inference_mode():
+        step: Callable[[], object] = partial(engine.prefill, ids, _TWIN_SLOTS)
+        if phase == "decode":
+            step = partial(engine.decode, engine.prefill(ids, _TWIN_SLOTS))
+        try:
+            machine.capture(step)
+        except RequestError:
+            return True
+    return False
 
 
 def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
@@ -123,7 +140,7 @@ def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tu
             prefill_s, *decode_s = clock.seconds(marks)
             prefills.append(prefill_s)
             decodes += decode_s[1:]
-    return tuple(prefills), tuple(decodes)
+    return tuple(prefills[1:]), tuple(decodes)  # the first one may have made the cache that the others empty
 
 
 def _among_weights_of(
@@ -224,15 +241,6 @@ def _streaming(
     finally:
         for linear in hollow:
             del linear.forward
-
-
-def _linears_alone(bench: _Bench) -> tuple[Calls, ...]:
-    """The twin's own linears, whose calls wait for the device: nothing but those calls."""
-    linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
-    rows = dict.fromkeys(linears.operators, 1)
-    dtype = bench.twin.request.dtype
-    times = replay_linears(linears.modules, rows, bench.machine, dtype=dtype, budget_s=_TWIN_REPLAY_S)
-    return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
 
 
 def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:

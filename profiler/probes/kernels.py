@@ -16,7 +16,7 @@ from profiler.machine.clock import timing_of
 from profiler.probes.calls import answered, callable_modules, caught_calls, step_of
 from profiler.probes.replay import replay_calls, replay_linears
 from profiler.probes.subject import Subject
-from profiler.work.conversions import conversion_call
+from profiler.work.conversions import conversion_calls
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.operators import Linear
 from profiler.work.step import ExecutionPath, Step
@@ -136,7 +136,6 @@ def conversions(
     """What each linear runs to convert between formats, one call a layer; those that convert nothing are left out."""
     found: dict[LinearKey, list[Callable[[], object]]] = {}
     for key, modules in linears.modules.items():
-        calls = [conversion_call(module, rows[key], request.dtype) for module in modules]
-        if all(calls):
-            found[key] = [call for call in calls if call is not None]
+        if calls := conversion_calls(modules, rows[key], request.dtype):
+            found[key] = calls
     return found

@@ -16,6 +16,7 @@ from torch import nn
 from profiler.errors import RequestError
 from profiler.machine.clock import timing_of
 from profiler.machine.machine import Machine
+from profiler.work.conversions import without_waiting
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -44,7 +45,8 @@ def replay_linears(
         return torch.randn(1, rows[name], width, device=machine.device, dtype=dtype)
 
     inputs = {name: input_of(name, _in_features(modules[0])) for name, modules in linears.items()}
-    calls = {name: [partial(module, inputs[name]) for module in modules] for name, modules in linears.items()}
+    called = without_waiting if machine.captures else partial
+    calls = {name: [called(module, inputs[name]) for module in modules] for name, modules in linears.items()}
     return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes)
 
 
@@ -101,6 +103,8 @@ def replay_calls(
 
 
 _LEAST_REPLAYS = 5
+# As many calls in a graph that nothing runs before: a share of its launch is timed with each of them.
+_LEAST_CALLS = 32
 _ENOUGH_SAMPLES = 8
 _MOST_SAMPLES = 32
 _KNOWN_HALF_WIDTH = 0.01
@@ -122,13 +126,16 @@ def _replayed_graph(
     """Seconds of one of `calls` on the device alone: all of them captured as one graph and replayed.
 
     Before each replay a buffer of `cold_bytes` is written, so that nothing lies in a cache that a step would not find
-    there; the replay is submitted meanwhile, so that its launch is not timed either. A call that cannot be captured
-    (one that waits for the device) is timed with events instead.
+    there; the replay is submitted meanwhile, so that its launch is not timed either. Of a model that a cache holds
+    nothing is written: few calls are then repeated, until their graph's launch hardly counts. A call that cannot be
+    captured (one that waits for the device) is timed with events instead.
     """
+    repeats = 1 if cold_bytes or captured_alone else -(-_LEAST_CALLS // len(calls))
 
     def every() -> None:
-        for call in calls:
-            call()
+        for _ in range(repeats):
+            for call in calls:
+                call()
 
     flushed = torch.empty(cold_bytes, dtype=torch.uint8, device=machine.device) if cold_bytes else None
     clock = machine.clock
@@ -153,7 +160,7 @@ def _replayed_graph(
             marks.append(clock.mark())
             clock.synchronize()
             samples += clock.seconds(marks)
-    return tuple(round(seconds / len(calls), 12) for seconds in samples)
+    return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)
 
 
 def _in_features(module: Any) -> int:

@@ -41,6 +41,8 @@ class Subject:
     paths: Mapping[tuple[str, Phase], ExecutionPath]
     """How each engine executes each phase; `path_of` adds what a cell decides."""
     grid: Grid
+    held_bytes: int = 0
+    """Bytes of the device that the model and its engines held before anything was measured."""
 
     @property
     def request(self) -> ModelRequest:

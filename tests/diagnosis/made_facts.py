@@ -49,6 +49,7 @@ def facts(
     bytes_per_s: float,
     kind: str = "cuda",
     host_s: float | None = None,
+    waits: bool = False,
     **of_model: Any,
 ) -> Facts:
     """One cell's facts on a device of these roofs."""
@@ -59,6 +60,6 @@ def facts(
         ceilings=Ceilings({"float16": roof(flops_per_s)}, {READ: roof(bytes_per_s)}, 1, True),
         operators={KEY: operators},
         predicted_peak_bytes={CELL: 1},
-        dispatch={} if host_s is None else {("eager", "decode", 1): Dispatch(host_s, 0.0)},
+        dispatch={} if host_s is None else {("eager", "decode", 1): Dispatch(host_s, 0.0, waits=waits)},
         replays={KEY: replays or {}},
     )

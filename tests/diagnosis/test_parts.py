@@ -66,14 +66,22 @@ def test_small_kernels_are_a_loss_beyond_their_traffic_and_no_more_than_they_tak
     assert causes[Cause.OPERANDS] == pytest.approx(0.2e-3)
 
 
-def test_a_format_that_asks_its_device_hides_no_dispatch() -> None:
-    """LLM.int8() waits in every linear: 5 ms of host and 4 ms of device are 9; of any other format 5."""
+@pytest.mark.parametrize(("latency_ms", "dispatch_ms"), [(9, 5), (6, 2), (5, 1), (10, 5)])
+def test_of_a_step_that_waits_for_its_device_what_the_device_does_not_take_is_dispatch(
+    latency_ms: float, dispatch_ms: float
+) -> None:
+    """LLM.int8() waits in every linear: of 5 ms of host as much hides behind 4 ms of device as the step is shorter than
+    9. Of any other format all of it hides that can; nor is it known where what else the device does was not timed."""
     linear = OperatorWork("up", "mlp", 1, "float16", 0, 4e9, 0, 0)
     both = {"flops_per_s": 1e14, "bytes_per_s": 1e12, "host_s": 5e-3}
-    waits, _ = split_of(facts([linear], **both, quant="int8"), KEY, 9e-3)
-    ahead, _ = split_of(facts([linear], **both), KEY, 9e-3)
-    assert (waits.dispatch_s, waits.unexplained_s) == (pytest.approx(5e-3), pytest.approx(0))
-    assert (ahead.dispatch_s, ahead.unexplained_s) == (pytest.approx(1e-3), pytest.approx(4e-3))
+    timed = {"up": Replay("up", (4e-3,) * 9), REST: Replay(REST, (0.0,) * 9)}
+    waits, _ = split_of(facts([linear], timed, **both, waits=True), KEY, latency_ms * 1e-3)
+    for given in ({"replays": timed}, {"waits": True}):
+        ahead, _ = split_of(facts([linear], **given, **both), KEY, latency_ms * 1e-3)
+        assert ahead.dispatch_s == pytest.approx(1e-3)
+    assert waits.dispatch_s == pytest.approx(dispatch_ms * 1e-3)
+    assert waits.unexplained_s == pytest.approx((latency_ms - 4 - dispatch_ms) * 1e-3)
+    assert waits.floor_s == ahead.floor_s == pytest.approx(5e-3)
 
 
 @pytest.mark.parametrize(("replayed_s", "is_held_up"), [(0.9e-3, False), (1.05e-3, False), (1.2e-3, True)])

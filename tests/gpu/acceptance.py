@@ -53,7 +53,7 @@ from profiler.report.progress import QuietListener
 from profiler.roofs.measure import measure
 from profiler.roofs.products import measurable_dtypes
 from profiler.roofs.sampling import STAGE_BUDGET_S
-from profiler.work.conversions import conversion_call
+from profiler.work.conversions import conversion_calls
 from profiler.work.formats import stored
 from profiler.work.operators import Linear
 from profiler.work.step import ExecutionPath, Step
@@ -426,12 +426,8 @@ def _shares(bench: Bench) -> list[tuple[str, float]]:
 def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: str) -> Check:
     """The term of the split against a loop of its own over the same kernel, at every linear of the model."""
     name = f"{quant}: the dequantisation term / a loop of its own"
-    calls = [
-        call
-        for modules in linear_modules(model).values()
-        for module in modules
-        if (call := conversion_call(module, rows, bench.dtype)) is not None
-    ]
+    found = [conversion_calls(modules, rows, bench.dtype) for modules in linear_modules(model).values()]
+    calls = [call for several in found for call in several]
     if not calls:
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
     machine = bench.machine
@@ -515,6 +511,7 @@ def doubling(bench: Bench) -> Iterator[Check]:
 
 def _out_of_memory(bench: Bench) -> Iterator[Check]:
     """A card that is all but full: the cell that finds no room is a row, and its memory comes back."""
+    _free()  # what torch keeps of the run before is free to its next tensors, and the driver calls it used
     free, _total = torch.cuda.mem_get_info(bench.device)
     ballast = torch.empty(int(free - 6e9), dtype=torch.uint8, device=bench.device)
     before = torch.cuda.memory_allocated(bench.device)

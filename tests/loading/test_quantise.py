@@ -27,7 +27,7 @@ from profiler.loading.skeleton import plan
 from profiler.machine.clock import HostClock, time_calls
 from profiler.machine.memory import storage_bytes
 from profiler.probes.quality import check_quality, compare, text_ids
-from profiler.work.conversions import conversion_call
+from profiler.work.conversions import conversion_calls
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.formats import stored
 from profiler.work.operators import Linear
@@ -164,12 +164,12 @@ def test_the_kernel_that_converts(
     request = request_of(str(tiny_folder), quant, weights="random")
     loaded = load(request, load_config(request.source))
     linear = loaded.module.model.layers[0].mlp.up_proj
-    call = conversion_call(linear, rows, torch.bfloat16)
-    assert (call is not None) == converts
-    if call is None or quant in ("int8", "int8wo"):  # whose scales are applied to the product
+    calls = conversion_calls([linear], rows, torch.bfloat16)
+    assert bool(calls) == converts
+    if not calls or quant in ("int8", "int8wo"):  # whose scales are applied to the product
         return
     with torch.inference_mode():
-        dense: Any = call()
+        dense: Any = calls[0]()
         x = torch.randn(1, linear.in_features, dtype=torch.bfloat16)
         expected = linear(x).float()
         found = (x.float() @ dense.float().T) if dense.shape[1] == linear.in_features else x.float() @ dense.float()
@@ -203,10 +203,9 @@ def conversions_s(folder: Path, quant: Quant) -> float:
     source = resolve(str(folder))
     request = ModelRequest(source, CPU, torch.bfloat16, quant=quant, weights="checkpoint")
     model = load(request, load_config(source)).module
-    found = [
-        conversion_call(module, 1, torch.bfloat16) for modules in linear_modules(model).values() for module in modules
+    calls = [
+        call for modules in linear_modules(model).values() for call in conversion_calls(modules, 1, torch.bfloat16)
     ]
-    calls = [call for call in found if call is not None]
 
     def all_of_them() -> None:
         for call in calls:

@@ -60,7 +60,7 @@ def scoreboard(truth: Truth, folder: Path, layers: int | None = None) -> dict[st
         for name in _UNCLOCKED:
             stack.enter_context(_timed(name, drawing))
         if layers:
-            stack.enter_context(_cut(acceptance, folder, layers))
+            stack.enter_context(cut(acceptance, folder, layers))
         code = acceptance.main()
     found: dict[str, Any] = json.loads((folder / "scoreboard.json").read_text())
     return {
@@ -128,7 +128,7 @@ def on_card(truth: Truth, *, hurried: bool = True) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
+def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
     """All checks but the doubling's, with so many layers of each model, two formats, few tokens, no trials beside."""
     whole, run, shares = acceptance._bench, acceptance.Bench.run, acceptance._shares
 

@@ -26,7 +26,7 @@ def held(
     """Each cell's truth beside its row, once what holds of every scenario was held against it.
 
     Where a prefill cannot be `captured`, or a step is compiled code, what its small kernels lose by their number is
-    known with the rest alone. Nor is what a prefill waits for while its static cache is made or emptied.
+    known with the rest alone.
     """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
@@ -43,13 +43,11 @@ def held(
         terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "dispatch_s")}
         known = phase.engine != "compile" if phase.phase == "decode" else captured
         unknown_s = 0.0 if known else row["unexplained_s"]
-        waiting_s = row["unexplained_s"] if phase.phase == "prefill" and phase.engine != "eager" else 0.0
-        terms["dispatch_s"] += waiting_s
         terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
         for name, told_s in terms.items():
             true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))
             assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, said {told_s}"
-        assert abs(row["unexplained_s"] - (unknown_s or waiting_s)) < REST * phase.latency_s, cell
+        assert abs(row["unexplained_s"] - unknown_s) < REST * phase.latency_s, cell
         yield phase, row
 
 

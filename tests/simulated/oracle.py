@@ -20,9 +20,16 @@ from .world import World
 
 _PACKED = "bitsandbytes.gemm_4bit"
 """A product that unpacks its weight on the way."""
-_PRODUCTS = (*(str(func) for func in PRODUCTS), _PACKED)
-_DEQUANTISING = "bitsandbytes.dequantize"
-"""Kernels that write a dense copy of a packed weight."""
+_PRODUCTS = (*(str(func) for func in PRODUCTS), _PACKED, "bitsandbytes.int8_linear_matmul")
+_LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
+"""For columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
+_DEQUANTISING = (
+    "bitsandbytes.dequantize",
+    *_LOOKING,
+    "bitsandbytes.int8_vectorwise_quant",
+    "bitsandbytes.int8_mm_dequant",
+)
+"""Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
 _ATTENTION = ("flash attention", "memory-efficient attention")
 _OF_HEADS = str(aten.bmm.default)
 """Attention in plain products: scores, then values."""
@@ -67,6 +74,8 @@ class Phase:
     """What kernels take beyond all of this: what they lose, and what the algorithm would not need."""
     link_s: float
     peak_bytes: int
+    cache_resident: bool
+    """Whether more of what its products read came from the L2 than from memory: its bytes are held against that."""
 
 
 def phases(
@@ -118,7 +127,9 @@ class _Asked:
     """Query heads that share a key."""
     dtype: str
 
-    def roofs_s(self, kernel: Kernel, queries: int, truth: Truth, stored: Mapping[Region, int]) -> tuple[float, float]:
+    def roofs_s(
+        self, kernel: Kernel, queries: int, truth: Truth, stored: Mapping[Region, int], bytes_per_s: float
+    ) -> tuple[float, float]:
         """Seconds that the FLOPs and the bytes of a product or an attention ask for, with so many queries each.
 
         Of a weight that is a dense copy what is `stored` of it counts.
@@ -136,7 +147,7 @@ class _Asked:
         else:
             weight = work.reads[1 if work.name.startswith(_BY_EXPERTS) else -1]
             flops, nbytes = work.flops, float(stored.get(weight, weight[1]))
-        return flops / truth.flops_per_s[dtype], nbytes / truth.bytes_per_s
+        return flops / truth.flops_per_s[dtype], nbytes / bytes_per_s
 
 
 class _logged:  # noqa: N801
@@ -159,6 +170,9 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
     device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
+    products = [kernel for kernel in middle if _part(kernel) == "weights"]
+    resident = sum(kernel.l2_bytes for kernel in products) > sum(kernel.memory_bytes for kernel in products)
+    bytes_per_s = truth.l2_bytes_per_s if resident else truth.bytes_per_s
     for kernel in middle:
         if kernel.work.name.startswith(_DEQUANTISING):
             dequantise_s += kernel.duration_s
@@ -166,7 +180,7 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
         part = _part(kernel)
         if part is None:
             continue
-        computing_s, moving_s = asked.roofs_s(kernel, prompt if name == "prefill" else 1, truth, stored)
+        computing_s, moving_s = asked.roofs_s(kernel, prompt if name == "prefill" else 1, truth, stored, bytes_per_s)
         if computing_s > moving_s:
             compute_s += computing_s
         elif part == "weights":
@@ -191,6 +205,7 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
         beside_s=device_s - weights_s - kv_s - compute_s - link_s,
         link_s=link_s,
         peak_bytes=0,
+        cache_resident=resident,
     )
 
 

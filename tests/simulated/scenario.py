@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +41,8 @@ class Scenario:
     batch_sizes: Sequence[int] = (1, 8)
     new_tokens: int = NEW_TOKENS
     quant: Quant = "none"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model's config."""
 
     def folder(self, parent: Path) -> Path:
         """The model with so many layers, as a folder with a config and no weights."""
@@ -50,6 +52,8 @@ class Scenario:
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
+        for name, value in self.changes.items():
+            setattr(text, name, value)
         path = parent / f"{Path(self.model).name}-{text.num_hidden_layers}-layers"
         config.save_pretrained(path)
         return path

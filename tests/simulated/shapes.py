@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, disable_fake_tensor_cache
 
 Spec = tuple[Any, ...]
 """Of an output: shape, stride, offset, dtype, device, and whether it looks at its first argument's storage."""
@@ -52,7 +53,9 @@ class Shapes:
         try:
             for each, _ in disguised:
                 each.__class__ = FakeTensor
-            with self._fake:
+            # torch remembers a call by what it was given, and a storage among that would never be freed (`set_`).
+            held = any(isinstance(each, torch.UntypedStorage) for each in args)
+            with self._fake, disable_fake_tensor_cache(self._fake) if held else contextlib.nullcontext():
                 return func(*args, **kwargs)
         finally:
             for each, kind in disguised:

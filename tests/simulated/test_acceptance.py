@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from .acceptance import CARDS, on_card, scoreboard
+from .acceptance import CARDS, cut, on_card, scoreboard
 from .guard import why_not
 from .truth import Throttle, Truth
 
@@ -36,6 +37,16 @@ def test_a_card_that_warms_or_boosts_fails_no_check_of_its_roofs(card: Truth, tm
         found = list(acceptance.roofs(bench))
     assert len(found) > 10
     assert not [check for check in found if not check.passed]
+
+
+def test_what_torch_keeps_is_no_room_that_a_full_card_lacks(tmp_path: Path) -> None:
+    """A run before it has left 20 GB with torch, in which the batch that is to find no room would find it; and what the
+    runs themselves took is free again."""
+    with on_card(CARDS["A100"]) as acceptance, cut(acceptance, tmp_path, 1):
+        bench = acceptance._bench(tmp_path, dry_run=False)
+        torch.empty(20 << 30, dtype=torch.uint8, device=bench.device)
+        [check] = acceptance._out_of_memory(bench)
+    assert check.passed, check.value
 
 
 def test_the_script_runs_to_its_end_in_its_time(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
     assert torch.cuda.mem_get_info()[0] == free
 
 
+def test_nothing_holds_a_storage_that_was_handed_over(world: World) -> None:
+    """torch's fake mode remembers calls by their arguments, and so would keep every weight that was ever copied."""
+    weight = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
+    same = torch.empty(0, dtype=torch.uint8, device="cuda").set_(weight.untyped_storage(), 0, (300 * MIB,), (1,))
+    assert torch.cuda.memory_allocated() >= 300 * MIB
+    del weight, same
+    assert torch.cuda.memory_allocated() == 0
+
+
 def test_memory_ends(world: World) -> None:
     kept = torch.empty(70 << 30, dtype=torch.uint8, device="cuda")
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
