@@ -67,7 +67,7 @@ def prepare(options: Options) -> Prepared:
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
     if options.attn is not None and options.attn not in get_args(Attention):
         raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
-    if options.budget_s <= 0:
+    if not 0 < options.budget_s < math.inf:
         raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
     if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
         raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")

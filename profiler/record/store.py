@@ -29,7 +29,9 @@ class RunStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not resume and _holds_a_run(folder):
-                raise RunError(f"{folder} already holds a run; give another --out, or --resume {folder} to finish it.")
+                raise RunError(
+                    f"{folder} already holds a run; give another --out, or finish it: roofscope run --resume {folder}."
+                )
             self._samples = (folder / SAMPLES_FILE).open("a+", encoding="utf-8")
         except OSError as error:
             raise RunError(f"the run folder {folder} cannot be written: {error.strerror or error}.") from None
