@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +28,23 @@ from profiler.work.walk import walk
 PROFILE_BUDGET_S = 24.0
 
 
-def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) -> None:
-    """Measure a machine's profile under these roofs and write it. Raises RequestError."""
+def profiled_dtypes(dtypes: str, out: Path) -> list[str]:
+    """What a profile is asked to tell of. Raises RequestError for what is no dtype, and where none could be written."""
     names = [name.strip() for name in dtypes.split(",") if name.strip()]
     for name in names:
         if name not in DTYPES:
             raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
+    if not names:
+        raise RequestError(f"--out-dtypes {dtypes!r} names none; use {', '.join(DTYPES)}.")
     if not out.parent.is_dir():
         raise RequestError(f"--out {out}: there is no folder {out.parent}.")
+    if out.is_dir():
+        raise RequestError(f"--out {out} is a folder; give a file, such as {out / 'card.json'}.")
+    return names
+
+
+def write_profile(machine: Machine, ceilings: Ceilings, names: Sequence[str], out: Path) -> None:
+    """Measure a machine's profile under these roofs, in some dtypes, and write it. Raises RunError."""
     with quiet_libraries():
         profile = measure_card(machine, ceilings, names, PROFILE_BUDGET_S, installed_formats())
         smalls = tuple(point for name in names for point in _small_points(machine, profile, name))

@@ -121,8 +121,10 @@ def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
     Whoever ends this process meanwhile, there is the old file or the new one. Raises RunError where it cannot be
     written.
     """
-    draft = path.with_suffix(path.suffix + ".part")
+    draft = path.parent / f"{path.name}.part"
     try:
+        if path.exists() and not path.is_file():  # a device would be gone: /dev/null, where root writes
+            raise RunError(f"{path} cannot be written: it is {'a folder' if path.is_dir() else 'no plain file'}.")
         draft.unlink(missing_ok=True)
         with draft.open("xb") as file:
             whole = content.encode() if isinstance(content, str) else content

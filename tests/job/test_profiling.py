@@ -23,7 +23,7 @@ def test_small_kernels_stand_beside_what_they_must_move(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(profiling, "measure_card", card)
     monkeypatch.setattr(profiling, "small_alone", lambda machine, dtype: alone)
-    profiling.write_profile(HOST, shipped.ceilings, "float32", tmp_path / "card.json")
+    profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     short, long = read_profile(tmp_path / "card.json").smalls
     assert (short.dtype, short.seconds, long.seconds) == ("float32", 2e-4, 8e-4)
     fastest = max(point.bytes_per_s for point in shipped.ceilings.curve)

@@ -125,7 +125,7 @@ def _csv(path: Path, text: str) -> list[Record]:
         names = [name.strip() for name in next(rows, ())]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise RequestError(f"{path} has several columns called {shown(twice[0])}.")
-        found = [dict(zip_longest(names, row)) for row in rows]
+        found: list[Record] = [dict(zip_longest(names, row)) for row in rows]
         if longer := next((number for number, row in enumerate(found, 1) if None in row), None):
             raise RequestError(f"{path}: row {longer} has more cells than there are columns.")
         return found
