@@ -47,6 +47,11 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
+def several(number: int, one: str, many: str) -> str:
+    """`1, "cell is", "cells are"` -> `1 cell is`; `2` -> `2 cells are`."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def percent(share: float) -> str:
     """`0.923` -> `92 %`."""
     return f"{100 * share:.0f} %"

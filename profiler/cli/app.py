@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -74,6 +76,8 @@ def main() -> None:
     debug = _DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
     signal.signal(signal.SIGTERM, _interrupt)
+    # An interpreter that ends looks for cycles among a million objects of torch's, which takes most of a second.
+    atexit.register(gc.freeze)
     try:
         code = app(args=arguments, standalone_mode=False)
     except RoofscopeError as error:

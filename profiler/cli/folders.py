@@ -87,8 +87,6 @@ def plot(
     if not runs:
         raise RequestError("give a run folder and then the name of a picture: roofscope plot RUN roofline.")
     path = out or runs[0] / f"{name}.png"
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise RequestError(f"--out {path}: the name must end in .png or .svg.")
     save([read_run(folder) for folder in runs], name, path)
     print(path)
 

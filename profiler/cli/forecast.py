@@ -72,7 +72,8 @@ def forecast(
         write_forecast(Path(source), answer)
         write_reports([read_run(Path(source))])
     if out is not None:
-        from profiler.report.plots.forecast import forecast_band, save_figure
+        from profiler.report.plots import save_figure
+        from profiler.report.plots.forecast import forecast_band
 
         save_figure(forecast_band(answer), out)
     checked = check_forecast(Path(source), wanted, answer, budget_s, model) if check else None
@@ -141,7 +142,8 @@ def rent(
     )
     found = find(model, asked, datetime.now(UTC).date())
     if out is not None:
-        from profiler.report.plots.forecast import cost_figure, save_figure
+        from profiler.report.plots import save_figure
+        from profiler.report.plots.forecast import cost_figure
 
         save_figure(cost_figure(found.over_load), out)
     if keep is not None:

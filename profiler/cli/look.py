@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
+from profiler.errors import RequestError
 from profiler.job.options import QUANT_HELP
 
 
@@ -33,21 +34,24 @@ def count(
     from profiler.job import count as counting
     from profiler.report.count_table import operators_csv, print_count
 
-    counted = counting.count(
-        model,
-        phase=phase,
-        batch=batch,
-        prompt=prompt,
-        context=context,
-        dtype=dtype,
-        quant=quant,
-        attn=attn,
-        census=gemm_census,
-        gpu_names=gpu,
-        second_opinion=crosscheck,
-        tp=tp,
-        trust_remote_code=trust_remote_code,
-    )
+    try:
+        counted = counting.count(
+            model,
+            phase=phase,
+            batch=batch,
+            prompt=prompt,
+            context=context,
+            dtype=dtype,
+            quant=quant,
+            attn=attn,
+            census=gemm_census,
+            gpu_names=gpu,
+            second_opinion=crosscheck,
+            tp=tp,
+            trust_remote_code=trust_remote_code,
+        )
+    except OverflowError:
+        raise RequestError(f"a {phase} of --batch {batch} is more work than whole numbers of 64 bits hold.") from None
     document = counted.as_json()
     if output_format == "json":
         print(json.dumps(document, indent=2))
@@ -69,7 +73,7 @@ def ceilings(
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict, replace
 
-    from profiler.job.profiling import write_profile
+    from profiler.job.profiling import profiled_dtypes, write_profile
     from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
     from profiler.loading.skeleton import quiet_libraries
     from profiler.machine.device import resolve_device
@@ -80,13 +84,14 @@ def ceilings(
     from profiler.roofs.products import measurable_dtypes
     from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
 
+    names = profiled_dtypes(out_dtypes, out) if out is not None else []
     machine = machine_for(resolve_device(device))
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     with quiet_libraries():
         measured = replace(measured, links=measure_links(machine.links, machine), host=measure_host_pace(machine))
-    of_profile = write_profile(machine, measured, out_dtypes, out) if out is not None else []
+    of_profile = write_profile(machine, measured, names, out) if out is not None else []
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}

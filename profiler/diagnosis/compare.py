@@ -20,6 +20,8 @@ SAME = 0.03
 """A change whose whole interval is smaller than this is none."""
 # Others on the cores for more than this share of one have slowed a cell down, as in a run's own noise report.
 _FOREIGN_CORES = 0.15
+# A term that gained less of a change than this is not what moved, however surely it is known.
+_LEAST_MOVED = 0.25
 # Which terms of a split a slower memory, and slower cores, stretch.
 _MEMORY_TERMS = ("weights_s", "kv_s", "avoidable_s")
 _COMPUTE_TERMS = ("compute_s", "kernel_s", "dequantise_s")
@@ -65,7 +67,7 @@ class Change:
     """How far that may be off; all cells of a comparison share this error."""
     verdict: Verdict
     moved: str | None = None
-    """The term that moved most; None where nothing is claimed, or no split is known."""
+    """The term that moved most; None where nothing is claimed, no split is known, or no term stands out."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """What each term gained in seconds; they add up to `after - before`."""
 
@@ -77,12 +79,17 @@ class Change:
     @property
     def disturbed(self) -> bool:
         """Whether others kept the cores busy on one of the sides."""
-        return _foreign_cores(self.before, self.after) > _FOREIGN_CORES
+        return self.foreign_cores > _FOREIGN_CORES
 
     @property
     def because(self) -> str:
         """Why two times prove nothing against each other, however far apart they are; empty where they may."""
         return _because(self.before, self.after)
+
+    @property
+    def foreign_cores(self) -> float:
+        """Cores that others kept busy, on the side that was disturbed more."""
+        return _foreign_cores(self.before, self.after)
 
     @property
     def gained_s(self) -> float:
@@ -287,13 +294,14 @@ def _with_terms(change: Change, restate: Mapping[str, float]) -> Change:
 
 
 def _moved(change: Change, gained: Mapping[str, float]) -> str | None:
-    """The term that gained most in the direction of a claimed change, beyond how far it may be off."""
+    """The term that gained most in the direction of a claimed change, beyond how far it may be off, where that is a
+    good part of the change."""
     if change.verdict not in ("slower", "faster"):
         return None
     sign = 1.0 if change.verdict == "slower" else -1.0
     beyond = {name: sign * seconds for name, seconds in gained.items() if abs(seconds) > _half_width_s(change, name)}
     most = max(beyond, key=lambda name: beyond[name], default=None)
-    return most if most is not None and beyond[most] > 0 else None
+    return most if most is not None and beyond[most] > _LEAST_MOVED * abs(change.gained_s) else None
 
 
 def _half_width_s(change: Change, term: str) -> float:

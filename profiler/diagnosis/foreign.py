@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -11,6 +12,10 @@ from profiler.diagnosis.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERAN
 from profiler.diagnosis.step_time import Floor
 
 Side = Literal["compute", "memory"]
+
+# A first repetition that is so much longer than each of some others was cold.
+_LEAST_OTHERS = 2
+_MUCH_LONGER = 1.5
 
 
 class Told(Protocol):
@@ -30,6 +35,8 @@ class Told(Protocol):
     def new_tokens(self) -> int | None: ...
     @property
     def tokens(self) -> int | None: ...
+    @property
+    def samples_s(self) -> tuple[float, ...]: ...
     @property
     def chunk_tokens(self) -> int | None: ...
     @property
@@ -97,6 +104,10 @@ def _notes(figure: Told, attained: float, above: bool, weight_bits: float | None
         found.append(f"the prompt ran in {chunks} chunks of {figure.chunk_tokens}: weights were read {chunks} times")
     if weight_bits is not None:
         found.append(f"{weight_bits:.2f} bits a weight as stored")
+    first, *others = figure.samples_s or (0.0,)
+    if len(others) >= _LEAST_OTHERS and first > _MUCH_LONGER * max(others):
+        times = first / statistics.median(others)
+        found.append(f"its first repetition took {times:.1f} times as long as the others: warm-up may be inside")
     return found
 
 

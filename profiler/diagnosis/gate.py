@@ -27,6 +27,8 @@ _LEAST_TELLING = 8
 _MAD_TO_SIGMA = 1.4826
 # A cell that needs a hundred times its visits lies at the threshold itself.
 _MOST_VISITS = 100.0
+# exp(700) is near the largest number that there is.
+_MOST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Gated:
     """The upper end of what its own visits leave possible."""
     decision: Decision
     more_s: float
-    """Seconds of further visits, in each of both runs, after which it would be decided; 0 where it is, infinite where
-    no budget would."""
+    """Seconds of further visits, in each of both runs, after which it would be decided; 0 where it is, and where nobody
+    knows how long a visit takes, infinite where no budget would."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,10 @@ class PhaseGate:
     threshold: float
     cells: tuple[Gated, ...]
     estimate: float
-    """The mean change of its cells."""
+    """The mean change of its cells; NaN where all of them were disturbed."""
     low: float
     high: float
+    """Its 95 % interval; infinite where all were."""
     is_claim: bool
     """Whether that mean rests on more than one visit each of a few cells."""
 
@@ -99,9 +102,10 @@ class Gate:
 
 
 def gate(comparison: Comparison, thresholds: Mapping[Phase, float]) -> Gate:
-    """Decide by phase; a phase without a threshold is not looked at, one without a cell has nothing to say."""
+    """Decide by phase; a phase without a threshold is not looked at, one without a cell has nothing to say, and of two
+    sides that are not comparable nothing is decided."""
     phases = []
-    for phase in PHASES:
+    for phase in PHASES if comparison.comparable else ():
         changes = [item for item in comparison.changes if item.asked.phase == phase]
         if changes and phase in thresholds:
             phases.append(_phase_gate(phase, thresholds[phase], changes))
@@ -150,17 +154,23 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 change=item,
                 estimate=math.expm1(mean),
                 low=math.expm1(mean - half_width),
-                high=math.expm1(mean + half_width),
-                alone_high=math.expm1(own + beyond),
+                high=_share(mean + half_width),
+                alone_high=_share(own + beyond),
                 decision=decision,
                 more_s=more_s,
             )
         )
-    mean, variance = (pool.mean, pool.variance) if pool else (0.0, math.inf)
-    half_width = _COVERAGE * math.sqrt(variance + shared**2)
-    low, high = (math.expm1(mean - half_width), math.expm1(min(mean + half_width, 700.0)))
-    is_claim = len(fair) >= _LEAST_POOLED or (bool(fair) and all(item.visits >= CLAIM_VISITS for item in fair))
-    return PhaseGate(phase, threshold, tuple(cells), math.expm1(mean), low, high, is_claim)
+    if pool is None:
+        return PhaseGate(phase, threshold, tuple(cells), math.nan, -1.0, math.inf, is_claim=False)
+    half_width = _COVERAGE * math.sqrt(pool.variance + shared**2)
+    low, high = math.expm1(pool.mean - half_width), _share(pool.mean + half_width)
+    is_claim = len(fair) >= _LEAST_POOLED or all(item.visits >= CLAIM_VISITS for item in fair)
+    return PhaseGate(phase, threshold, tuple(cells), math.expm1(pool.mean), low, high, is_claim)
+
+
+def _share(logarithm: float) -> float:
+    """A change by its logarithm; infinite where no number holds it."""
+    return math.expm1(logarithm) if logarithm < _MOST_LOGARITHM else math.inf
 
 
 def _scatter(changes: Sequence[Change]) -> float:

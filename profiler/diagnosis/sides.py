@@ -16,7 +16,7 @@ PROCESSOR, NOT_TOLD = "processor", "not told"
 """A CPU's family and model, which older runs do not tell: several have one name, such as AMD EPYC."""
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
-_CONTEXT = ("card memory", "budget")
+_CONTEXT = ("memory", "budget")
 # Clocks of one card differ by a few MHz from look to look.
 _CLOCK_TOLERANCE = 0.02
 

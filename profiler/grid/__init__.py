@@ -14,6 +14,8 @@ Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 MAX_VALUES = 1000
+MOST = 10**7
+"""Sequences, or tokens of one: no model's context is longer, and what is counted of more is no number of a machine."""
 # Nobody means a number of more digits, and Python itself reads no more than some thousand.
 _NUMBER = re.compile(r"\d{1,18}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
@@ -167,7 +169,7 @@ def parse_values(text: str, option: str) -> tuple[int, ...]:
     """`"64,256"`, `"128"`, `"64..2048*2"` (doubling) or `"1..9+2"` (steps) as ascending distinct whole numbers.
 
     A range's last value is included when the steps hit it. Raises GridError, naming `option`, for anything else,
-    for values below 1, and for more than MAX_VALUES values.
+    for values below 1 or above MOST, and for more than MAX_VALUES values.
     """
     values: set[int] = set()
     for part in (piece.strip() for piece in text.split(",")):
@@ -198,6 +200,7 @@ def make_grid(
         raise GridError(
             f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
         )
+    _checked([new_tokens], "--new-tokens")
     if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
         return _ragged_grid(prompt_lens, _values(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
     contexts = _values(context_lens, "--context-lens") if context_lens else ()
@@ -244,6 +247,8 @@ def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:
         raise GridError(f"{option}: no value given; {_GRAMMAR}.")
     if ordered[0] < 1:
         raise GridError(f"{option}: {ordered[0]} is not possible; every value must be 1 or more.")
+    if ordered[-1] > MOST:
+        raise GridError(f"{option}: {ordered[-1]} is not possible; no value may be above {MOST}.")
     return ordered
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -36,7 +37,7 @@ def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, toda
         raise RequestError(
             f"--tp {asked.tp} needs --link: {', '.join(published_links())}, or alpha_us,GB/s, such as 8,20."
         )
-    if asked.usd_per_h is not None and not asked.usd_per_h > 0:
+    if asked.usd_per_h is not None and not 0 < asked.usd_per_h < math.inf:
         raise RequestError(f"--price {asked.usd_per_h:g} is not possible; give USD an hour above 0.")
     links = {count: link_called(asked.link, count) for count in ranks}
     if wanted.quant != "none":

@@ -12,7 +12,7 @@ from profiler.diagnosis.compare import Comparison, History, history
 from profiler.diagnosis.compare import compare as compare_sides
 from profiler.diagnosis.gate import Gate
 from profiler.diagnosis.gate import gate as gate_of
-from profiler.diagnosis.sides import Difference, differences
+from profiler.diagnosis.sides import Difference, Side, differences, in_order
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
 from profiler.record.sides import read_side
@@ -35,14 +35,24 @@ def compare(before: str | PathLike[str], after: str | PathLike[str], *, anyway: 
 def compared(before: Path, after: Path, *, anyway: bool = False) -> Comparison:
     """The same as a value. Raises RequestError."""
     found = compare_sides(read_side(before), read_side(after))
+    for path, side in ((before, found.before), (after, found.after)):
+        if not side.cells:
+            raise RequestError(
+                f"{path} holds no time of a prefill or a decode step whose shape it tells: nothing to compare;"
+                " `roofscope place` reads what covers both, and asks for shapes."
+            )
     if not anyway:
         refuse(found.differences)
     if not found.changes:
         raise RequestError(
             f"{before} and {after} have no cell in common: {found.only_before} cells of the one, {found.only_after} of"
-            " the other."
+            f" the other, such as {_first(found.before)} and {_first(found.after)}."
         )
     return found
+
+
+def _first(side: Side) -> str:
+    return in_order(list(side.cells))[0].name
 
 
 def refuse(found: Sequence[Difference]) -> None:
@@ -67,7 +77,10 @@ def gated(before: Path, after: Path, max_slowdown: str) -> Gate:
     Two that are not comparable give a gate that says so.
     """
     limits = thresholds(max_slowdown)
-    return gate_of(compared(before, after, anyway=True), limits)
+    found = gate_of(compared(before, after, anyway=True), limits)
+    if found.comparison.comparable and not found.phases:
+        raise RequestError(f"--max-slowdown {max_slowdown}: the two have no {' and no '.join(limits)} in common.")
+    return found
 
 
 def thresholds(text: str) -> dict[Phase, float]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from profiler.diagnosis.cards import CardFloor, floor_on
 from profiler.errors import ModelError, RequestError, first_line, near_misses
-from profiler.grid import Phase
+from profiler.grid import MOST, Phase
 from profiler.loading.catalog import Source, resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
@@ -31,6 +31,8 @@ from profiler.work.operators import GemmShape, Operator
 from profiler.work.parallel import Collective, replicated_kv_heads, walk_rank
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import ModelWork, walk
+
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -250,12 +252,12 @@ def known_quant(quant: str) -> Quant:
 def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
     if phase not in ("prefill", "decode"):
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
-    try:
-        if phase == "prefill":
-            return Step(batch, prompt, context or 0)
-        return Step(batch, 1, prompt if context is None else context)
-    except ValueError as error:
-        raise RequestError(f"{error}.") from None
+    for value, least, option in ((batch, 1, "--batch"), (prompt, 1, "--prompt"), (context or 0, 0, "--context")):
+        if not least <= value <= MOST:
+            raise RequestError(f"{option}: {value} is not possible; give {least} to {MOST}.")
+    if phase == "prefill":
+        return Step(batch, prompt, context or 0)
+    return Step(batch, 1, prompt if context is None else context)
 
 
 def model_dtype(name: str, config: object) -> torch.dtype:
@@ -280,7 +282,9 @@ def gpu_called(name: str) -> Datasheet:
     if len(rows) == 1:
         return rows[0]
     if rows:
-        raise RequestError(f"several GPUs may be called {name!r}. Which one: {', '.join(gpu.gpu for gpu in rows)}?")
+        names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
+        more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
+        raise RequestError(f"several GPUs may be called {name!r}. Which one: {names}{more}?")
     near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
     raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
 

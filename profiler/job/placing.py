@@ -25,12 +25,14 @@ from profiler.roofs.cache import cached
 from profiler.roofs.measure import measure
 from profiler.roofs.products import measurable_dtypes
 from profiler.roofs.values import Ceilings
-from profiler.units import scaled
+from profiler.units import count, scaled
 from profiler.work.attention import AttentionCore
 from profiler.work.operators import Operator
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import ModelWork
 
+# Tools count buffers or tied weights otherwise; another model has another size altogether.
+_SAME_PARAMS = 0.05
 # 5 % less than what the weights need is a rounding of the card's memory, not a card that they do not fit.
 _FITS = 1.05
 
@@ -44,6 +46,11 @@ class Under:
     flops_per_s: Mapping[str, float]
     """By dtype."""
     memory_bytes: int | None = None
+
+    @property
+    def device(self) -> str:
+        """The card's or the machine's own name."""
+        return self.name.rpartition(", ")[0]
 
     def peak(self, dtype: str, own: str) -> float:
         """Of a dtype that has no unit here the model's own, or float32's, holds."""
@@ -93,7 +100,7 @@ def place(
         placed(figure, floor, 8 * figure.weight_bytes if figure.weight_bytes else None)
         for figure, floor in zip(figures, floors, strict=True)
     )
-    found = [*_no_room(work, figures, under), *doubts(rows)]
+    found = [*_another(file, work, under), *_no_room(work, figures, under), *doubts(rows)]
     if here and any(row.regime is None for row in rows):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
     return Placement(file, resolve(model).name, dtype, quant, under, rows, tuple(found))
@@ -171,13 +178,25 @@ def here_roofs(work: ModelWork, dtype: str) -> Under:
     return Under(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)
 
 
+def _another(file: ForeignFile, work: ModelWork, under: Under) -> list[str]:
+    """What the file says of its model and its device, where that is not what it is placed under."""
+    found = []
+    told, device = file.settings.get("parameters", ""), file.settings.get("device", "")
+    if told.isdecimal() and abs(int(told) / work.params - 1) > _SAME_PARAMS:
+        found.append(f"the file is of a model of {count(int(told))} parameters, this one has {count(work.params)}.")
+    names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
+    if device and not any(under.device.lower() in name for name in names):
+        found.append(f"the file says that it ran on {device}, not on {under.device}.")
+    return found
+
+
 def _no_room(work: ModelWork, figures: Sequence[Figure], under: Under) -> list[str]:
     stored = max((figure.weight_bytes or 0.0 for figure in figures), default=0.0)
     needed = work.params * stored if stored else float(_weight_bytes(work))
     if under.memory_bytes is None or needed <= _FITS * under.memory_bytes:
         return []
     return [
-        f"the weights need {scaled(needed, 'B')}, {under.name.split(',')[0]} has {scaled(under.memory_bytes, 'B')}:"
+        f"the weights need {scaled(needed, 'B')}, {under.device} has {scaled(under.memory_bytes, 'B')}:"
         " several cards, another card or another precision ran."
     ]
 
@@ -192,10 +211,11 @@ _Array = NDArray[Any]
 
 def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str) -> list[Floor]:
     """The least time of what each figure covers, all of them counted in one go."""
-    batch = np.array([figure.batch_size or 1 for figure in figures], dtype=np.int64)
-    prompt = np.array([figure.prompt_len or 0 for figure in figures], dtype=np.int64)
-    cached_len = np.array([figure.context_len or 0 for figure in figures], dtype=np.int64)
-    new = np.array([figure.new_tokens or 0 for figure in figures], dtype=np.int64)
+    # As floats: a large model's FLOPs over many long prompts are more than int64 holds.
+    batch = np.array([figure.batch_size or 1 for figure in figures], dtype=np.float64)
+    prompt = np.array([figure.prompt_len or 0 for figure in figures], dtype=np.float64)
+    cached_len = np.array([figure.context_len or 0 for figure in figures], dtype=np.float64)
+    new = np.array([figure.new_tokens or 0 for figure in figures], dtype=np.float64)
     width = np.array([figure.weight_bytes or 0.0 for figure in figures])
     kv = np.array([figure.kv_itemsize or 0.0 for figure in figures])
     prefills = np.array([figure.covers != "decode" for figure in figures])

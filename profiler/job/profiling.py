@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,18 +33,27 @@ _MOST_PASSES = 3
 _QUIET = 0.25
 
 
-def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) -> list[str]:
-    """Measure a machine's profile under these roofs and write it. Raises RequestError.
-
-    Where others were busy meanwhile it is measured again, and each kernel's least time stands. Returns what makes it
-    less trustworthy all the same.
-    """
+def profiled_dtypes(dtypes: str, out: Path) -> list[str]:
+    """What a profile is asked to tell of. Raises RequestError for what is no dtype, and where none could be written."""
     names = [name.strip() for name in dtypes.split(",") if name.strip()]
     for name in names:
         if name not in DTYPES:
             raise RequestError(f"--out-dtypes {name!r} is unknown; use {', '.join(DTYPES)}.{near_misses(name, DTYPES)}")
+    if not names:
+        raise RequestError(f"--out-dtypes {dtypes!r} names none; use {', '.join(DTYPES)}.")
     if not out.parent.is_dir():
         raise RequestError(f"--out {out}: there is no folder {out.parent}.")
+    if out.is_dir():
+        raise RequestError(f"--out {out} is a folder; give a file, such as {out / 'card.json'}.")
+    return names
+
+
+def write_profile(machine: Machine, ceilings: Ceilings, names: Sequence[str], out: Path) -> list[str]:
+    """Measure a machine's profile under these roofs, in some dtypes, and write it. Raises RunError.
+
+    Where others were busy meanwhile it is measured again, and each kernel's least time stands. Returns what makes it
+    less trustworthy all the same.
+    """
     passes: list[CardProfile] = []
     busy = 1.0
     while busy > _QUIET and len(passes) < _MOST_PASSES:
@@ -55,9 +65,7 @@ def write_profile(machine: Machine, ceilings: Ceilings, dtypes: str, out: Path) 
     replace_file(out, profile_json(least_of(passes)))
     if busy <= _QUIET:
         return []
-    return [
-        f"others kept this machine busy in each of {len(passes)} passes of the profile: stop them, and take it again."
-    ]
+    return [f"others were busy in each of {len(passes)} passes of the profile: stop them, and take it again."]
 
 
 def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[SmallPoint]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
@@ -24,7 +25,7 @@ from profiler.diagnosis.rent import (
     ranked,
 )
 from profiler.errors import RequestError
-from profiler.grid import PHASES, Phase
+from profiler.grid import MOST, PHASES, Phase
 from profiler.job.count import gpu_called, known_quant, model_dtype
 from profiler.job.demanded import demanded
 from profiler.loading.catalog import resolve
@@ -111,16 +112,16 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
 
 def _check(asked: Asked) -> None:
     for value, option in ((asked.prompt_len, "--prompt"), (asked.new_tokens, "--new")):
-        if value < 1:
-            raise RequestError(f"{option}: {value} is not possible; give 1 or more.")
+        if not 1 <= value <= MOST:
+            raise RequestError(f"{option}: {value} is not possible; give 1 to {MOST}.")
     if asked.batch is not None and not 1 <= asked.batch <= MOST_BATCH:
         raise RequestError(f"--batch: {asked.batch} is not possible; give 1 to {MOST_BATCH}.")
     for limit, option in ((asked.limits.ttft_s, "--max-ttft-ms"), (asked.limits.tpot_s, "--max-tpot-ms")):
-        if limit is not None and limit <= 0:
+        if limit is not None and not 0 < limit < math.inf:
             raise RequestError(f"{option}: {1e3 * limit:g} is not possible; give milliseconds above 0.")
     if asked.engine not in ENGINES:
         raise RequestError(f"--engine {asked.engine!r} is unknown here; use {' or '.join(ENGINES)}.")
-    if asked.host_index is not None and asked.host_index <= 0:
+    if asked.host_index is not None and not 0 < asked.host_index < math.inf:
         raise RequestError("--host-index: give a number above 0, as `roofscope ceilings` tells it.")
 
 

@@ -14,7 +14,7 @@ import torch
 
 from profiler.engines.registry import OWNING, check_engine, with_own_loop
 from profiler.engines.vllm import check_vllm
-from profiler.errors import ModelError, RequestError, RunError, near_misses
+from profiler.errors import RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED
 from profiler.job.count import check_cut
@@ -61,13 +61,11 @@ def prepare(options: Options) -> Prepared:
     engines = with_own_loop([name.strip() for name in options.engine.split(",") if name.strip()]) or [DEFAULT_ENGINE]
     grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
-    if not model.strip():
-        raise ModelError("no model is named; give a hub id (owner/name), a folder, a .gguf file, or a card's name.")
     if quant not in QUANTS:
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
     if options.attn is not None and options.attn not in get_args(Attention):
         raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
-    if options.budget_s <= 0:
+    if not 0 < options.budget_s < math.inf:
         raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
     if options.compute_dtype != "auto" and options.compute_dtype not in DTYPES:
         raise RequestError(f"--compute-dtype {options.compute_dtype!r} is unknown; use auto, {', '.join(DTYPES)}.")

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from profiler.diagnosis.compare import compare
 from profiler.diagnosis.gate import Gate, gate
-from profiler.diagnosis.sides import Asked, Side
+from profiler.diagnosis.sides import PROCESSOR, Asked, Side, differences
 from profiler.engines.base import Engine
+from profiler.errors import RequestError
 from profiler.grid import Cell, Phase
 from profiler.job.comparing import gated, thresholds
 from profiler.job.options import Options
 from profiler.job.request import prepare_again
 from profiler.job.run import execute
 from profiler.job.stages import Listener
-from profiler.machine.machine import Machine
+from profiler.machine.machine import Machine, machine_for
 from profiler.record.sides import asked_of, read_side, timed_cells
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
@@ -37,8 +38,19 @@ def rerun(base: Path, max_slowdown: str, options: Options, listener: Listener) -
     limits = thresholds(max_slowdown)
     prepared = prepare_again(base, options)
     before = read_side(base)
+    _refuse_another_machine(base, before, machine_for(prepared.request.device))
     run = execute(prepared, listener, lambda *args, **named: visits_of_open(before, limits, *args, **named))
     return gated(base, run.folder, max_slowdown)
+
+
+def _refuse_another_machine(base: Path, before: Side, machine: Machine) -> None:
+    """What could be held against nothing is not measured. Raises RequestError."""
+    facts = machine.source.facts()
+    known = {"device": machine.info.name, **({PROCESSOR: str(facts[PROCESSOR])} if facts.get(PROCESSOR) else {})}
+    found = differences(before, replace(before, settings={**before.settings, **known}))
+    reasons = [item.words for item in found if item.weight == "refuses"]
+    if reasons:
+        raise RequestError(f"{base} is of another machine: {'; '.join(reasons)}. Measure a base on this one.")
 
 
 def visits_of_open(

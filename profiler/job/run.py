@@ -32,7 +32,6 @@ from profiler.record.gathered import Gathered
 from profiler.record.run import Run, read_document, read_gathered, read_results, refuse_another
 from profiler.record.samples import Fact
 from profiler.record.store import RunStore
-from profiler.report.page import write_reports
 from profiler.report.progress import QuietListener
 from profiler.timing.sweep import sweep
 
@@ -98,6 +97,9 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     if isinstance(ended, RankError):
         raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
+    # What draws pictures holds 100 MB, which are not to stand beside the roofs' buffers.
+    from profiler.report.page import write_reports
+
     write_reports([run])
     if ended:
         raise ended

@@ -14,7 +14,6 @@ from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.job.stages import Listener
 from profiler.record.run import Run
-from profiler.report.page import write_comparison
 
 
 def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
@@ -29,6 +28,8 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     base = Path(options.out) if options.out is not None else prepare(replace(options, quant=precisions[0])).out
     prepared = [prepare(replace(options, quant=name, out=base / name)) for name in precisions]
     runs = [execute(one, listener) for one in prepared]
+    from profiler.report.page import write_comparison
+
     write_comparison(runs, base)
     return runs
 

@@ -20,6 +20,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CARD_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
 # The index of a model of 61 layers with 256 experts each (DeepSeek-V3) has 9 MB.
 _MOST_JSON_BYTES = 100_000_000
+_LONGEST_NAME = 100
 
 
 class Card(BaseModel):
@@ -73,10 +74,17 @@ def resolve(model: str) -> Source:
 
     Nothing is read but the file system, and nothing is downloaded. Raises ModelError with near misses.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    if not model.strip():
+        raise ModelError("no model is named; give a hub id (owner/name), a folder, a .gguf file, or a card's name.")
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long a name, a NUL, nobody's home
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ModelError(f"{visible(model[:_LONGEST_NAME])!r} is no model's name: {reason}.") from None
+    if is_folder:
         return _folder(path)
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path.name} is a file, but no GGUF file; give a folder with a config.json, or a .gguf.")
         return Source("gguf", visible(path.stem), path=path)

@@ -83,6 +83,7 @@ class Machine:
 
     def release(self) -> None:
         """Give memory that nobody uses back to the device, as after running out of it."""
+        memory.trim_heap()
 
     def trouble(self) -> str:
         """Why the device takes no more work, such as a card that fell off its bus; empty where it does."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,13 @@ def total_bytes(device: torch.device) -> int:
 
     limits = [int(psutil.virtual_memory().total), *_cgroup_limits()]
     return min(limits)
+
+
+def trim_heap() -> None:
+    """Give what malloc keeps of freed memory back to the system (malloc_trim(3)); C libraries but glibc have no such
+    call, and keep it."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def reset_peak(device: torch.device) -> None:

@@ -18,6 +18,7 @@ from profiler.record.run import Run, read_gathered, read_run
 from profiler.roofs.values import Look, swing
 from profiler.timing.outcomes import Visit, phase_medians, phase_samples
 from profiler.timing.sampling import Spread, estimate, spread_of
+from profiler.units import scaled
 
 ROOFSCOPE = "roofscope"
 
@@ -145,9 +146,9 @@ def _settings(document: RunDocument) -> dict[str, str]:
     known = {name: value for name, value in document.health.settings.items() if name != PROCESSOR or value}
     settings |= {name: str(value) for name, value in known.items()}
     settings["roofscope"] = document.roofscope
-    settings["last-level cache"] = str(device.last_level_cache_bytes)
+    settings["last-level cache"] = scaled(device.last_level_cache_bytes, "B")
     settings["instructions"] = device.compute_capability
-    settings["card memory"] = str(device.memory_bytes)
+    settings["memory"] = scaled(device.memory_bytes, "B")
     settings["budget"] = f"{engine.budget_s:g} s"
     return settings
 

@@ -29,7 +29,9 @@ class RunStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not resume and _holds_a_run(folder):
-                raise RunError(f"{folder} already holds a run; give another --out, or --resume {folder} to finish it.")
+                raise RunError(
+                    f"{folder} already holds a run; give another --out, or finish it: roofscope run --resume {folder}."
+                )
             self._samples = (folder / SAMPLES_FILE).open("a+", encoding="utf-8")
         except OSError as error:
             raise RunError(f"the run folder {folder} cannot be written: {error.strerror or error}.") from None
@@ -119,8 +121,10 @@ def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
     Whoever ends this process meanwhile, there is the old file or the new one. Raises RunError where it cannot be
     written.
     """
-    draft = path.with_suffix(path.suffix + ".part")
+    draft = path.parent / f"{path.name}.part"
     try:
+        if path.exists() and not path.is_file():  # a device would be gone: /dev/null, where root writes
+            raise RunError(f"{path} cannot be written: it is {'a folder' if path.is_dir() else 'no plain file'}.")
         draft.unlink(missing_ok=True)
         with draft.open("xb") as file:
             whole = content.encode() if isinstance(content, str) else content

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from profiler.diagnosis.compare import Change, Comparison, History, Verdict
 from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Timed
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
-from profiler.units import duration, signed_duration
+from profiler.units import duration, several, signed_duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +20,7 @@ CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "w
 # A difference between machines that is smaller than this is not worth a sentence.
 _WORTH_SAYING = 0.005
 _MOST_SENTENCES = 5
+_NO_TERM = "no term stands out"
 _MOST_RUNS = 6
 """Columns that a terminal has room for."""
 
@@ -41,9 +42,9 @@ def change_words(change: Change) -> str:
 
 
 def moved_words(change: Change) -> str:
-    """`dispatch +2.10 ms of +2.30 ms`, or nothing where no term is known to have moved."""
+    """`dispatch +2.10 ms of +2.30 ms`; nothing where no split is known."""
     if change.moved is None:
-        return ""
+        return _NO_TERM if change.terms else ""
     return (
         f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])} of"
         f" {signed_duration(change.gained_s)}"
@@ -52,7 +53,9 @@ def moved_words(change: Change) -> str:
 
 def moved_briefly(change: Change) -> str:
     """`dispatch +2.10 ms`, for a row that holds the rest."""
-    return "" if change.moved is None else f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
+    if change.moved is None:
+        return _NO_TERM if change.terms and change.verdict in ("slower", "faster") else ""
+    return f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
 
 
 def interval_words(change: Change) -> str:
@@ -66,30 +69,33 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
         reasons = "; ".join(item.words for item in comparison.differences if item.weight == "refuses")
         return [f"Not comparable ({reasons}): side by side, without a verdict."]
     counts = Counter(item.verdict for item in comparison.changes)
-    told = [f"{counts[name]} {words}" for name, words in _COUNTED if counts[name]]
-    found = [f"Of {len(comparison.changes)} cells {', '.join(told)}{_alone(comparison)}."]
+    told = [several(counts[name], f"is {word}", f"are {word}") for name, word in _COUNTED if counts[name]]
+    unclear = several(counts["inconclusive"], "cannot be told", "cannot be told") if counts["inconclusive"] else ""
+    cells = several(len(comparison.changes), "cell", "cells")
+    found = [f"Of {cells} {', '.join([*told, *([unclear] if unclear else [])])}{_alone(comparison)}."]
     found += machine_sentences(comparison)
     claimed = [item for item in comparison.changes if item.verdict in ("slower", "faster")]
     claimed.sort(key=lambda item: -abs(math.log1p(item.change)))
     found += [f"{item.asked.name} is {change_words(item)}." for item in claimed[:_MOST_SENTENCES]]
     unclaimed = Counter(item.because for item in comparison.changes if item.because)
     if unclaimed:
-        found.append(f"Not claimed: {', '.join(f'{n} cells ({why})' for why, n in unclaimed.most_common(3))}.")
+        told = [f"{several(n, 'cell', 'cells')} ({why})" for why, n in unclaimed.most_common(3)]
+        found.append(f"Not claimed: {', '.join(told)}.")
     return found
 
 
 _COUNTED: tuple[tuple[Verdict, str], ...] = (
-    ("slower", "are slower"),
-    ("faster", "are faster"),
-    ("same", "are the same"),
-    ("inconclusive", "cannot be told"),
+    ("slower", "slower"),
+    ("faster", "faster"),
+    ("same", "the same"),
 )
 
 
 def _alone(comparison: Comparison) -> str:
     if not comparison.only_before and not comparison.only_after:
         return ""
-    return f"; {comparison.only_before} cells stand in the first alone, {comparison.only_after} in the second"
+    first = several(comparison.only_before, "cell stands", "cells stand")
+    return f"; {first} in the first alone, {comparison.only_after} in the second"
 
 
 def machine_sentences(comparison: Comparison) -> list[str]:
@@ -215,7 +221,8 @@ def _time_words(timed: Timed | None, change: Change | None) -> str:
 def history_sentences(history: History) -> list[str]:
     """The steps at which most cells changed, with what differed there."""
     at = _steps(history)
-    found = []
+    refused = [item.words for of_run in history.differences for item in of_run if item.weight == "refuses"]
+    found = [f"Not comparable throughout ({'; '.join(dict.fromkeys(refused))}): side by side there."] if refused else []
     for number in sorted(number for number, _ in at.most_common(_MOST_RUNS)):
         reasons = [item.words for item in history.differences[number]][:3]
         why = f" ({', '.join(reasons)})" if reasons else ""

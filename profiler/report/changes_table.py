@@ -36,6 +36,10 @@ def print_changes(comparison: Comparison, console: Console) -> None:
     console.print()
     print_differences(comparison, console)
     console.print(table(CHANGE_COLUMNS, change_rows(comparison, MOST_ROWS), of=len(comparison.changes)))
+    _print_sides(comparison, console)
+
+
+def _print_sides(comparison: Comparison, console: Console) -> None:
     for word, side in (("before", comparison.before), ("after", comparison.after)):
         console.print(Text(f"{word}: {side.name} ({side.created or side.tool})", style="dim"))
 
@@ -67,7 +71,9 @@ def print_gate(gate: Gate, console: Console) -> None:
     for sentence in machine_sentences(gate.comparison):
         console.print(Text(sentence))
     print_differences(gate.comparison, console)
-    console.print(table(GATE_COLUMNS, gate_rows(gate)))
+    if gate.cells:
+        console.print(table(GATE_COLUMNS, gate_rows(gate)))
+    _print_sides(gate.comparison, console)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> Table:

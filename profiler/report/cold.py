@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 
 from profiler.diagnosis.cold import break_even
 from profiler.diagnosis.facts import FreshStart
 from profiler.record.run import Run
+from profiler.timing.sampling import CLAIM_VISITS
 from profiler.units import duration, scaled
 
 _LINKS = {
@@ -59,21 +61,32 @@ def _break_even_lines(run: Run) -> Iterator[str]:
         first, *others = start.engines
         for name in others:
             shape = f"{grid.cells[0].depth} + {grid.new_tokens} tokens"
-            yield _break_even_line(start, first, name, shape, differ=_differ(run, name))
+            yield _break_even_line(start, first, name, shape, _saves_s(run, name))
 
 
-def _differ(run: Run, engine: str) -> bool:
-    """Whether a step of the engine differs beyond noise in any cell: a fresh process tells of one call alone."""
-    return any(item.engine == engine and item.is_claim for item in run.document.engine.differences)
+def _saves_s(run: Run, engine: str) -> tuple[float, float]:
+    """Within what an engine saves of a request lies, by its prefill and its steps in the visits; (0, 0): not known.
+
+    A fresh process tells of one call alone.
+    """
+    cell = replace(run.document.asked.cells[0], engine=engine)
+    of_cell = [item for item in run.document.engine.differences if item.key.cell == cell]
+    if any(item.visits < CLAIM_VISITS for item in of_cell):
+        return 0.0, 0.0
+    times = {"prefill": 1, "decode": cell.decode_steps}
+    return sum(times[item.phase] * item.low_s for item in of_cell), sum(
+        times[item.phase] * item.high_s for item in of_cell
+    )
 
 
-def _break_even_line(start: FreshStart, first: str, name: str, shape: str, *, differ: bool) -> str:
+def _break_even_line(start: FreshStart, first: str, name: str, shape: str, saves_s: tuple[float, float]) -> str:
     calls, own = start.engines[name], start.engines[first]
     once_s = calls.preparation_s + calls.first_s - calls.second_s
-    if not differ:
+    seen_s = own.second_s - calls.second_s
+    if not all(seen_s * bound_s > 0 for bound_s in saves_s):
         return (
-            f"{name} takes {duration(once_s)} once; from how many requests of {shape} it pays cannot be told: its steps"
-            f" differ from {first}'s by no more than noise here"
+            f"{name} takes {duration(once_s)} once; from how many requests of {shape} it pays cannot be told: its"
+            f" answers differ from {first}'s by no more than noise here"
         )
     requests = break_even(own, calls)
     if requests is None:

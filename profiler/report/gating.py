@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from profiler.diagnosis.gate import Gate, Gated, PhaseGate
 from profiler.report.changes import change_json, change_words, comparison_json, machine_sentences, signed
-from profiler.units import clock_time, duration
+from profiler.units import clock_time, duration, several
 
 GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
 _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
@@ -19,7 +19,7 @@ def gate_line(gate: Gate) -> str:
     """The answer in one line."""
     if gate.outcome == "not comparable":
         reasons = [item.words for item in gate.comparison.differences if item.weight == "refuses"]
-        return f"not comparable: {'; '.join(reasons)}"
+        return f"not comparable: {'; '.join(reasons)}; `roofscope compare --anyway` shows them side by side"
     limits = ", ".join(f"{phase.phase} {signed(phase.threshold)}" for phase in gate.phases)
     told = "; ".join(_phase_words(phase) for phase in gate.phases)
     if gate.outcome == "pass":
@@ -52,15 +52,21 @@ def budget_words(gate: Gate) -> str:
     open_cells = [cell for cell in gate.cells if cell.decision == "open"]
     disturbed = [cell for cell in open_cells if cell.change.disturbed]
     if disturbed:
-        return f"{len(disturbed)} cells were measured while {disturbed[0].change.because}: measure again in quiet"
-    told = [cell for cell in open_cells if math.isfinite(cell.more_s)]
-    never = len(open_cells) - len(told)
+        cells = several(len(disturbed), "cell was", "cells were")
+        cores = max(cell.change.foreign_cores for cell in disturbed)
+        return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again in quiet"
+    told = [cell for cell in open_cells if 0 < cell.more_s < math.inf]
+    # Another tool's file does not tell what a repetition costs.
+    untimed = sum(not cell.more_s for cell in open_cells)
+    never = len(open_cells) - len(told) - untimed
     parts = []
     if told:
-        needed = clock_time(sum(cell.more_s for cell in told))
-        parts.append(f"{len(told)} cells need about {needed} min more of --budget in each of the two runs")
+        cells, needed = several(len(told), "cell needs", "cells need"), clock_time(sum(cell.more_s for cell in told))
+        parts.append(f"{cells} about {needed} min more of --budget in each of the two runs")
+    if untimed:
+        parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
     if never:
-        parts.append(f"{never} lie at the threshold itself, where no budget helps")
+        parts.append(f"{several(never, 'lies', 'lie')} at the threshold itself, where no budget helps")
     return ", ".join(parts) or "no cell stands on its own"
 
 
@@ -73,7 +79,7 @@ def gate_rows(gate: Gate) -> list[list[str]]:
             duration(cell.change.after.median_s),
             signed(cell.change.change),
             _interval(cell.estimate, cell.low, cell.high),
-            _word(cell, phase.threshold) if gate.comparison.comparable else "-",
+            _word(cell, phase.threshold),
         ]
         for phase in gate.phases
         for cell in phase.cells
@@ -95,8 +101,8 @@ def gate_json(gate: Gate) -> dict[str, object]:
             "gate": cell.decision,
             "pooled": cell.estimate,
             "pooled_low": cell.low,
-            "pooled_high": cell.high,
-            "alone_high": cell.alone_high,
+            "pooled_high": _finite(cell.high),
+            "alone_high": _finite(cell.alone_high),
             "more_s": _finite(cell.more_s),
         }
         for cell in gate.cells
@@ -110,7 +116,7 @@ def gate_json(gate: Gate) -> dict[str, object]:
             {
                 "phase": phase.phase,
                 "max_slowdown": phase.threshold,
-                "change": phase.estimate,
+                "change": _finite(phase.estimate),
                 "low": phase.low,
                 "high": _finite(phase.high),
                 "gate": phase.decision,
@@ -126,17 +132,23 @@ def _finite(value: float) -> float | None:
 
 
 def gate_junit(gate: Gate) -> str:
-    """JUnit XML: a test a cell; slower ones fail, open ones are skipped (https://llg.cubic.org/docs/junit/)."""
+    """JUnit XML: a test a cell; slower ones fail, open ones are skipped, and what is not comparable is one test that
+    cannot be run (https://llg.cubic.org/docs/junit/)."""
     slower = sum(cell.decision == "slower" for cell in gate.cells)
     still_open = sum(cell.decision == "open" for cell in gate.cells)
     phases = [phase for phase in gate.phases if phase.decision == "slower"]
+    errors = int(gate.outcome == "not comparable")
     suite = ElementTree.Element(
         "testsuite",
         name="roofscope gate",
-        tests=str(len(gate.cells) + len(gate.phases)),
+        tests=str(len(gate.cells) + len(gate.phases) + errors),
         failures=str(slower + len(phases)),
+        errors=str(errors),
         skipped=str(still_open),
     )
+    if errors:
+        case = ElementTree.SubElement(suite, "testcase", classname="roofscope", name="comparable")
+        ElementTree.SubElement(case, "error", message=gate_line(gate))
     for phase in gate.phases:
         case = ElementTree.SubElement(suite, "testcase", classname=f"roofscope.{phase.phase}", name="all cells")
         if phase.decision == "slower":
@@ -170,7 +182,7 @@ def _cell_words(cell: Gated) -> str:
 
 def gate_github(gate: Gate) -> str:
     """Workflow commands that GitHub shows as annotations: an error a slower cell, a notice for the whole."""
-    level = {"pass": "notice", "slower": "error"}.get(gate.outcome, "warning")
+    level = {"pass": "notice", "inconclusive": "warning"}.get(gate.outcome, "error")
     lines = [_annotation(level, "roofscope gate", gate_line(gate))]
     for cell in gate.cells:
         if cell.decision == "slower":

@@ -38,9 +38,11 @@ def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
 
 
 def _name(row: Placed) -> str:
-    depth = row.prompt_len if row.phase == "prefill" else row.prompt_len + row.context_len
+    if row.phase == "decode":
+        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}"
+    behind = f" behind {row.context_len}" if row.context_len else ""
     after = f" + {row.new_tokens}" if row.phase == "generate" else ""
-    return f"{row.phase} {row.batch_size} x {depth}{after}"
+    return f"{row.phase} {row.batch_size} x {row.prompt_len}{after}{behind}"
 
 
 def print_placed(title: str, rows: Sequence[Placed], doubts: Sequence[str], console: Console) -> None:

@@ -50,7 +50,9 @@ class LineListener(QuietListener):
             self._round = progress.round
             left = clock_time(progress.left_s)
             print(
-                f"round {progress.round + 1} of {total_cells} cells, at most {left} left", file=sys.stderr, flush=True
+                f"round {progress.round + 1} of {total_cells} cells, at most {left} of timing left",
+                file=sys.stderr,
+                flush=True,
             )
 
 
@@ -85,7 +87,7 @@ class BarListener(QuietListener):
             description=f"batch {progress.cell.name}, round {progress.round + 1}",
             completed=progress.elapsed_s,
             total=whole_s or 1.0,
-            detail=f"at most {clock_time(progress.left_s)} left",
+            detail=f"at most {clock_time(progress.left_s)} of timing left",
         )
         self._bars.refresh()
 

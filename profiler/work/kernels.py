@@ -35,6 +35,10 @@ def attention_path(
     return replace(path, kernel=pick(False), masked_kernel=pick(True))
 
 
+# What is asked about is really allocated, and no kernel is chosen by a length beyond this.
+_LONGEST_ASKED = 1 << 16
+
+
 def sdpa_kernel(
     core: AttentionCore, device: torch.device, dtype: torch.dtype, *, query: int, keys: int, masked: bool
 ) -> str:
@@ -44,6 +48,7 @@ def sdpa_kernel(
     several new tokens are marked causal when no mask is passed, and grouped heads are passed with `enable_gqa` or, when
     there is a mask, repeated (several new tokens) or packed into the queries (one).
     """
+    query, keys = min(query, _LONGEST_ASKED), min(keys, _LONGEST_ASKED)
     grouped = core.query_heads != core.kv_heads
     in_kernel = grouped and not masked and core.groups_in_kernel
     heads, kv_heads, rows = core.query_heads, core.kv_heads, query

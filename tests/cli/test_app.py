@@ -12,6 +12,9 @@ import pytest
 
 from profiler import __version__
 
+RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
+HUGE = str(10**30)
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -51,10 +54,34 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("run", "--weights", "borrowed"), "random"),
         (("run", "--attn", "nonsense"), "nonsense"),
         (("run", "--budget", "0"), "--budget"),
+        (("run", "--budget", "nan"), "--budget"),
+        (("run", "--budget", "inf"), "--budget"),
         (("run", "--format", "xml"), "json"),
         (("run", "--frobnicate"), "frobnicate"),
         (("run", "--new-tokens", "two"), "--new-tokens"),
+        (("run", "--new-tokens", HUGE), "--new-tokens"),
+        (("run", "--batch-sizes", "9" * 18), "--batch-sizes"),
+        (("run", "--prompt-lens", f"1..{'9' * 17}*2"), "--prompt-lens"),
+        (("count", ""), "no model is named"),
+        (("count", "a" * 5000), "File name too long"),
+        (("count", "gpt2", "--batch", HUGE), "--batch"),
+        (("count", "gpt2", "--batch", "0"), "--batch: 0"),
+        (("count", "gpt2", "--prompt", HUGE), "--prompt"),
+        (("count", "gpt2", "--context", "-1"), "--context: -1"),
+        (("count", "gpt2", "--phase", "prefill", "--batch", "9999999", "--prompt", "9999999"), "more work than"),
+        (("count", "gpt2", "--gpu", "x"), "58 others"),
+        (("rent", "gpt2", "--prompt", HUGE), "--prompt"),
+        (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
+        (("rent", "gpt2", "--max-tpot-ms", "inf"), "--max-tpot-ms"),
+        (("rent", "gpt2", "--host-index", "nan"), "--host-index"),
+        (("rent", "gpt2", "--out", "cost.gif"), ".png or .svg"),
+        (("rent", "gpt2", "--out", "nowhere/cost.png"), "nowhere/cost.png cannot be written: No such file"),
+        (("ceilings", "--out", "."), "is a folder"),
+        (("ceilings", "--out", "card.json", "--out-dtypes", ","), "--out-dtypes"),
+        (("export", str(RUN), "--out", "/dev/null"), "it is no plain file"),
+        (("export", str(RUN), "--out", "."), "it is a folder"),
         (("export", "/nowhere/run"), "/nowhere/run"),
+        (("plot", str(RUN), "roofline", "--out", "x.gif"), ".png or .svg"),
         (("fly",), "fly"),
     ],
 )
@@ -76,6 +103,19 @@ def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> N
         done = roofscope("run", "--out", str(folder))
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert str(folder) in done.err
+
+
+def test_an_ending_process_looks_for_no_cycles() -> None:
+    """What is frozen is not looked at: among torch's objects and a large file's that took 0.9 s of 4.9."""
+    script = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"
+        "from profiler.cli.app import main\n"
+        "sys.argv = ['roofscope', 'models']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -17,7 +17,7 @@ from profiler.job.comparing import compare as compare_folders
 from profiler.job.comparing import compared
 from profiler.record.readers.reading import read_foreign
 from profiler.record.sides import read_side, side_of_file
-from profiler.report.changes import difference_lines
+from profiler.report.changes import change_words, difference_lines, history_sentences
 from profiler.report.changes_table import print_history
 from profiler.report.console import screen
 
@@ -41,6 +41,15 @@ def test_a_slower_host_is_told_with_its_interval_and_its_term() -> None:
     assert (change.low, change.high) == (pytest.approx(0.0625, abs=5e-4), pytest.approx(0.0776, abs=5e-4))
     assert change.terms["dispatch_s"] == pytest.approx(0.0007)
     assert sum(change.terms.values()) == pytest.approx(change.gained_s)
+
+
+def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
+    """0.7 ms slower, of which 10 us are known to be weights: what nobody can place is not theirs."""
+    after = side({asked(): timed(0.0107, weights_s=0.00601, dispatch_s=0.003)})
+    spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
+    [change] = compare(before(), replace(after, cells=spread)).changes
+    assert (change.verdict, change.moved) == ("slower", None)
+    assert change_words(change).endswith("slower: no term stands out")
 
 
 def test_what_lies_within_the_intervals_is_the_same_or_cannot_be_told() -> None:
@@ -231,6 +240,22 @@ def test_a_history_tells_the_step_and_what_differed_there() -> None:
     assert [step.at for step in cell.steps] == [2]
     assert cell.steps[0].change.change == pytest.approx(0.08)
     assert [[item.words for item in of_run] for of_run in found.differences] == [[], [], ["transformers 1 -> 2"], []]
+
+
+def test_a_history_over_several_machines_says_so() -> None:
+    """Twice as slow on another card: no step, and not that no cell changed."""
+    runs = [side({asked(): timed(0.01)}), side({asked(): timed(0.02)}, created="2026-02-01", settings={"device": "b"})]
+    assert history_sentences(history(runs)) == ["Not comparable throughout (device card -> b): side by side there."]
+    assert history_sentences(history(runs[:1] * 2)) == ["No cell changed over 2 runs, as far as can be told."]
+
+
+def test_a_file_without_a_step_says_so() -> None:
+    """`vllm bench latency` times whole generations and names no shape."""
+    files = ROOT / "tests" / "data" / "foreign"
+    with pytest.raises(RequestError, match=r"vllm-latency.json holds no time of a prefill or a decode step"):
+        compared(files / "llama-bench.json", files / "vllm-latency.json")
+    with pytest.raises(RequestError, match="such as prefill 1 x 128 and prefill 1 x 64"):
+        compared(files / "vllm-serve.json", files / "guidellm.json")
 
 
 def test_what_creeps_is_found_when_it_has_added_up() -> None:

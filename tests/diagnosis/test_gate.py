@@ -15,6 +15,7 @@ from sides import asked, side, timed
 from profiler.diagnosis.compare import compare
 from profiler.diagnosis.gate import Gate, gate
 from profiler.errors import RequestError
+from profiler.job.comparing import gated as gated_files
 from profiler.job.comparing import thresholds
 from profiler.report.gating import budget_words, gate_github, gate_json, gate_junit, gate_line, gate_rows
 
@@ -83,7 +84,7 @@ def test_a_wide_interval_cannot_tell_and_says_what_would() -> None:
     found = gated([0.0], half_width=0.05)
     assert found.outcome == "inconclusive"
     assert found.more_s == pytest.approx(4 * (0.05 / math.log(1.03)) ** 2 - 4, rel=0.02)
-    assert "1 cells need about 0:0" in budget_words(found)
+    assert budget_words(found).startswith("1 cell needs about 0:07 min more of --budget")
 
 
 def test_at_the_threshold_itself_no_budget_tells() -> None:
@@ -101,6 +102,41 @@ def test_a_busy_neighbour_leaves_it_open() -> None:
     assert "measure again in quiet" in gate_line(found)
 
 
+def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
+    """One visit each beside others: what is said is that it was disturbed, and no number has 304 digits."""
+    before = side({asked(batch): timed(0.01, visits=1) for batch in BATCHES})
+    after = side({asked(batch): replace(timed(0.02, visits=1), foreign_cores=1.4) for batch in BATCHES})
+    found = gate(compare(before, after), {"decode": 0.03})
+    assert gate_line(found) == (
+        "cannot tell (allowed: decode +3.0 %): decode unknown; 6 cells were measured while others kept up to 1.4 cores"
+        " busy: measure again in quiet"
+    )
+    [phase] = json.loads(json.dumps(gate_json(found), allow_nan=False))["phases"]
+    assert (phase["change"], phase["high"]) == (None, None)
+
+
+def test_another_tools_file_tells_no_budget() -> None:
+    """How long one of its repetitions took is not known: +-5 % about 0 need more of them."""
+    found = gated([0.0], half_width=0.05)
+    untimed = side({key: replace(cell, visit_s=0.0) for key, cell in found.comparison.before.cells.items()})
+    again = gate(compare(untimed, untimed), {"decode": 0.03})
+    assert again.outcome == "inconclusive"
+    assert budget_words(again) == "1 cell needs more repetitions"
+
+
+def test_of_what_is_not_comparable_no_format_decides() -> None:
+    """Twice as slow on another card is no failure of a cell."""
+    other = side({asked(): timed(0.02)}, settings={"device": "another card"})
+    found = gate(compare(side({asked(): timed(0.01)}), other), {"decode": 0.03})
+    assert found.outcome == "not comparable"
+    assert "device card -> another card; `roofscope compare --anyway`" in gate_line(found)
+    suite = ElementTree.fromstring(gate_junit(found))[0]
+    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("1", "0", "1")
+    assert gate_github(found).count("::error") == 1
+    document = gate_json(found)
+    assert document["phases"] == document["cells"] == []
+
+
 def test_one_visit_each_is_no_verdict_on_a_single_cell() -> None:
     found = gated([0.2], visits=1)
     assert found.outcome == "inconclusive"
@@ -111,9 +147,12 @@ def test_thresholds_by_phase() -> None:
     assert thresholds("3%") == thresholds("0.03") == {"prefill": 0.03, "decode": 0.03}
     assert thresholds("decode=2.5%") == {"decode": 0.025}
     assert thresholds("decode=3%,prefill=5%") == {"decode": 0.03, "prefill": 0.05}
-    for wrong in ("fast", "300%", "-3%", "0", "middle=3%", ""):
+    for wrong in ("fast", "300%", "-3%", "0", "nan", "middle=3%", ""):
         with pytest.raises(RequestError):
             thresholds(wrong)
+    table = ROOT / "tests" / "data" / "foreign" / "table.csv"
+    with pytest.raises(RequestError, match="no prefill in common"):
+        gated_files(table, table, "prefill=3%")
 
 
 @pytest.mark.parametrize("changes", [[0.0, 0.0, 0.0, 0.0], [0.05] * 4, [0.02, 0.04, 0.02, 0.04]])

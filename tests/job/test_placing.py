@@ -80,6 +80,43 @@ def test_a_prefill_that_was_mixed_into_decode_is_found(tmp_path: Path) -> None:
     assert not place(table(tmp_path / "u", *honest), "mistral-7b-v0.1", gpu="H100 SXM").doubts
 
 
+def test_a_file_of_another_model_or_card_says_so() -> None:
+    """134,515,008 parameters on an AMD EPYC, held against 7.24 billion on an H100."""
+    found = place(FILES / "llama-bench.json", "mistral-7b-v0.1", gpu="H100 SXM")
+    assert found.doubts == (
+        "the file is of a model of 135 M parameters, this one has 7.24 B.",
+        "the file says that it ran on AMD EPYC, not on H100 SXM.",
+    )
+
+
+def test_a_card_by_its_drivers_name_is_the_same(tmp_path: Path) -> None:
+    records = json.loads((FILES / "llama-bench.json").read_text())
+    path = tmp_path / "file"
+    path.write_text(json.dumps([{**record, "gpu_info": "NVIDIA A100-SXM4-80GB"} for record in records]))
+    assert place(path, "smollm2-135m", gpu="A100 80GB SXM").doubts == ()
+
+
+def test_a_first_repetition_that_was_cold_is_told(tmp_path: Path) -> None:
+    """Three repetitions of which the first took 1.9 times as long as the others; and one that is within their noise."""
+    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
+    path = tmp_path / "file"
+    for samples, told in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
+        path.write_text(json.dumps([{**record, "samples_ns": samples}]))
+        [row] = place(path, "smollm2-135m", gpu="T4").rows
+        assert ("1.9 times as long as the others: warm-up may be inside" in row.note) == told
+
+
+def test_a_large_model_over_many_long_prompts_is_counted(tmp_path: Path) -> None:
+    """4,096 prompts of 131,072 tokens through 70 billion parameters: 7.3e19 FLOPs, eight times what int64 holds.
+
+    The attention's triangle comes on top: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs a prompt.
+    """
+    path = table(tmp_path / "t", ("prefill", 4096, 131_072, "", 1e6))
+    [row] = place(path, "llama-3.1-70b", gpu="H100 SXM").rows
+    flops = 4096 * (2 * 68.45e9 * 131_072 + 80 * 4 * 8_192 * 131_072**2 / 2)
+    assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
+
+
 def test_a_card_that_cannot_hold_the_model_is_named(tmp_path: Path) -> None:
     found = place(table(tmp_path / "t", ("decode", 1, 64, 32, 1.0)), "llama-3.1-70b", gpu="T4")
     assert "several cards, another card or another precision ran" in found.doubts[0]

@@ -26,7 +26,7 @@ def test_small_kernels_stand_beside_what_they_must_move(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(profiling, "measure_card", card)
     monkeypatch.setattr(profiling, "small_alone", lambda machine, dtype: alone)
-    profiling.write_profile(HOST, shipped.ceilings, "float32", tmp_path / "card.json")
+    profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     short, long = read_profile(tmp_path / "card.json").smalls
     assert (short.dtype, short.seconds, long.seconds) == ("float32", 2e-4, 8e-4)
     fastest = max(point.bytes_per_s for point in shipped.ceilings.curve)
@@ -74,7 +74,7 @@ def test_a_busy_pass_is_followed_by_another(
     monkeypatch.setattr(profiling, "measure_card", card)
     monkeypatch.setattr(profiling, "small_alone", lambda machine, dtype: {})
     monkeypatch.setattr(profiling, "Watch", Watched)
-    told = profiling.write_profile(HOST, shipped.ceilings, "float32", tmp_path / "card.json")
+    told = profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     assert len(taken) == passes
     assert bool(told) == (quiet_from == 9)
     kept = read_profile(tmp_path / "card.json")

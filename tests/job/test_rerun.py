@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from machines import HOST
 
 import profiler
+from profiler.errors import RequestError
 from profiler.grid import Cell, make_grid
 from profiler.job import rerun
-from profiler.job.rerun import open_cells
+from profiler.job.rerun import _refuse_another_machine, open_cells
 from profiler.record.run import read_document, read_gathered
 from profiler.record.sides import read_side
 from profiler.timing.outcomes import Visit
@@ -79,6 +81,14 @@ def test_the_grid_is_measured_again(tiny_folder: Path, tmp_path: Path, roofscope
     assert document["comparable"]
     assert len(document["cells"]) == 4
     assert (tmp_path / "new" / "cells.csv").is_file()
+
+
+def test_a_base_of_another_machine_is_refused_before_anything_is_measured() -> None:
+    before = read_side(REFERENCE)
+    there, here = (replace(before, settings={"device": name}) for name in ("a card", HOST.info.name))
+    with pytest.raises(RequestError, match=r"is of another machine: device a card -> .* Measure a base on this one"):
+        _refuse_another_machine(REFERENCE, there, HOST)
+    _refuse_another_machine(REFERENCE, here, HOST)
 
 
 def test_one_of_the_two_is_asked_for(roofscope: Callable[..., object]) -> None:

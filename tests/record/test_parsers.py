@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from profiler.diagnosis.compare import compare
+from profiler.diagnosis.foreign import placed
+from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError, RunError
 from profiler.grid import parse_values
 from profiler.job.comparing import thresholds
@@ -25,6 +29,8 @@ from profiler.record.profiles import FOLDER, read_profile
 from profiler.record.readers.reading import read_foreign
 from profiler.record.run import read_document, read_run
 from profiler.record.samples import SAMPLES_FILE, read_facts_of
+from profiler.record.sides import side_of_file
+from profiler.report.changes import comparison_json
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "run_schema_1"
@@ -203,7 +209,8 @@ def test_cells(tmp_path: Path, column: str, value: str) -> None:
 @settings(few, max_examples=60)
 @given(st.data())
 def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
-    """A file of every tool in which one value is anything, or some bytes are."""
+    """A file of every tool in which one value is anything, or some bytes are: what is read can be held against itself,
+    placed, and written as JSON, which knows no infinity."""
     known = data.draw(st.sampled_from(FOREIGN))
     file = tmp_path / known.name
     text = known.read_text()
@@ -215,4 +222,12 @@ def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
     else:
         text = json.dumps(data.draw(one_changed(content)))
     file.write_text(text, encoding="utf-8", errors="surrogatepass")
-    tried(lambda: read_foreign(file))
+    tried(lambda: used(file))
+
+
+def used(file: Path) -> None:
+    found = read_foreign(file)
+    rows = [placed(figure.of_one_batch(), Floor(1e-3, 1e-3)) for figure in found.figures]
+    json.dumps([asdict(row) for row in rows], allow_nan=False)
+    side = side_of_file(found)
+    json.dumps(comparison_json(compare(side, side)), allow_nan=False)

@@ -242,6 +242,18 @@ BROKEN = {
     "a table without a row": "| model | test | t/s |\n| --- | --- | --- |\n",
     "a test of another kind": "| model | test | t/s |\n| --- | --- | --- |\n| x | zz9 | fast |\n",
     "zeros of nothing": "\0" * 100,
+    "no list of rows": "[]",
+    "a heading alone": "batch_size,prompt_len,latency_s\n",
+    "two columns of one name": "batch_size,prompt_len,latency_s,batch_size\n1,8,1,2\n",
+    "a row too long": "batch_size,prompt_len,latency_s\n1,8,1,9\n",
+    "a prompt of 2^52 tokens": '[{"model_type": "x", "n_prompt": 4503599627370496, "n_gen": 0, "avg_ns": 1e9}]',
+    "a prompt of 100 digits": f"| model | test | t/s |\n| --- | --- | --- |\n| x | pp{'9' * 100} | 1 |\n",
+    "a prompt of 5,000 digits": f"| model | test | t/s |\n| --- | --- | --- |\n| x | pp{'9' * 5000} | 1 |\n",
+    "a time of 10^291 s": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": 1e300}]',
+    "a time of 10^-309 s": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": 1e-300}]',
+    "a time that no number holds": "batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,1e-320\n",
+    "an infinite spread": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": 1e9, "stddev_ns": Infinity}]',
+    "half a request": '{"elapsed_time": 1, "num_requests": 0.5, "requests_per_second": 1, "tokens_per_second": 1}',
 }
 
 
@@ -278,8 +290,10 @@ def test_a_picture_and_a_folder_are_no_result_files(tmp_path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe" * 10)
     with pytest.raises(RequestError, match="no text file"):
         read_foreign(path)
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match="is a folder"):
         read_foreign(tmp_path)
+    with pytest.raises(RequestError, match="cannot be read: No such file"):
+        read_foreign(tmp_path / "nothing")
 
 
 def test_a_hundred_thousand_rows_are_read_in_a_moment(tmp_path: Path) -> None:

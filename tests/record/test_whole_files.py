@@ -99,6 +99,19 @@ def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    """Root may rename a file over /dev/null: a pipe stands for it here."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(RunError, match="it is no plain file"):
+            replace_file(path, "text")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+
+
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
     """A run's folder in which nothing can be made any more."""

@@ -28,8 +28,8 @@ def test_a_line_a_stage_and_one_a_round(capsys: pytest.CaptureFixture[str]) -> N
         listener.progress(At(Cell(1, 64, 8), number), 4)  # type: ignore[arg-type]
     assert capsys.readouterr().err.splitlines() == [
         "timing",
-        "round 1 of 4 cells, at most 1:35 left",
-        "round 2 of 4 cells, at most 1:35 left",
+        "round 1 of 4 cells, at most 1:35 of timing left",
+        "round 2 of 4 cells, at most 1:35 of timing left",
     ]
 
 

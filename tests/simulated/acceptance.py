@@ -33,7 +33,7 @@ _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
 
 _CUT_FORMATS = ("none", "int8wo")
 
-_UNCLOCKED = ("profiler.job.run.judge_folder", "profiler.job.run.write_reports")
+_UNCLOCKED = ("profiler.job.run.judge_folder", "profiler.report.page.write_reports")
 
 # A decode step of Mistral-7B is about 1,400 launches; eager transformers takes 25 to 30 ms for it beside an H100 or an
 # A100, and TinyLlama's 1,000 take some 35 ms on Colab's host beside a T4. An operator on the host's own small tensors
@@ -152,7 +152,7 @@ def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
         mock.patch.object(acceptance, "CHECKS", tuple(c for c in acceptance.CHECKS if c is not acceptance.doubling)),
         mock.patch.object(acceptance.Bench, "run", brief),
         mock.patch.object(acceptance, "_INTERLEAVED", 2),
-        mock.patch("profiler.job.run.write_reports"),
+        mock.patch("profiler.report.page.write_reports"),
         mock.patch("profiler.job.measuring._LEVERS_LEAST_S", math.inf),
     ):
         yield

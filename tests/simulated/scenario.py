@@ -77,7 +77,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
             "no_levers": True,
             **options,
         }
-        with mock.patch("profiler.job.run.write_reports"):  # nobody looks at these pages
+        with mock.patch("profiler.report.page.write_reports"):  # nobody looks at these pages
             run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
     return run, world
 

@@ -13,8 +13,11 @@ from profiler.grid import Phase
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: a whole prompt, one decode step, or both together."""
 
-# JSON nests no deeper than this in any file that a tool writes.
 _LONGEST_TEXT = 200
+# A nanosecond to thirty years, a billion sequences or tokens, 64 bytes a weight: beyond them a file is damaged.
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+_LARGEST = 10**9
+_WIDEST_BYTES = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,20 @@ class ForeignFile:
     """What it says of the model, the device and the software, by the names that a comparison uses."""
 
 
+def refuse_impossible(figure: Figure) -> None:
+    """Raises RequestError for a figure that is none of a machine."""
+    for seconds in (figure.seconds, *figure.samples_s):
+        if not _SHORTEST_S <= seconds <= _LONGEST_S:
+            raise RequestError(f"{seconds:.3g} s is no time that a {figure.covers} takes.")
+    if not 0 <= figure.half_width_s < math.inf:
+        raise RequestError(f"{figure.half_width_s:.3g} s is no spread of times.")
+    for size in (figure.batch_size, figure.prompt_len, figure.context_len, figure.new_tokens):
+        if size is not None and size > _LARGEST:
+            raise RequestError(f"{shown(size)} is no number of sequences or tokens of a {figure.covers}.")
+    if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
+        raise RequestError(f"no weight is stored in {figure.weight_bytes:.3g} bytes.")
+
+
 def seconds_of(value: object, what: str, scale: float = 1.0) -> float:
     """A positive finite number of seconds. Raises RequestError naming `what` for anything else."""
     return number_of(value, what) * scale
@@ -143,7 +160,7 @@ def inner(record: Mapping[str, Any], *names: str) -> Any:
 
 def texts(named: Mapping[str, object]) -> dict[str, str]:
     """Settings as short texts, without those that a file does not tell."""
-    return {name: shown(value) for name, value in named.items() if value not in (None, "")}
+    return {name: shown(value).strip() for name, value in named.items() if value not in (None, "")}
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from profiler.record.readers.figures import Covers, Figure, ForeignFile, number_
 
 _TOOL = "llama-bench"
 _TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
-_RATE = re.compile(r"(?P<rate>[\d.]+)(?: ± (?P<spread>[\d.]+))?")
+_RATE = re.compile(r"(?P<rate>\d+\.?\d*)(?: ± (?P<spread>\d+\.?\d*))?")
 _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _ITEMSIZES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}
@@ -116,7 +116,7 @@ def _row(record: Mapping[str, Any]) -> Figure:
     test, rate = _TEST.fullmatch(str(record["test"])), _RATE.fullmatch(str(record["t/s"]))
     if test is None or rate is None:
         raise RequestError(f"a row of llama-bench cannot be read: {record['test']!r}, {record['t/s']!r}.")
-    prompt, new, depth = (int(test[name] or 0) for name in ("prompt", "new", "depth"))
+    prompt, new, depth = (whole_of(test[name] or 0, "test") for name in ("prompt", "new", "depth"))
     per_s, spread = number_of(rate["rate"], "t/s"), float(rate["spread"] or 0)
     size, params = _scaled(record.get("size"), _SIZES), _scaled(record.get("params"), _COUNTS)
     whole_s = (prompt + new) / per_s

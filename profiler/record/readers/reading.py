@@ -23,7 +23,7 @@ from profiler.record.readers import (
     transformers_benchmark,
     vllm,
 )
-from profiler.record.readers.figures import ForeignFile, shown
+from profiler.record.readers.figures import ForeignFile, refuse_impossible, shown
 from profiler.units import plain, visible_in
 
 Record = Mapping[str, Any]
@@ -56,17 +56,24 @@ def read_foreign(path: Path) -> ForeignFile:
             found = read(records)
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from None
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
             raise RequestError(f"{path} is damaged: {type(error).__name__}: {shown(error)}.") from None
         if found is not None:
             if not found.figures:
                 raise RequestError(f"{path}: {found.tool} wrote no figure of a prefill or a decode into it.")
+            for number, figure in enumerate(found.figures, 1):
+                try:
+                    refuse_impossible(figure)
+                except RequestError as error:
+                    raise RequestError(f"{path}: figure {number} is damaged: {error}") from None
             return ForeignFile(str(path), found.tool, found.figures, found.created, found.settings)
     raise RequestError(f"{path} is no result file that is known here; known are {TOOLS}.")
 
 
 def _records(path: Path) -> list[Record]:
     """The file's objects or rows, whatever it is written in, with texts that act on nothing."""
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; give a result file (a run's own: `roofscope judge` or `compare`).")
     try:
         size = path.stat().st_size
         if size > _MOST_BYTES:
@@ -81,6 +88,8 @@ def _records(path: Path) -> list[Record]:
     is_json = text.lstrip()[0] in "[{"
     read = partial(_json, path) if is_json else _markdown if text.lstrip().startswith("|") else partial(_csv, path)
     found = read(text)
+    if not found:
+        raise RequestError(f"{path} holds no rows.")
     # Within quotes a line may end in the middle of a CSV's cell.
     kept = plain(text) and (is_json or '"' not in text)
     return found if kept else cast(list[Record], visible_in(found))
@@ -114,7 +123,12 @@ def _csv(path: Path, text: str) -> list[Record]:
     try:
         rows = filter(None, csv.reader(io.StringIO(text), strict=True))
         names = [name.strip() for name in next(rows, ())]
-        return [dict(zip_longest(names, row)) for row in rows]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise RequestError(f"{path} has several columns called {shown(twice[0])}.")
+        found: list[Record] = [dict(zip_longest(names, row)) for row in rows]
+        if longer := next((number for number, row in enumerate(found, 1) if None in row), None):
+            raise RequestError(f"{path}: row {longer} has more cells than there are columns.")
+        return found
     except csv.Error as error:
         raise RequestError(f"{path} is broken CSV: {shown(error)}.") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profiler.record.readers.figures import Figure, ForeignFile, number_of, samples_of
+from profiler.record.readers.figures import Figure, ForeignFile, number_of, samples_of, whole_of
 
 _LATENCY = {"avg_latency", "latencies", "percentiles"}
 _THROUGHPUT = {"elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"}
@@ -33,14 +33,10 @@ def _latency(record: Mapping[str, Any]) -> Figure:
 
 
 def _throughput(record: Mapping[str, Any]) -> Figure:
-    elapsed_s, requests = (
-        number_of(record["elapsed_time"], "elapsed_time"),
-        number_of(record["num_requests"], "requests"),
-    )
     return Figure(
         covers="generate",
-        seconds=elapsed_s,
-        requests=int(requests),
+        seconds=number_of(record["elapsed_time"], "elapsed_time"),
+        requests=whole_of(record["num_requests"], "num_requests", 1),
         repeats=1,
         notes=("prompt and generation in one figure", "its tokens/s count the prompts' tokens as well"),
     )

@@ -61,12 +61,21 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
 
 
 def save(runs: Sequence[Run], name: str, path: Path) -> None:
-    """Draw a picture and save it whole; the file's ending decides between PNG and SVG.
+    """Draw a picture and save it. Raises what `draw` and `save_figure` raise."""
+    save_figure(draw(runs, name), path)
 
-    Raises what `draw` raises, and RunError for a file that cannot be written.
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure whole and close it; the file's ending decides between PNG and SVG.
+
+    Raises RequestError for another ending, and RunError for a file that cannot be written.
     """
-    figure, drawn = draw(runs, name), io.BytesIO()
-    with plt.style.context(STYLE_FILE):
-        figure.savefig(drawn, format=path.suffix.lower().lstrip("."), bbox_inches="tight")
-    plt.close(figure)
+    drawn = io.BytesIO()
+    try:
+        if path.suffix.lower() not in (".png", ".svg"):
+            raise RequestError(f"--out {path}: the name must end in .png or .svg.")
+        with plt.style.context(STYLE_FILE):
+            figure.savefig(drawn, format=path.suffix.lower().lstrip("."), bbox_inches="tight")
+    finally:
+        plt.close(figure)
     replace_file(path, drawn.getvalue())

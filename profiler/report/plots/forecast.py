@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -111,14 +110,3 @@ def cost_of_run(run: Run) -> Figure:
     if costs is None:
         raise RequestError(f"{run.folder} holds no costs; `roofscope rent MODEL --keep {run.folder}` makes them.")
     return cost_figure(costs)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Save and close a figure. Raises RequestError for a file that cannot be written."""
-    try:
-        with plt.style.context(STYLE_FILE):
-            figure.savefig(path, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        raise RequestError(f"--out {path} cannot be written: {error}.") from None
-    finally:
-        plt.close(figure)
