@@ -2,7 +2,8 @@
 
 Needs no network: models are cards with random weights, sized by the card's memory. Writes the runs, the pictures and
 `scoreboard.json` into FOLDER: every check with its figure, its threshold, and whether it held. Takes under nine minutes
-on one card; what does not fit into that time is listed as not run. Nothing of the card's settings is changed.
+on one card; groups that have not begun by then are listed as not run, and one that has is finished: a T4 beside a host
+as slow as Colab's takes eleven (on a simulated one). Nothing of the card's settings is changed.
 
 --dry-run runs the very same script on a CPU with a tiny model; checks that need CUDA are then listed as not run.
 """
