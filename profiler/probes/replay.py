@@ -105,8 +105,8 @@ def replay_calls(
 _LEAST_REPLAYS = 5
 # As many calls in a graph that nothing runs before: a share of its launch is timed with each of them.
 _LEAST_CALLS = 32
-_ENOUGH_SAMPLES = 8
-_MOST_SAMPLES = 32
+_ENOUGH_SAMPLES = 16
+_MOST_SAMPLES = 64
 _KNOWN_HALF_WIDTH = 0.01
 
 
