@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Phase
-from profiler.machine.clock import Timing, timing_of, undisturbed
+from profiler.machine.clock import Timing, undisturbed
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
@@ -18,7 +18,7 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
         # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
         return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
     among = undisturbed(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
-    calls_s = timing_of(samples.bare_s).median_s + sum(call.total_s for call in samples.cores)
+    calls_s = undisturbed(samples.bare_s).median_s + sum(call.total_s for call in samples.cores)
     return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
 
 

@@ -38,8 +38,9 @@ _AGAIN_SHARE = 0.02
 _AGAIN_MOST_S = 0.5
 # Replaying the kernels alone gets this share of it.
 _REPLAY_SHARE = 0.15
-# Replaying those that were held up once more takes about this share of it.
+# Replaying those that were held up takes about this share of it each time, and so many times at most.
 _REPLAY_AGAIN_SHARE = 0.05
+_MOST_AGAIN = 2
 # Timing the parts of `generate` gets this share of it, and one cell at least.
 _GENERATE_SHARE = 0.1
 # Batching a queue of unequal prompts in other ways gets this share of it.
@@ -153,12 +154,13 @@ def _replay(session: Session, measured: list[Cell]) -> None:
     with session.stages.cut_short("the replays"):
         for replays in replay_kernels(session.subject, measured, _REPLAY_SHARE * session.budget_s):
             session.ledger.add(replays)
-        if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
-            _measure_parts_again(session, again)
+        for _ in range(_MOST_AGAIN):
+            if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
+                _measure_parts_again(session, again)
 
 
 def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
-    """Dispatch and kernels once more where they took longer than the steps that they are parts of: a neighbour did."""
+    """Dispatch and kernels again where they took longer than the steps that they are parts of: a neighbour did."""
     if session.ranks is None:
         batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
         for dispatch in dispatch_of_twin(session.prepared, session.subject, batches, engines):
