@@ -97,7 +97,12 @@ def _fate(cells: Sequence[Against]) -> str:
     """Where a precision wins and loses in one phase; only cells whose whole interval says so count."""
     told = [item for item in cells if not item.visited_once]
     if not told:
-        return "was visited once: no claim"
+        seen = sorted(item.speed_up for item in cells)
+        return f"was visited once ({seen[0]:.2g}x to {seen[-1]:.2g}x as fast then): no claim; --budget gives more"
+    return _claimed(told) + (f", by {len(told)} of {len(cells)} cells visited twice" if len(told) < len(cells) else "")
+
+
+def _claimed(told: Sequence[Against]) -> str:
     claims = [item for item in told if item.is_claim]
     wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
     best, worst = max(told, key=lambda item: item.speed_up), min(told, key=lambda item: item.speed_up)

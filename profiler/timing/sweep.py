@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -70,9 +71,10 @@ def sweep(
     """Visit the cells and yield each visit, and each cell that has no number, as it ends.
 
     The first round goes from small to large, so that a cell that does not fit is met before larger ones, and is
-    always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and stop at
-    the budget. No cell is visited a third time before all have had their second, which is what tells how far visits
-    lie apart; engines are visited in turn, a cell's one right after the other. `on_round` is called before each round
+    always finished; later rounds are shuffled (seeded), visit only cells whose interval is still wide, and keep to the
+    budget: where it is not enough for a whole round, the cheapest cells have it. No cell is visited a third time before
+    all that the budget is enough for have had their second, which is what tells how far visits lie apart; engines are
+    visited in turn, a cell's one right after the other. `on_round` is called before each round
     and tells by how much the machine's own time has swung so far. `fits` gives the reason why a cell cannot fit, or
     None. `own_bytes` are held beside what each engine needs. `earlier` are the outcomes of an interrupted
     sweep: its cells are known, and the first round visits only the others.
@@ -95,6 +97,9 @@ def sweep(
         if round_number > 0:
             if not turns:
                 return
+            left_s = plan.budget_s - (machine.now_s() - start)
+            once = [turn for turn in turns if any(len(seen[cell].visits) < CLAIM_VISITS for cell in turn)]
+            turns = _affordable(once, costs, left_s) or _affordable(turns, costs, left_s)
             shuffle.shuffle(turns)
             turns = [turn[:: -1 if round_number % 2 else 1] for turn in turns]
         swing = on_round()
@@ -102,12 +107,8 @@ def sweep(
         unseen_s = sum(costs.expected_s.get(cell, 0.0) for turn in turns for cell in turn) if round_number == 0 else 0.0
         for turn in turns:
             elapsed_s = machine.now_s() - start
-            cost_s = sum(costs.of(cell) for cell in turn)
-            paired = all(len(seen[cell].visits) >= CLAIM_VISITS for cell in turn)
-            if round_number > 0 and paired and elapsed_s + cost_s > plan.budget_s:
+            if round_number > 0 and elapsed_s + costs.of_all(turn) > plan.budget_s:
                 continue
-            if round_number > 0 and elapsed_s > plan.budget_s:
-                return
             for cell in turn:
                 elapsed_s = machine.now_s() - start
                 # A first visit warms its shape up as well; the rounds behind it run to the budget or end early.
@@ -135,12 +136,11 @@ def sweep(
 
 
 def _open_cells(seen: Mapping[Cell, _Seen], half_width: float, swing: float) -> list[Cell]:
-    """Cells that need a further visit: while some were visited less than twice, only those."""
+    """Cells that need a further visit."""
     spreads = {
         phase: spread_of((phase_medians(phase, state.visits) for state in seen.values()), swing) for phase in PHASES
     }
-    found = [cell for cell, state in seen.items() if state.gap is None and not state.narrow(half_width, spreads)]
-    return [cell for cell in found if len(seen[cell].visits) < CLAIM_VISITS] or found
+    return [cell for cell, state in seen.items() if state.gap is None and not state.narrow(half_width, spreads)]
 
 
 def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
@@ -149,6 +149,13 @@ def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
     for cell in cells:
         turns.setdefault(replace(cell, engine=""), []).append(cell)
     return list(turns.values())
+
+
+def _affordable(turns: list[list[Cell]], costs: _Costs, left_s: float) -> list[list[Cell]]:
+    """The cheapest turns that `left_s` seconds are enough for."""
+    cheapest = sorted(turns, key=costs.of_all)
+    together_s = itertools.accumulate(costs.of_all(turn) for turn in cheapest)
+    return [turn for turn, cost_s in zip(cheapest, together_s, strict=True) if cost_s <= left_s]
 
 
 def _larger_than_failed(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
@@ -179,6 +186,9 @@ class _Costs:
 
     def of(self, cell: Cell) -> float:
         return self._durations.get(cell, self.scale * self.expected_s.get(cell, 0.0))
+
+    def of_all(self, cells: Iterable[Cell]) -> float:
+        return sum(map(self.of, cells))
 
     def note(self, cell: Cell, seconds: float) -> None:
         """A visit took so long."""

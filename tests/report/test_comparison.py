@@ -50,7 +50,8 @@ def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
     [row] = against_rows([often, once])
     assert row[-1] == "one visit: no claim"
     assert sentences([often, once]) == [
-        "nf4 takes 4x less memory than none in bfloat16; decode was visited once: no claim."
+        "nf4 takes 4x less memory than none in bfloat16; decode was visited once (2x to 2x as fast then): no claim;"
+        " --budget gives more."
     ]
     twice = replace(once, results=(replace(once.results[0], visits=2),))
     assert "is faster (up to 2x" in sentences([often, twice])[0]

@@ -100,6 +100,22 @@ def test_a_second_visit_comes_before_any_third() -> None:
     assert {outcome.cell for outcome in again[: len(once)]} == once
 
 
+def test_a_budget_too_short_for_a_second_round_goes_to_the_cheapest_cells() -> None:
+    """A prefill takes a millisecond a token; what is left is half of what the first round took."""
+
+    class Slow(FakeEngine):
+        def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
+            time.sleep(0.001 * ids.numel())
+            return super().prefill(ids, slots)
+
+    start_s = time.perf_counter()
+    tokens = {visit.cell: visit.cell.batch_size * visit.cell.prompt_len for visit in run(Slow(), budget_s=1e-9)}
+    first_s = time.perf_counter() - start_s
+    again = {visit.cell for visit in run(Slow(), budget_s=1.5 * first_s)[len(tokens) :]}
+    assert 0 < len(again) < len(tokens)
+    assert max(tokens[cell] for cell in again) <= min(tokens[cell] for cell in set(tokens) - again)
+
+
 def test_prompts_are_as_long_as_asked() -> None:
     engine = FakeEngine()
     run(engine)
