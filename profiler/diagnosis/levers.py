@@ -168,12 +168,16 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    how = _GRAPHS if setting.can_graph else "torch.compile (many small operators become few)"
+    how, because = _GRAPHS, "the host's share of this step"
+    if not setting.can_graph:
+        # Too slow to be tried in a moment: g++ takes ten seconds for the kernels of three layers (two cores of a Xeon).
+        how = "torch.compile (many small operators become few)"
+        because = "all of the host's share of this step; --engine eager,compile tells what stays of it"
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     # A twin that was measured in a worse minute may dispatch for longer than the step takes.
     most_s = max(0.0, cell.split.latency_s - cell.split.device_s)
     return [
-        Lever(how, min(cell.split.dispatch_s, most_s), "the host's share of this step"),
+        Lever(how, min(cell.split.dispatch_s, most_s), because),
         Lever(
             "keeping freed memory (MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or tcmalloc)",
             faults_s,
