@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from profiler.diagnosis.facts import Facts, Readings
+from profiler.diagnosis.facts import Facts, Readings, Replays
 from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.run import judge_run
 from profiler.grid import Cell, CellKey
@@ -152,11 +152,16 @@ def _steppable(session: Session) -> list[Cell]:
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels alone")
     with session.stages.cut_short("the replays"):
-        for replays in replay_kernels(session.subject, measured, _REPLAY_SHARE * session.budget_s):
+        for replays in _replayed(session, measured, _REPLAY_SHARE):
             session.ledger.add(replays)
         for _ in range(_MOST_AGAIN):
             if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
                 _measure_parts_again(session, again)
+
+
+def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
+    """The kernels of these cells run alone, in a share of the budget."""
+    return replay_kernels(session.subject, cells, session.ledger.facts.ceilings, share * session.budget_s)
 
 
 def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
@@ -165,7 +170,7 @@ def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
         batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
         for dispatch in dispatch_of_twin(session.prepared, session.subject, batches, engines):
             session.ledger.add(dispatch)
-    for replays in replay_kernels(session.subject, cells, _REPLAY_AGAIN_SHARE * session.budget_s):
+    for replays in _replayed(session, cells, _REPLAY_AGAIN_SHARE):
         session.ledger.add(replays)
 
 

@@ -16,6 +16,8 @@ from profiler.machine.clock import timing_of
 from profiler.probes.calls import answered, callable_modules, caught_calls, step_of
 from profiler.probes.replay import replay_calls, replay_linears
 from profiler.probes.subject import Subject
+from profiler.roofs.values import Ceilings
+from profiler.work.causes import Cause
 from profiler.work.conversions import conversion_calls
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.operators import Linear
@@ -26,6 +28,8 @@ from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and are run inside the linears as well.
 _CONVERSIONS_SHARE = 0.3
+# Caches that differ by less of the weights' bytes leave about as much of them where they were.
+_TOLD_APART = 0.25
 
 
 @dataclass(frozen=True)
@@ -42,23 +46,38 @@ def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]
     return Linears(operators, {key: modules[key] for key in operators})
 
 
-def replay_kernels(subject: Subject, cells: Sequence[Cell], budget_s: float) -> Iterator[Replays]:
+def replay_kernels(subject: Subject, cells: Sequence[Cell], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
     """Each linear, attention core and bank of experts of each cell run alone, shape by shape.
 
     Of a linear that converts between formats, those kernels are run on their own as well. Cells whose linears see the
-    same rows share their replay. `budget_s` is for all of them; each is visited once in any case.
+    same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them; each is
+    visited once in any case.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes: dict[tuple[int, ...], list[CellKey]] = {}
     for key in (key for cell in cells for key in cell.keys):
         rows = rows_of(linears, Step.of(key), subject.path_of(key))
-        shapes.setdefault((*rows.values(), key.cell.batch_size), []).append(key)
-    for users in shapes.values():
+        shape = (*rows.values(), key.cell.batch_size, _between_bytes(subject, key, ceilings))
+        shapes.setdefault(shape, []).append(key)
+    for (*_, between_bytes), users in shapes.items():
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], share_s)))
+        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s)))
     keys = [key for users in shapes.values() for key in users]
     for key in keys:
         yield Replays((key,), tuple(_calls_alone(subject, key, budget_s * _CALLS_SHARE / len(keys))))
+
+
+def _between_bytes(subject: Subject, key: CellKey, ceilings: Ceilings) -> int:
+    """Bytes of the KV cache, old and copied, that a decode step on a CPU touches between its linears, to the nearest
+    `_TOLD_APART` of the model's weights: they push out of a cache what it would keep of those weights from step to
+    step. No more than what leaves none of them there."""
+    if subject.machine.captures or key.phase == "prefill":
+        return 0
+    work = subject.work.work(Step.of(key), subject.path_of(key))
+    # What is copied is read once and written once.
+    touched = float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
+    least = _TOLD_APART * model_storage_bytes(subject.loaded.module)
+    return int(min(round(touched / least) * least, ceilings.past_caches_bytes))
 
 
 def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey, int]:
@@ -107,7 +126,9 @@ def _cold_bytes(subject: Subject) -> int:
     return 2 * cache_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
 
 
-def _linears_alone(subject: Subject, linears: Linears, key: CellKey, budget_s: float) -> Iterator[Replay]:
+def _linears_alone(
+    subject: Subject, linears: Linears, key: CellKey, between_bytes: int, budget_s: float
+) -> Iterator[Replay]:
     """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
@@ -124,6 +145,7 @@ def _linears_alone(subject: Subject, linears: Linears, key: CellKey, budget_s: f
         budget_s=budget_s - conversions_s,
         sliced=sliced,
         cold_bytes=cold_bytes,
+        between_bytes=between_bytes,
     )
     converted = replay_calls(converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes)
     for name, op in linears.operators.items():

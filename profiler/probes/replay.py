@@ -30,8 +30,9 @@ def replay_linears(
     budget_s: float,
     sliced: Collection[Key] = (),
     cold_bytes: int = 0,
+    between_bytes: int = 0,
 ) -> dict[Key, tuple[float, ...]]:
-    """Seconds of single calls of each operator on its own.
+    """Seconds of single calls of each operator on its own, with `between_bytes` of other data read in every pass.
 
     `linears` maps an operator to its modules, one a layer; `rows` gives its tokens. Those of `sliced` operators are
     the last of so many prompts, handed over as transformers does: as a slice of the hidden states. That is not the same
@@ -47,7 +48,15 @@ def replay_linears(
     inputs = {name: input_of(name, _in_features(modules[0])) for name, modules in linears.items()}
     called = without_waiting if machine.captures else partial
     calls = {name: [called(module, inputs[name]) for module in modules] for name, modules in linears.items()}
-    return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes)
+    between = _reads(between_bytes, max(map(len, linears.values()), default=1))
+    return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, between=between)
+
+
+def _reads(nbytes: int, layers: int) -> list[Callable[[], object]]:
+    """A read of its own share of `nbytes` for each layer."""
+    if not nbytes:
+        return []
+    return [part.sum for part in torch.ones(nbytes // torch.int64.itemsize, dtype=torch.int64).chunk(layers)]
 
 
 def replay_calls(
@@ -57,13 +66,15 @@ def replay_calls(
     budget_s: float,
     cold_bytes: int = 0,
     captured_alone: bool = False,
+    between: Sequence[Callable[[], object]] = (),
 ) -> dict[Key, tuple[float, ...]]:
     """Seconds of single calls under each key on their own, where a key has one call a layer.
 
     Calls are made layer by layer, as in a step, so that each weight comes from where a step finds it: memory, or a
     cache that holds them all, until each key is known to within 1 % or the budget is spent. A sample is the mean of a
     pass: layers differ, some lie in a cache or on slower pages, and what a step pays is their sum (of SmolLM2-135M in
-    bfloat16 on a Xeon the median call, times its layers, is a tenth less). On CUDA the calls of a key
+    bfloat16 on a Xeon the median call, times its layers, is a tenth less); calls `between` them are made as well, and
+    not timed. On CUDA the calls of a key
     are captured as a graph and replayed: events around single calls of small kernels would time the host; there
     `cold_bytes` are written before each replay (see `_replayed_graph`), and with `captured_alone` a RequestError is
     raised for what cannot be captured.
@@ -74,8 +85,9 @@ def replay_calls(
         return {
             name: _replayed_graph(layers, machine, each_s, cold_bytes, captured_alone) for name, layers in calls.items()
         }
+    several: list[tuple[Key | None, Sequence[Callable[[], object]]]] = [*calls.items(), (None, between)]
     order = sorted(
-        ((index / len(layers), name, call) for name, layers in calls.items() for index, call in enumerate(layers)),
+        ((index / len(layers), name, call) for name, layers in several for index, call in enumerate(layers)),
         key=lambda item: item[0],
     )
     times: dict[Key, list[float]] = {name: [] for name in calls}
@@ -91,12 +103,13 @@ def replay_calls(
                 marks.append(clock.mark())
                 names.append(name)
                 # A pass over large inputs may take long; it ends early once each operator has been seen.
-                if machine.now_s() > deadline_s and set(names) == set(calls):
+                if machine.now_s() > deadline_s and set(names) >= set(calls):
                     break
             clock.synchronize()
             of_pass: dict[Key, list[float]] = {}
             for name, seconds in zip(names, clock.seconds(marks), strict=True):
-                of_pass.setdefault(name, []).append(seconds)
+                if name is not None:
+                    of_pass.setdefault(name, []).append(seconds)
             for name, found in of_pass.items():
                 times[name].append(round(statistics.fmean(found), 12))
     return {name: tuple(samples) for name, samples in times.items()}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+
 import pytest
 import torch
 from machines import HOST
 from torch import nn
 
-from profiler.probes.replay import replay_linears
+from profiler.probes.replay import replay_calls, replay_linears
 
 pytestmark = pytest.mark.cpu
 
@@ -36,3 +39,33 @@ def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
     states = torch.empty(3, 5, 8)[:, -1:, :]
     assert head.shape == tuple(states.shape)
     assert head.strides[0] > states.shape[-1], "the positions before lie in between"
+
+
+def test_what_is_called_in_between_is_made_in_every_pass_and_not_timed() -> None:
+    """Two layers of two operators, and 5 ms between them in each layer."""
+    made: list[str] = []
+
+    def between() -> None:
+        made.append("between")
+        time.sleep(0.005)
+
+    calls = {name: [lambda name=name: made.append(name)] * 2 for name in ("first", "second")}
+    found = replay_calls(calls, HOST, budget_s=0.05, between=[between, between])
+    assert set(found) == {"first", "second"}
+    assert max(statistics.median(seconds) for seconds in found.values()) < 0.001
+    warm, passes = made[:2], made[2:]
+    assert warm == ["first", "second"]
+    assert passes[:6] == ["first", "second", "between"] * 2
+
+
+def test_other_data_is_read_in_every_pass() -> None:
+    """64 MiB at 200 GB/s take a third of a millisecond; two linears of 8 x 8 take some ten microseconds."""
+    layers = [Seen(8, 8), Seen(8, 8)]
+
+    def passes(nbytes: int) -> int:
+        found = replay_linears(
+            {"layer": layers}, {"layer": 1}, HOST, dtype=torch.float32, budget_s=0.002, between_bytes=nbytes
+        )
+        return len(found["layer"])
+
+    assert passes(64 << 20) < passes(0)
