@@ -214,6 +214,7 @@ class Fitted:
         steps, device = demanded.steps, self.device
         count = len(steps)
         bandwidth, between = device.memory_bytes_per_s(_working_set(demanded)), device.between_bytes_per_s(demanded)
+        copies = device.ceilings.copy_share * bandwidth
         weights_s, kv_s, compute_s, dequantise_s, kernel_s = (np.zeros(count) for _ in range(5))
         outside_s, own_s, last_s, from_memory_s = (np.zeros(count) for _ in range(4))
         any_replayed = False
@@ -233,7 +234,7 @@ class Fitted:
                 converting_s = np.minimum(alone_s, self.kernels.converting_s(column, steps, roof_s / column.count))
                 dequantise_s += column.count * converting_s
                 kernel_s += column.count * (alone_s - converting_s) - roof_s
-            outside_s += _outside_s(column, flops_per_s, bandwidth, between, alone_s is not None)
+            outside_s += _outside_s(column, flops_per_s, copies, between, alone_s is not None)
             from_memory_s += _from_memory_s(column, device, alone_s is not None)
             if column.last_rows:
                 last_s += roof_s if alone_s is None else column.count * alone_s
@@ -352,21 +353,23 @@ def from_memory_s(demanded: Demanded, device: Device, replayed: Callable[[Operat
 def _from_memory_s(column: OperatorColumn, device: Device, replayed: bool) -> Array:
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
     own_s = 0.0 if replayed else column.model_bytes / bandwidth
-    return np.asarray(own_s + _outside_s(column, math.inf, bandwidth, bandwidth, replayed))
+    copies = device.ceilings.copy_share * bandwidth
+    return np.asarray(own_s + _outside_s(column, math.inf, copies, bandwidth, replayed))
 
 
-def _outside_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, between: Array, replayed: bool) -> Array:
+def _outside_s(column: OperatorColumn, flops_per_s: float, copies: Array, between: Array, replayed: bool) -> Array:
     """Seconds of an operator's avoidable work that its own replay has not paid for.
 
-    What one kernel writes the next one finds; of a cache that is copied the old one lies where the step before left it.
+    What one kernel writes the next one finds (`between` bytes/s); of a cache that is copied (`copies`) the old one lies
+    where the step before left it.
     """
     moved = {Cause.OPERANDS: column.activation_bytes, **column.avoidable_bytes}
-    total = np.zeros(len(bandwidth))
+    total = np.zeros(len(between))
     for cause in {**moved, **column.avoidable_flops}:
         if replayed and cause not in OUTSIDE:
             continue
         flops, nbytes = column.avoidable_flops.get(cause, 0.0), moved.get(cause, 0.0)
-        bytes_per_s = bandwidth if cause is Cause.CACHE_COPIES else between
+        bytes_per_s = copies if cause is Cause.CACHE_COPIES else between
         total += np.maximum(np.asarray(flops) / flops_per_s, np.asarray(nbytes) / bytes_per_s)
     return total
 

@@ -113,12 +113,13 @@ def _small_kernels(
 def _avoidable_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> dict[Cause, float]:
     """Seconds of each cause of an operator's avoidable work, by the side of the roofline that binds it."""
     moved = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
+    copied = {Cause.CACHE_COPIES: roofs.copy_share * roofs.memory_bytes_per_s}
     return {
         cause: floor_s(
             float(item.avoidable_flops.get(cause, 0)),
             float(moved.get(cause, 0)),
             demand.compute_flops_per_s,
-            roofs.memory_bytes_per_s,
+            copied.get(cause, roofs.memory_bytes_per_s),
         )
         for cause in {**moved, **item.avoidable_flops}
         if cause is not Cause.PADDING
@@ -172,6 +173,7 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=dispatch,
         overlaps=facts.device.overlaps_dispatch,
+        copy_share=ceilings.copy_share,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
         fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())

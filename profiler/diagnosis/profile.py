@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
@@ -163,12 +164,18 @@ class Products:
     """
 
     by_rows: Mapping[int, Surface]
+    measured: Mapping[tuple[int, int, int], float]
+    """By rows, in and out features: as they were measured. A library has kernels for some widths, and a surface takes
+    what is one width's own for noise."""
 
     def log_ratio(self, rows: Array, in_features: int, out_features: int) -> Array:
         """At these rows [n]; beyond those that were measured it stays."""
         at = _widths(in_features, out_features)
         known = sorted(self.by_rows)
-        ratios = [float(self.by_rows[count].level(at)[0]) for count in known]
+        ratios = [
+            self.measured.get((count, in_features, out_features), float(self.by_rows[count].level(at)[0]))
+            for count in known
+        ]
         return np.asarray(np.interp(np.log2(np.maximum(rows, 1)), np.log2(known), ratios))
 
     def sigma(self, rows: int, in_features: int, out_features: int) -> float:
@@ -256,13 +263,18 @@ def _products_reached(points: Sequence[ProductPoint], ceilings: Ceilings) -> Pro
     by_rows: dict[int, list[ProductPoint]] = {}
     for point in points:
         by_rows.setdefault(point.rows, []).append(point)
-    return Products({rows: _over_widths(some, ceilings) for rows, some in by_rows.items()})
+    measured = {(point.rows, point.in_features, point.out_features): _log_ratio(point, ceilings) for point in points}
+    return Products({rows: _over_widths(some, ceilings) for rows, some in by_rows.items()}, measured)
 
 
 def _over_widths(points: Sequence[ProductPoint], ceilings: Ceilings) -> Surface:
     at = np.concatenate([_widths(point.in_features, point.out_features) for point in points])
-    ratios = np.log([point.seconds / _product_roof_s(point, ceilings) for point in points])
+    ratios = np.array([_log_ratio(point, ceilings) for point in points])
     return surface(at, ratios, np.full(len(points), _SAMPLING))
+
+
+def _log_ratio(point: ProductPoint, ceilings: Ceilings) -> float:
+    return math.log(point.seconds / _product_roof_s(point, ceilings))
 
 
 def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:

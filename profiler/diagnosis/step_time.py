@@ -113,6 +113,8 @@ class Roofs:
     """See `idle_share`; nothing where steps follow each other, whose device is never without work at a step's start."""
     idle_most: float = 0.0
     """Share of its dispatch for which the device may idle where the step's own time says so; see `idle_most`."""
+    copy_share: float = 1.0
+    """Share of the memory roof that a copy reaches."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """How far the two roofs may be off, as shares of them."""

@@ -12,7 +12,7 @@ from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
 from profiler.roofs.sampling import clocked, random_bytes, roof_of, sample
-from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof, agree
+from profiler.roofs.values import COPY, READ, Ceilings, CurvePoint, Roof, agree
 
 # Four times the last-level caches in all, as BabelStream and STREAM ask for, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -77,7 +77,7 @@ def _streams(machine: Machine, nbytes: int, budget_s: float) -> dict[str, Roof]:
 
     return {
         READ: clocked(lambda: _read(machine, data, budget_s), machine),
-        "copy": probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
+        COPY: probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
         "triad": probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
     }
 

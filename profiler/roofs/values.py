@@ -14,6 +14,7 @@ from profiler.machine.links import Link
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
 READ = "read"
+COPY = "copy"
 PINNED = "host, pinned"
 """The link from pinned memory; weights cross the one from ordinary memory, `host`."""
 RESIDENT_GAIN = 1.25
@@ -178,6 +179,12 @@ class Ceilings:
         larger = [point.bytes_per_s for point in self.curve if point.nbytes >= working_set_bytes]
         gain = larger[0] / self.curve[-1].bytes_per_s if larger else 1.0
         return self.memory_bytes_per_s * max(1.0, gain)
+
+    @property
+    def copy_share(self) -> float:
+        """Share of the memory roof that a copy reaches, which writes as much as it reads; 1 where none was measured."""
+        copied = self.memory.get(COPY)
+        return min(1.0, copied.per_s / self.memory_bytes_per_s) if copied else 1.0
 
     def cache_resident(self, working_set_bytes: float) -> bool:
         """Whether a working set is served by a cache: its size is read clearly faster than memory is."""
