@@ -113,10 +113,10 @@ def least_of(passes: Sequence[CardProfile]) -> CardProfile:
     faster."""
     return replace(
         passes[0],
-        products=_least(point for one in passes for point in one.products),
-        attentions=_least(point for one in passes for point in one.attentions),
-        dispatches=_least(point for one in passes for point in one.dispatches),
-        smalls=_least(point for one in passes for point in one.smalls),
+        products=least(point for one in passes for point in one.products),
+        attentions=least(point for one in passes for point in one.attentions),
+        dispatches=least(point for one in passes for point in one.dispatches),
+        smalls=least(point for one in passes for point in one.smalls),
     )
 
 
@@ -125,7 +125,8 @@ _MEASURED = ("seconds", "layer_s", "in_kernels_s")
 """What a pass measures of a point; all else says what the point is."""
 
 
-def _least(points: Iterable[_Point]) -> tuple[_Point, ...]:
+def least(points: Iterable[_Point]) -> tuple[_Point, ...]:
+    """Each point once, in its least time."""
     found: dict[tuple[object, ...], tuple[float, _Point]] = {}
     for point in points:
         values = asdict(point)

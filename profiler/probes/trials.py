@@ -337,14 +337,15 @@ class _Bench:
 
 
 def _copies(loaded: LoadedModel, whole: nn.ModuleList | None, ceilings: Ceilings) -> int:
-    """How many copies of a short model leave the caches as the model with all its layers would."""
+    """How many copies of a short model leave the caches as the model with all its layers would: no more than are
+    stepped."""
     short = stack_of(loaded.module, loaded.config.get_text_config())
     assert short is not None
     assert whole is not None
     nbytes, of_layers = model_storage_bytes(loaded.module), model_storage_bytes(short)
     if ceilings.cache_resident(nbytes + of_layers * (len(whole) / len(short) - 1)):
         return 1
-    return math.ceil(ceilings.past_caches_bytes / nbytes)
+    return min(_WARM + _DECODE_STEPS, math.ceil(ceilings.past_caches_bytes / nbytes))
 
 
 def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]]]:

@@ -149,12 +149,13 @@ class Ceilings:
 
     @property
     def past_caches_bytes(self) -> int:
-        """The least size that is read as slowly as memory, as all larger ones are: read, it leaves little else in a
-        cache."""
+        """Twice the least size that is read about as slowly as memory, as all larger ones are: of what is read again
+        and again over so many bytes a cache serves next to nothing (of that size itself it may serve a fifth)."""
         slow = takewhile(
             lambda point: point.bytes_per_s <= RESIDENT_GAIN * self.curve[-1].bytes_per_s, reversed(self.curve)
         )
-        return min((point.nbytes for point in slow), default=self.stream_bytes)
+        least = min((point.nbytes for point in slow), default=None)
+        return 2 * least if least else self.stream_bytes
 
     @property
     def memory_bytes_per_s(self) -> float:
