@@ -23,11 +23,11 @@ from profiler.work.causes import Cause
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
 from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu, stored
 from profiler.work.kernels import attention_path, outlier_columns
-from profiler.work.operators import Experts, Linear, Operator
+from profiler.work.operators import Experts, Linear, ModelWork, Operator
 from profiler.work.padded import padded_work
 from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
-from profiler.work.walk import ModelWork, linear_modules
+from profiler.work.walk import linear_modules
 
 
 @dataclass(frozen=True)
