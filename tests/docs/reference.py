@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 
 from profiler.cli import compare, look
@@ -244,7 +245,7 @@ def _tree(thing: Any) -> Any:
 
 def _hints(thing: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(thing)
+        return typing.get_type_hints(thing, localns={"torch": torch})  # some modules name it for the type checker alone
     except (NameError, TypeError):
         return {}
 
