@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from profiler.machine.memory import storage_bytes
-from profiler.machine.unfetched import import_bitsandbytes
 from profiler.work.stored import StoredWeight
 
 # bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
@@ -205,11 +204,6 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
         )
     except (ImportError, AttributeError):
         return _BNB_FUSED_FLOOR + 1
-
-
-def four_bit_fuses_on_cpu() -> bool:
-    """Whether bitsandbytes' 4-bit kernel on this machine's CPU unpacks inside the product, for any number of rows."""
-    return bool(import_bitsandbytes().has_avx512bf16())
 
 
 def first_dense_row(fused: Callable[[int], bool], most: int) -> int:
