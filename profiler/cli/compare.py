@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,19 +45,20 @@ def compare(
     from profiler.report.changes import comparison_json, history_json
     from profiler.report.changes_table import print_changes, print_history
     from profiler.report.console import screen
+    from profiler.report.long_json import a_row_a_line
 
     if len(paths) < 2:
         raise RequestError("give two run folders or more: roofscope compare BEFORE AFTER.")
     if len(paths) == 2:
         comparison = compared(paths[0], paths[1], anyway=anyway)
         if output_format == "json":
-            print(json.dumps(comparison_json(comparison), indent=2))
+            print(a_row_a_line(comparison_json(comparison)))
         else:
             print_changes(comparison, screen(plain=plain))
         return
     history = history_of(paths, anyway=anyway)
     if output_format == "json":
-        print(json.dumps(history_json(history), indent=2))
+        print(a_row_a_line(history_json(history)))
     else:
         print_history(history, screen(plain=plain))
 
@@ -130,6 +130,7 @@ def place(
     from profiler.job.placing import Shapes
     from profiler.job.placing import place as place_file
     from profiler.report.console import screen
+    from profiler.report.long_json import a_row_a_line
     from profiler.report.placing_table import placed_json, print_placed
 
     shapes = Shapes(
@@ -150,7 +151,7 @@ def place(
             "warnings": list(found.doubts),
             "rows": [placed_json(row) for row in found.rows],
         }
-        print(json.dumps(document, indent=2))
+        print(a_row_a_line(document))
         return
     title = f"{found.file.tool}: {found.model} in {found.dtype} under the roofs of {found.under.name}"
     print_placed(title, found.rows, found.doubts, screen(plain=plain))

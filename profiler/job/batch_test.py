@@ -14,8 +14,9 @@ from profiler.loading.skeleton import plan, quiet_libraries
 from profiler.machine.machine import machine_for
 from profiler.roofs.values import Ceilings
 from profiler.work.footprint import predicted_peak_bytes
+from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import ModelWork, walk
+from profiler.work.walk import walk
 
 MOST_SEQUENCES = 4096
 # The test goes on for two doublings past the predicted knee, where the slope has had time to show.

@@ -11,8 +11,8 @@ from pathlib import Path
 from profiler.diagnosis.foretold import Answer
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
-from profiler.job.count import gpu_called
 from profiler.job.forecast import Wanted, forecast_known, forecast_on, known_of, profile_of
+from profiler.machine.datasheet import gpu_called
 from profiler.machine.links import Link, link_called, published_links
 from profiler.machine.prices import cheapest
 from profiler.record.run import read_document

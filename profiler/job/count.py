@@ -19,7 +19,7 @@ from profiler.loading.published import Gguf, as_asked, gguf_form, in_dense_form,
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta
-from profiler.machine.datasheet import Datasheet, called, gpus
+from profiler.machine.datasheet import gpu_called
 from profiler.machine.device import resolve_device
 from profiler.machine.links import bus_share
 from profiler.probes.subject import operator_work
@@ -27,12 +27,10 @@ from profiler.work.attention import AttentionCore
 from profiler.work.crosscheck import Crosscheck, crosscheck
 from profiler.work.footprint import cache_bytes
 from profiler.work.kernels import attention_path
-from profiler.work.operators import GemmShape, Operator
+from profiler.work.operators import GemmShape, ModelWork, Operator
 from profiler.work.parallel import Collective, replicated_kv_heads, walk_rank
 from profiler.work.step import Count, ExecutionPath, Step, Work
-from profiler.work.walk import ModelWork, walk
-
-_MOST_NAMES = 8
+from profiler.work.walk import walk
 
 
 @dataclass(frozen=True)
@@ -269,24 +267,6 @@ def model_dtype(name: str, config: object) -> torch.dtype:
     own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
     own = DTYPES.get(own) if isinstance(own, str) else own
     return own if isinstance(own, torch.dtype) else torch.bfloat16
-
-
-def gpu_called(name: str) -> Datasheet:
-    """A row of the table by its name or its driver's, in any case, or by a part that no other row's name has."""
-    rows = (
-        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
-        or called(name)
-        or [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
-        or [gpu for gpu in gpus() if name.lower() in gpu.gpu.lower()]
-    )
-    if len(rows) == 1:
-        return rows[0]
-    if rows:
-        names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
-        more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
-        raise RequestError(f"several GPUs may be called {name!r}. Which one: {names}{more}?")
-    near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
-    raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
 
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:

@@ -16,10 +16,9 @@ from profiler.probes.subject import operator_names
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import predicted_peak_bytes
-from profiler.work.operators import Embedding, Linear, Operator
+from profiler.work.operators import Embedding, Linear, ModelWork, Operator
 from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
-from profiler.work.walk import ModelWork
 
 Paths = Mapping[Phase, ExecutionPath]
 

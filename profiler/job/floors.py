@@ -15,8 +15,9 @@ from profiler.job.placing import Under, here_roofs, least
 from profiler.loading.request import dtype_name
 from profiler.machine.machine import machine_for
 from profiler.probes.dispatch import least_dispatch_s
+from profiler.work.operators import ModelWork
 from profiler.work.step import Step
-from profiler.work.walk import ModelWork, walk
+from profiler.work.walk import walk
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from profiler.diagnosis.trials import tried
 from profiler.errors import RequestError, RunError
 from profiler.grid import PHASES, Grid, Phase, make_grid
 from profiler.job.checks import checks_line
-from profiler.job.count import gpu_called, known_quant, model_dtype
+from profiler.job.count import known_quant, model_dtype
 from profiler.job.demanded import Paths, demanded
 from profiler.loading.catalog import resolve
 from profiler.loading.config import config_from, load_config
@@ -33,14 +33,16 @@ from profiler.loading.published import as_asked
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
+from profiler.machine.datasheet import gpu_called
 from profiler.machine.links import Link
 from profiler.record.document import RunDocument
 from profiler.record.profiles import profile_called, profiles, read_profile
 from profiler.record.run import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.work.attention import AttentionCore
+from profiler.work.operators import ModelWork
 from profiler.work.parallel import walk_rank
 from profiler.work.step import ExecutionPath
-from profiler.work.walk import ModelWork, walk
+from profiler.work.walk import walk
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
 from profiler.roofs.values import Ceilings
 from profiler.roofs.weights import measure_weights
-from profiler.work.walk import ModelWork, walk
+from profiler.work.operators import ModelWork
+from profiler.work.walk import walk
 
 # Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
 _TWIN_SHARE = 0.075

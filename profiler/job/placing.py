@@ -13,28 +13,21 @@ from numpy.typing import NDArray
 from profiler.diagnosis.foreign import Placed, doubts, placed
 from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError
-from profiler.job.count import gpu_called, model_work
-from profiler.loading.catalog import resolve
-from profiler.loading.request import DTYPES, dtype_name
+from profiler.loading.catalog import Source, resolve
 from profiler.machine import datasheet
-from profiler.machine.device import resolve_device, software
-from profiler.machine.machine import machine_for
 from profiler.record.readers.figures import Figure, ForeignFile
 from profiler.record.readers.reading import read_foreign
-from profiler.roofs.cache import cached
-from profiler.roofs.measure import measure
-from profiler.roofs.products import measurable_dtypes
-from profiler.roofs.values import Ceilings
 from profiler.units import count, scaled
 from profiler.work.attention import AttentionCore
-from profiler.work.operators import Operator
+from profiler.work.counted import counted
+from profiler.work.operators import ModelWork, Operator
 from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import ModelWork
 
 # Tools count buffers or tied weights otherwise; another model has another size altogether.
 _SAME_PARAMS = 0.05
 # 5 % less than what the weights need is a rounding of the card's memory, not a card that they do not fit.
 _FITS = 1.05
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -91,8 +84,8 @@ def place(
     """
     file = read_foreign(path)
     figures = [_complete(figure) for figure in _with_shapes(file.figures, shapes or Shapes())]
-    told = file.settings.get("precision", "auto")
-    work = model_work(model, told if told in DTYPES else "auto", quant)
+    source = resolve(model)
+    work = _work(source, model, file.settings.get("precision", "auto"), quant)
     dtype = _own_dtype(work)
     under = here_roofs(work, dtype) if here else _card(gpu, file)
     floors = _floors(work, figures, under, dtype)
@@ -103,7 +96,7 @@ def place(
     found = [*_another(file, work, under), *_no_room(work, figures, under), *doubts(rows)]
     if here and any(row.regime is None for row in rows):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
-    return Placement(file, resolve(model).name, dtype, quant, under, rows, tuple(found))
+    return Placement(file, source.name, dtype, quant, under, rows, tuple(found))
 
 
 def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> list[Figure]:
@@ -145,12 +138,22 @@ def _complete(figure: Figure) -> Figure:
 def _own_dtype(work: ModelWork) -> str:
     """The dtype of the model's cache, which its quantised products give their results in."""
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
-    return dtype_name((cores or work.operators)[0].dtype)
+    return (cores or work.operators)[0].dtype_name
+
+
+def _work(source: Source, model: str, told: str, quant: str) -> ModelWork:
+    """The model's operators in the precision that a file tells; torch is loaded only where they are not kept."""
+    dtype = told if told in _DTYPES else "auto"
+    if source.kind == "card" and (dtype, quant) == ("auto", "none") and (kept := counted(source.name)) is not None:
+        return kept
+    from profiler.job.count import model_work
+
+    return model_work(model, dtype, quant)
 
 
 def _card(gpu: str, file: ForeignFile) -> Under:
     if gpu:
-        return _of_sheet(gpu_called(gpu))
+        return _of_sheet(datasheet.gpu_called(gpu))
     device = file.settings.get("device", "")
     known = datasheet.called(device)
     if len(known) == 1:
@@ -160,14 +163,21 @@ def _card(gpu: str, file: ForeignFile) -> Under:
 
 
 def _of_sheet(sheet: datasheet.Datasheet) -> Under:
-    peaks = {name: peak for name in DTYPES if (peak := sheet.peak_flops_per_s(name))}
+    peaks = {name: peak for name in _DTYPES if (peak := sheet.peak_flops_per_s(name))}
     return Under(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
 
 
 def here_roofs(work: ModelWork, dtype: str) -> Under:
     """The roofs of this device, measured, or kept for a day."""
+    from profiler.machine.device import resolve_device, software
+    from profiler.machine.machine import machine_for
+    from profiler.roofs.cache import cached
+    from profiler.roofs.measure import measure
+    from profiler.roofs.products import measurable_dtypes
+    from profiler.roofs.values import Ceilings
+
     machine = machine_for(resolve_device("auto"))
-    used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
+    used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
@@ -247,7 +257,7 @@ def least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, 
         cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.embedding_bytes + need.logits_bytes
         moved_s = nbytes / under.bytes_per_s
-        done_s = (zeros + need.model_flops) / under.peak(dtype_name(operator.dtype), dtype)
+        done_s = (zeros + need.model_flops) / under.peak(operator.dtype_name, dtype)
         compute_s += np.where(done_s > moved_s, done_s, 0.0)
         memory_s += np.where(done_s > moved_s, 0.0, moved_s)
     return compute_s, memory_s

@@ -26,8 +26,8 @@ from profiler.probes.subject import Subject, execution_paths
 from profiler.roofs.measure import measure
 from profiler.roofs.values import Ceilings
 from profiler.timing.visit import Bench, follow
+from profiler.work.operators import ModelWork
 from profiler.work.parallel import walk_rank
-from profiler.work.walk import ModelWork
 
 _LINK_S = 4.0
 """For the sweep of all-reduces, as long as a stage of the roofs."""

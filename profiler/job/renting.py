@@ -26,14 +26,14 @@ from profiler.diagnosis.rent import (
 )
 from profiler.errors import RequestError
 from profiler.grid import MOST, PHASES, Phase
-from profiler.job.count import gpu_called, known_quant, model_dtype
+from profiler.job.count import known_quant, model_dtype
 from profiler.job.demanded import demanded
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import as_asked
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
-from profiler.machine.datasheet import gpus
+from profiler.machine.datasheet import gpu_called, gpus
 from profiler.machine.prices import Price, cheapest
 from profiler.machine.published import EngineKind
 from profiler.units import duration, scaled

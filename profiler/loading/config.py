@@ -90,11 +90,7 @@ def _config_error(source: Source, error: Exception, *, own_code: bool) -> ModelE
             " --trust-remote-code runs it, if you trust its source."
         )
     if source.kind == "hub":
-        hint = (
-            f" Its card is known: --weights random, or the name {source.card.hub_id!r}'s card from `roofscope models`."
-            if source.card is not None
-            else ""
-        )
+        hint = " Its card is known: `roofscope models` has the name that stands for it." if source.card else ""
         return ModelError(
             f"{source.name} is neither in the local cache nor to be had from the hub"
             f" (offline, gated, or no such model).{hint}"

@@ -7,11 +7,14 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from profiler.errors import RequestError, near_misses
+
 _TABLE = Path(__file__).with_name("gpus.csv")
 
 # A card reports up to 12 % less than its datasheet's memory (ECC, firmware, the driver's own share).
 _MEMORY_TOLERANCE = 0.12
 
+_MOST_NAMES = 8
 _COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "generation"})
 
 
@@ -94,6 +97,24 @@ def called(name: str) -> list[Datasheet]:
     """
     wanted = _distinctive(name)
     return [gpu for gpu in gpus() if wanted in map(_distinctive, gpu.nvml_name.split("|"))]
+
+
+def gpu_called(name: str) -> Datasheet:
+    """A row of the table by its name or its driver's, in any case, or by a part that no other row's name has."""
+    rows = (
+        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
+        or called(name)
+        or [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
+        or [gpu for gpu in gpus() if name.lower() in gpu.gpu.lower()]
+    )
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
+        more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
+        raise RequestError(f"several GPUs may be called {name!r}. Which one: {names}{more}?")
+    near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
+    raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:

@@ -1,9 +1,11 @@
-"""Importing bitsandbytes without letting it fetch code."""
+"""Importing bitsandbytes without letting it fetch code, and asking of it what needs no import."""
 
 from __future__ import annotations
 
-import importlib
+import ctypes
+import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 _KERNELS = "kernels"
@@ -25,3 +27,20 @@ def import_bitsandbytes() -> Any:
             del sys.modules[_KERNELS]
         else:
             sys.modules[_KERNELS] = kernels  # type: ignore[assignment]
+
+
+def four_bit_fuses_on_cpu() -> bool:
+    """Whether bitsandbytes' 4-bit kernel on this machine's CPU unpacks inside the product, for any number of rows.
+
+    Its CPU library is asked itself: importing the package takes half a second and 40 MB, which a run in any other
+    format has no use for. Beside a card it loads another library, without that kernel (0.50: cextension.py).
+    """
+    import torch
+
+    package = importlib.util.find_spec("bitsandbytes")
+    if package is None or package.origin is None or torch.cuda.is_available():
+        return False
+    try:
+        return bool(ctypes.CDLL(str(Path(package.origin).with_name("libbitsandbytes_cpu.so"))).has_avx512bf16_cpu())
+    except (OSError, AttributeError):  # an older one, or one for another processor
+        return False

@@ -17,9 +17,9 @@ from profiler.probes.subject import Subject
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import is_linear, stored
-from profiler.work.operators import Experts, Operator
+from profiler.work.operators import Experts, ModelWork, Operator
 from profiler.work.step import Step
-from profiler.work.walk import ModelWork, called_modules
+from profiler.work.walk import called_modules
 
 Call = Callable[[], object]
 

@@ -15,8 +15,9 @@ from profiler.grid import Cell, CellKey
 from profiler.machine.machine import Machine
 from profiler.probes.subject import Subject
 from profiler.timing.visit import seeded_prompts
+from profiler.work.operators import ModelWork
 from profiler.work.recognise import is_attention
-from profiler.work.walk import ModelWork, collapse_numbers
+from profiler.work.walk import collapse_numbers
 
 _STEPS = 6
 

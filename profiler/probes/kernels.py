@@ -20,9 +20,9 @@ from profiler.roofs.values import Ceilings
 from profiler.work.causes import Cause
 from profiler.work.conversions import conversion_calls
 from profiler.work.footprint import model_storage_bytes
-from profiler.work.operators import Linear
+from profiler.work.operators import Linear, ModelWork
 from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import LinearKey, ModelWork, linear_key, linear_modules
+from profiler.work.walk import LinearKey, linear_key, linear_modules
 
 # Attention and experts get this share of the time, all linears the rest.
 _CALLS_SHARE = 0.3

@@ -17,17 +17,18 @@ from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import compute_capability
 from profiler.machine.links import bus_share
 from profiler.machine.machine import Machine, machine_for
+from profiler.machine.unfetched import four_bit_fuses_on_cpu
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import four_bit_dense_from_rows, four_bit_fuses_on_cpu, stored
+from profiler.work.formats import four_bit_dense_from_rows, stored
 from profiler.work.kernels import attention_path, outlier_columns
-from profiler.work.operators import Experts, Linear, Operator
+from profiler.work.operators import Experts, Linear, ModelWork, Operator
 from profiler.work.padded import padded_work
 from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
-from profiler.work.walk import ModelWork, linear_modules
+from profiler.work.walk import linear_modules
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from profiler.diagnosis.facts import Facts
 from profiler.errors import RunError
 from profiler.record.document import RunDocument, document_parts
 from profiler.record.operators import OPERATORS_FILE, operators_csv
-from profiler.record.run import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_frame, csv_text
+from profiler.record.run import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_text
 from profiler.record.samples import SAMPLES_FILE, Fact, line_of
 
 
@@ -92,7 +92,7 @@ def write_document(folder: Path, document: RunDocument) -> None:
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
     """Write cells.csv whole."""
-    replace_file(folder / CELLS_FILE, csv_text(cells_frame(results)))
+    replace_file(folder / CELLS_FILE, cells_text(results))
 
 
 def write_operators(folder: Path, facts: Facts) -> None:

@@ -7,11 +7,18 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from profiler.record.run import Run, csv_text
+from profiler.record.run import Run
+from profiler.units import no_formula
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
-    return csv_text(frame).encode()
+    """No text of it is a formula to a spreadsheet."""
+    texts = {name: frame[name].map(_no_formula) for name in frame.columns if frame[name].dtype.kind not in "biuf"}
+    return frame.assign(**texts).to_csv(index=False).encode()
+
+
+def _no_formula(value: object) -> object:
+    return no_formula(value) if isinstance(value, str) else value
 
 
 def _markdown(frame: pd.DataFrame) -> bytes:

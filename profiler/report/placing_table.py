@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
 from profiler.diagnosis.foreign import Placed
 from profiler.report.changes_table import MOST_ROWS, table
+from profiler.report.long_json import shallow
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
@@ -18,7 +18,7 @@ PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
 
 def placed_json(row: Placed) -> dict[str, object]:
     """One row of the contract."""
-    return asdict(row)
+    return shallow(row)
 
 
 def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.work.formats import StoredWeight, stored
+from profiler.work.formats import stored
+from profiler.work.stored import StoredWeight
 
 Call = Callable[[], object]
 

@@ -11,8 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.work.attention import AttentionCore
+from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import ModelWork, collapse_numbers, walk
+from profiler.work.walk import collapse_numbers, walk
 
 _CACHES = ("past_key_values", "cache_params", "state")
 

@@ -9,9 +9,8 @@ import numpy as np
 from profiler.machine.memory import storage_bytes
 from profiler.work.attention import AttentionCore
 from profiler.work.formats import quant_state_tensors
-from profiler.work.operators import Linear
+from profiler.work.operators import Linear, ModelWork
 from profiler.work.step import Count, ExecutionPath
-from profiler.work.walk import ModelWork
 
 _FLOAT32_BYTES = 4
 # Residual stream, its normalised copy and the sum that replaces it are alive around each matrix.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from profiler.work.causes import Cause
-from profiler.work.formats import StoredWeight
 from profiler.work.step import Count, ExecutionPath, Step, Work
+from profiler.work.stored import StoredWeight
+
+if TYPE_CHECKING:
+    import torch
 
 Group = Literal[
     "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "collective", "other"
@@ -45,6 +47,11 @@ class Operator(abc.ABC):
     count: int
     dtype: torch.dtype
     """The dtype that its products run in, which decides its compute roof."""
+
+    @property
+    def dtype_name(self) -> str:
+        """As `--dtype` calls it."""
+        return str(self.dtype).removeprefix("torch.")
 
     @abc.abstractmethod
     def each(self, step: Step, path: ExecutionPath) -> Work:
@@ -104,7 +111,7 @@ class Linear(Operator):
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         w = self.weight
         rows = int(_rows(self.executed_rows or self.rows, step))
-        return (GemmShape(rows, w.out_features, w.in_features, _dtype_name(self.dtype), self.count),)
+        return (GemmShape(rows, w.out_features, w.in_features, self.dtype_name, self.count),)
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ class Experts(Operator):
         tokens = int(step.tokens)
         touched = max(1, round(float(self.touched(tokens))))
         rows = max(1, round(tokens * self.per_token / touched))
-        dtype = _dtype_name(self.dtype)
+        dtype = self.dtype_name
         return [GemmShape(rows, outs, ins, dtype, self.count * touched) for ins, outs in self.matrices]
 
 
@@ -225,13 +232,41 @@ class RecurrentState(Operator):
         )
 
 
+@dataclass(frozen=True)
+class ModelWork:
+    """All operators of a model, equal ones merged, and what the walk did not understand."""
+
+    operators: tuple[Operator, ...]
+    params: int
+    understood_params: int
+    unknown: tuple[str, ...]
+    """Names of modules whose parameters are not in any operator."""
+    not_run: tuple[str, ...] = ()
+    """Parts that a text-only step leaves alone: towers of other modalities, cross-attention without an encoder."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of the parameters that the operators account for; below 1 when something is not understood."""
+        return self.understood_params / self.params if self.params else 1.0
+
+    def work(self, step: Step, path: ExecutionPath | None = None) -> Work:
+        """The work of a whole step; arrays in `step` give arrays."""
+        path = path or ExecutionPath()
+        return sum((operator.work(step, path) for operator in self.operators), Work())
+
+    def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
+        """Every distinct matrix product with weights of one step (plain numbers), with how often it runs."""
+        counts: dict[GemmShape, int] = {}
+        for operator in self.operators:
+            for shape in operator.gemms(step):
+                key = replace(shape, count=1)
+                counts[key] = counts.get(key, 0) + shape.count
+        return tuple(replace(shape, count=count) for shape, count in counts.items())
+
+
 def _rows(rule: Rows, step: Step) -> Any:
     if rule == "last":
         return step.batch
     if rule == "context":
         return step.batch * (step.context + step.query)
     return step.tokens
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

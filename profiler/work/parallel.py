@@ -12,10 +12,10 @@ from torch import nn
 
 from profiler.errors import RequestError
 from profiler.machine.links import CollectiveKind
-from profiler.work.operators import Experts, Linear, Operator
+from profiler.work.operators import Experts, Linear, ModelWork, Operator
 from profiler.work.recognise import activation_dtype, attention_heads, is_attention
 from profiler.work.step import Count, ExecutionPath, Step, Work
-from profiler.work.walk import ModelWork, collapse_numbers, walk
+from profiler.work.walk import collapse_numbers, walk
 
 # transformers 5.23, distributed/tensor_parallel.py: what each style of a plan does with a matrix [..., out, in].
 _CUTS_ROWS = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise", "packed_colwise"})

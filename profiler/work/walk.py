@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,9 +16,9 @@ from profiler.work.operators import (
     Elementwise,
     Embedding,
     Experts,
-    GemmShape,
     Group,
     Linear,
+    ModelWork,
     Operator,
     RecurrentState,
     Rows,
@@ -40,7 +40,6 @@ from profiler.work.recognise import (
     over_context,
     window_of,
 )
-from profiler.work.step import ExecutionPath, Step, Work
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -51,38 +50,6 @@ _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
 _NORM_FLOPS_PER_ELEMENT = 4
-
-
-@dataclass(frozen=True)
-class ModelWork:
-    """All operators of a model, equal ones merged, and what the walk did not understand."""
-
-    operators: tuple[Operator, ...]
-    params: int
-    understood_params: int
-    unknown: tuple[str, ...]
-    """Names of modules whose parameters are not in any operator."""
-    not_run: tuple[str, ...] = ()
-    """Parts that a text-only step leaves alone: towers of other modalities, cross-attention without an encoder."""
-
-    @property
-    def coverage(self) -> float:
-        """Share of the parameters that the operators account for; below 1 when something is not understood."""
-        return self.understood_params / self.params if self.params else 1.0
-
-    def work(self, step: Step, path: ExecutionPath | None = None) -> Work:
-        """The work of a whole step; arrays in `step` give arrays."""
-        path = path or ExecutionPath()
-        return sum((operator.work(step, path) for operator in self.operators), Work())
-
-    def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
-        """Every distinct matrix product with weights of one step (plain numbers), with how often it runs."""
-        counts: dict[GemmShape, int] = {}
-        for operator in self.operators:
-            for shape in operator.gemms(step):
-                key = replace(shape, count=1)
-                counts[key] = counts.get(key, 0) + shape.count
-        return tuple(replace(shape, count=count) for shape, count in counts.items())
 
 
 def walk(model: Any) -> ModelWork:

@@ -5,7 +5,7 @@
 Each kill is of a process of its own, forked from one that has imported everything, at a moment drawn evenly over
 the CPU seconds that the command takes when it is left alone: a busy machine moves none. `run` and `batch-test` are
 resumed each time, so that the kills of one run follow each other; at the end it is finished, and no cell of it may be
-lost or there twice.
+lost or there twice. Exit code 1: a fault was found.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def twice(folder: Path) -> list[tuple[int, int]]:
     return [cell for cell in set(first) if first.count(cell) > 1]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -200,7 +200,7 @@ def main() -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"
     left_alone_s(["run", str(model), *GRID, "--out", str(done)], base)
-    moments = random.Random(asked.seed)
+    moments, faults = random.Random(asked.seed), 0
     for name, arguments in commands(str(model), str(script), done).items():
         if asked.commands and name not in asked.commands.split(","):
             continue
@@ -228,7 +228,9 @@ def main() -> None:
             wrong += [] if finished(run) else [f"{run} is not finished"]
         told = f"{name}: {hit} of {asked.kills} kills while it was at work ({whole_s:.1f} CPU s), {len(wrong)} faults"
         print(told, *wrong, sep="\n  ", flush=True)
+        faults += len(wrong)
+    return int(faults > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 
 from profiler.cli import compare, look
@@ -244,7 +245,7 @@ def _tree(thing: Any) -> Any:
 
 def _hints(thing: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(thing)
+        return typing.get_type_hints(thing, localns={"torch": torch})  # some modules name it for the type checker alone
     except (NameError, TypeError):
         return {}
 
@@ -328,7 +329,7 @@ class _Reader:
             if isinstance(node, ast.Return) and node.value is not None:
                 return self.inside(node.value, "")
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "json.dumps":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "a_row_a_line"):
                 return self.inside(node.args[0], "")
         raise LookupError(f"{self.tree.name} returns and prints no document")
 
@@ -354,14 +355,14 @@ class _Reader:
         return []
 
     def called(self, value: ast.Call, before: str) -> list[Key]:
-        """The keys of `asdict(x)`, or of a function of ours that returns a dict."""
+        """The keys of `asdict(x)` or `shallow(x)`, or of a function of ours that returns a dict."""
         name = ast.unparse(value.func)
         if name == "dict" and value.args:
             return self.inside(value.args[0], before)
         if name.endswith("._asdict"):
             kind = self.type_of(typing.cast(ast.Attribute, value.func).value)
             return [Key(before + field, _shown(hint)[0], "") for field, hint in _hints(kind).items()]
-        if name == "asdict" or name.endswith(".model_dump"):
+        if name in ("asdict", "shallow") or name.endswith(".model_dump"):
             kind = self.type_of(value.args[0] if value.args else typing.cast(ast.Attribute, value.func).value)
             kind = next((item for item in typing.get_args(kind) if item is not type(None)), kind)
             return _of_type(kind, before, 0) if kind is not None else []

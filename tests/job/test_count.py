@@ -154,6 +154,41 @@ def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: P
     assert "dequantised from GGUF (Q4_1, Q8_0) to bfloat16, as transformers loads it\n" in out
 
 
+_WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 32_000}
+_ATTENTION, _NORMS, _TABLES = 4 * 1024**2, 2 * 1024, 2 * 32_000 * 1024 + 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "params"),
+    [
+        (
+            {"model_type": "llama", "num_hidden_layers": 1000, "num_key_value_heads": 16},
+            1000 * (_ATTENTION + 3 * 1024 * 4096 + _NORMS) + _TABLES,
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "num_hidden_layers": 24,
+                "num_key_value_heads": 16,
+                "head_dim": 64,
+                "num_experts": 500,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 512,
+            },
+            24 * (_ATTENTION + 2 * 64 + 500 * 1024 + 500 * 3 * 1024 * 512 + _NORMS) + _TABLES,
+        ),
+    ],
+    ids=["1000 layers", "500 experts"],
+)
+def test_a_hundred_times_the_model(roofscope, tmp_path: Path, config: dict[str, object], params: int) -> None:  # type: ignore[no-untyped-def]
+    """By the shapes of its matrices; equal layers are one operator, so that what is counted does not grow with them."""
+    (tmp_path / "config.json").write_text(json.dumps(_WIDE | config))
+    counted = document(roofscope, str(tmp_path))
+    assert (counted["params"], counted["coverage"]) == (params, 1.0)
+    assert len(counted["operators"]) < 30
+
+
 def test_csv_has_every_operator(roofscope) -> None:  # type: ignore[no-untyped-def]
     rows = list(csv.DictReader(io.StringIO(roofscope("count", "gpt2", "--format", "csv").out)))
     assert {"name", "group", "count", "model_flops", "executed_flops"} <= set(rows[0])

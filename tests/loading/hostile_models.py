@@ -98,7 +98,8 @@ def adapter(base: str) -> Spoil:
 
 
 def remote_code(**changes: Any) -> Spoil:
-    """With code of its own that leaves a mark when it is imported, and a config that names it."""
+    """With code of its own that leaves a mark when it is imported, a config that names it, and a chat template that
+    leaves it when it is rendered by a jinja that is no sandbox."""
 
     def spoil(folder: Path) -> None:
         code = f"import os\nos.makedirs({str(folder / MARK)!r}, exist_ok=True)\n"
@@ -110,6 +111,9 @@ def remote_code(**changes: Any) -> Spoil:
             "AutoModel": "modeling_own.OwnModel",
             "AutoTokenizer": ["tokenization_own.Own", None],
         }
+        template = "{{ cycler.__init__.__globals__.os.makedirs(" + repr(str(folder / MARK)) + ", exist_ok=True) }}"
+        (folder / "chat_template.jinja").write_text(template)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "auto_map": named}))
         config(auto_map=named, custom_pipelines={"own": {"impl": "modeling_own.Own"}}, **changes)(folder)
 
     return spoil

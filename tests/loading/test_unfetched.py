@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,13 +15,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
+from hostile_models import MARK, remote_code
 
-from profiler.machine.unfetched import import_bitsandbytes
+from profiler.machine.unfetched import four_bit_fuses_on_cpu, import_bitsandbytes
 
 TESTS = Path(__file__).parents[1]
 # Every way out of the process raises, and says so; the hub's own library does not know that it is offline.
 GUARDED = """
-import os, socket, sys
+import atexit, os, socket, sys
+
+atexit.register(lambda: "bitsandbytes" in sys.modules and os.write(2, b"USED bitsandbytes\\n"))
 
 def refuse(*arguments, **named):
     os.write(2, b"CONNECTED to %r\\n" % (arguments,))
@@ -76,20 +81,31 @@ def test_kernels_are_hidden_while_bitsandbytes_is_imported(
     assert sys.modules.get("kernels") is loaded
 
 
+def test_its_library_says_of_this_cpu_what_the_package_says() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the package loads another library beside a card")
+    assert four_bit_fuses_on_cpu() == bool(import_bitsandbytes().has_avx512bf16())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("--quant", "nf4")])
+@pytest.mark.parametrize("arguments", [(), ("--quant", "nf4")])
 def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Nor does code that lies beside its weights run."""
     (tmp_path / "kernels.py").write_text(KERNELS)
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    remote_code()(folder)
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(TESTS), environment.get("PYTHONPATH", "")])
     grid = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
-    command = ("run", str(tiny_folder), *grid, *arguments, "--out", str(tmp_path / "run"))
+    command = ("run", str(folder), *grid, *arguments, "--out", str(tmp_path / "run"))
     done = subprocess.run(
         [sys.executable, "-c", GUARDED, *command], capture_output=True, text=True, env=environment, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "CONNECTED" not in done.stderr
+    assert ("USED bitsandbytes" in done.stderr) == bool(arguments), "half a second and 40 MB are for who asks for it"
     assert (tmp_path / "run" / "report.html").is_file()
+    assert not (folder / MARK).exists()
 
 
 @pytest.fixture

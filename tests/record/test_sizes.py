@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from enlarged import enlarge
 
 from profiler.job.judging import judge_folder
 from profiler.machine.readings import Reading, Timeline
 from profiler.report.html import html_report
+from profiler.work.counted import counted
+from profiler.work.step import Step
 
 SOURCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
+
+# Judges a folder and writes its page in a process of its own: CPU seconds of the page, its bytes, the peak in kB.
+PAGE = """
+import resource, sys, time
+from pathlib import Path
+from profiler.job.judging import judge_folder
+from profiler.report.html import html_report
+run = judge_folder(Path(sys.argv[1]))
+begun_s = time.process_time()
+page = html_report(run)
+print(time.process_time() - begun_s, len(page.encode()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_ten_thousand_cells(tmp_path: Path) -> None:
+    """20,000 rows, read from the disk, judged and shown: a page in under 10 s and 5 MB, all of it in under 1 GB."""
+    folder = enlarge(SOURCE, tmp_path / "run", 100, 100)
+    done = subprocess.run(
+        [sys.executable, "-c", PAGE, str(folder)], capture_output=True, text=True, check=True, timeout=550
+    )
+    seconds, nbytes, peak_kib = map(float, done.stdout.split())
+    assert seconds < 10
+    assert nbytes < 5e6
+    assert 1024 * peak_kib < 1e9
+
+
+@pytest.mark.timing
+def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
+    """Both phases of 100 batches by 100 prompts, in one go; each is what counting it alone gives."""
+    work = counted("smollm2-135m")
+    assert work is not None
+    batches, prompts = np.arange(1, 101)[:, None], 8 * np.arange(1, 101)[None, :]
+    begun_s = time.process_time()
+    found = [work.work(Step(batches, prompts, 0)), work.work(Step(batches, 1, prompts))]
+    assert time.process_time() - begun_s < 1
+    assert [np.shape(one.model_flops) for one in found] == [(100, 100)] * 2
+    alone = work.work(Step(7, 1, 8 * 50))
+    assert (found[1].model_flops[6, 49], found[1].model_bytes[6, 49]) == (alone.model_flops, alone.model_bytes)
 
 
 @pytest.mark.timing

@@ -15,8 +15,9 @@ from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.quantise import Quant
 from profiler.loading.skeleton import build_on_meta
+from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import ModelWork, walk
+from profiler.work.walk import walk
 
 LAYER_LINEARS = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
 HEAD = 32000 * 4096

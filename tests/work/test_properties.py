@@ -12,8 +12,9 @@ from profiler.loading.config import load_config
 from profiler.loading.skeleton import build_on_meta
 from profiler.work.attention import causal_pairs
 from profiler.work.intensity import attention_steps, fused_attention, matmul, together
+from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import ModelWork, walk
+from profiler.work.walk import walk
 
 NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
 PATHS = (

@@ -1,0 +1,63 @@
+"""What docs/hostile.md says was tried is what the tests try: each test that it names is there, each count is theirs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "hostile.md").read_text()
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.^])")
+
+Row = tuple[str, list[tuple[str, str]]]
+"""What was tried, and the (file, test) pairs that try it; a test is empty where the whole file does."""
+
+
+def rows() -> list[Row]:
+    """The rows of all tables that name tests; `::test` is of the file that was named last."""
+    found, file = [], ""
+    for line in PAGE.splitlines():
+        named = []
+        for match in _NAMED.finditer(line):
+            if match[1] or match[2]:
+                file = match[1] or file
+                named.append((file, match[2] or ""))
+        if line.startswith("|") and named:
+            found.append((line.split("|")[2], named))
+    return found
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    assert len(rows()) > 30
+    for _, named in rows():
+        for file, test in named:
+            functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if hasattr(node, "name")}
+            assert not test or test in functions, f"{file} has no {test}"
+
+
+@pytest.mark.slow
+def test_every_count_is_that_of_the_tests() -> None:
+    """Of a test with several cases their number stands in its row, or that of all tests of the row together."""
+    files = sorted({file for _, named in rows() for file, test in named if test})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    cases = Counter(line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line)
+    for tried, named in rows():
+        numbers = {int(number) for number in _NUMBER.findall(tried)}
+        counts = [cases[f"{file}::{test}"] for file, test in named if test]
+        assert all(counts), f"{named} are not collected"
+        several = {count for count in counts if count > 1}
+        assert several <= numbers or sum(counts) in numbers, f"{tried}: {counts} of {named}"

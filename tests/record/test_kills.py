@@ -1,0 +1,34 @@
+"""Some of the kills that `tests/benchmarks/kills.py` makes fifty of: of each command that writes, at random moments."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+EACH = 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "commands", [["run", "batch-test"], ["report A B", "judge"], ["forecast --check", "why"], ["ceilings --out"]]
+)
+def test_killed_at_random_moments(tmp_path: Path, commands: list[str]) -> None:
+    """What is left reads, doing it again ends it, and most of the kills came while it was at work."""
+    done = subprocess.run(
+        [sys.executable, str(KILLS), "--kills", str(EACH), "--commands", ",".join(commands)],
+        capture_output=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        text=True,
+        check=False,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    hits = re.findall(rf"^(.+): (\d) of {EACH} kills while it was at work .*, 0 faults$", done.stdout, re.MULTILINE)
+    assert sorted(name for name, _ in hits) == sorted(commands)
+    assert all(int(hit) > EACH // 2 for _, hit in hits), hits
