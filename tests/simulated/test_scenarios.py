@@ -182,6 +182,26 @@ def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
     assert first_lever(run, row) == "4-bit weights"
 
 
+def test_a_model_that_a_cache_holds_for_some_steps_alone(tmp_path: Path) -> None:
+    """With a vocabulary of 24,000 it is 67 MiB, between two sizes of the curve: the cache of 72 MiB holds 64, and
+    not 128. A decode step finds its weights there; a prefill's activations push them out."""
+    truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
+    scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 24_000})
+    run, _ = said(scenario, [truth], tmp_path)
+    assert 64 << 20 < run.document.model.storage_bytes < 72 << 20
+    told = {item.phase: Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence}
+    assert told == {"prefill": False, "decode": True}
+    for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
+        assert phase.cache_resident == told[phase.phase]
+        assert row["regime"] == phase.regime == "memory-bound"
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+        assert abs(row["weights_s"] - phase.weights_s) < REST * phase.latency_s
+        # A prefill's kernels were run alone out of the cache: what they lose lies with what is unexplained.
+        beside_s = row["kernel_s"] + row["avoidable_s"] + row["unexplained_s"]
+        assert abs(beside_s + row["dispatch_s"] - phase.beside_s - phase.exposed_dispatch_s) < REST * phase.latency_s
+    assert not any(Flag.ABOVE_ROOF in item.flags for item in run.document.evidence)
+
+
 def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
     """The roofs are measured at full clock; then the card falls to half of it."""
     truth = H100.but(throttle=Throttle(after_busy_s=0.8, share=0.5))
