@@ -71,12 +71,13 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
         "new_tokens": scenario.new_tokens,
         "fresh": True,
         "no_levers": True,
+        "out": parent / "run",
         **options,
     }
-    folder, out = scenario.folder(parent), parent / "run"
+    folder = scenario.folder(parent)
     with simulated(*truths) as world, mock.patch("profiler.report.page.write_reports"):  # nobody looks at these pages
-        code = command_line("run", str(folder), out=out, **asked)
-    run = read_run(out)
+        code = command_line("run", str(folder), **asked)
+    run = read_run(asked["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) else 0)
     return run, world
 
