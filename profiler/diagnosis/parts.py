@@ -21,6 +21,7 @@ from profiler.diagnosis.step_time import (
     taxed,
 )
 from profiler.grid import Cell, CellKey, Phase
+from profiler.roofs.values import RESIDENT_GAIN
 from profiler.timing.outcomes import Visit, phase_medians
 from profiler.timing.sampling import Estimate
 from profiler.work.causes import OUTSIDE, Cause
@@ -90,6 +91,19 @@ def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
     replays, memory = facts.replays.get(key, {}), roofs_of(facts, key).memory_bytes_per_s
     alone = [_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays]
     return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in alone}
+
+
+def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
+    """The same facts with the roof of the cache for a step that ended clearly sooner than memory gives its bytes.
+
+    Its working set lies between two sizes of the curve, the smaller in a cache and the larger past it: which of them it
+    is like, its time alone tells.
+    """
+    _, nbytes = model_work(facts.operators[key])
+    of_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(nbytes)
+    if of_memory_s <= RESIDENT_GAIN * latency_s:
+        return facts
+    return replace(facts, ceilings=facts.ceilings.out_of_the_cache(nbytes))
 
 
 def _small_kernels(

@@ -17,7 +17,7 @@ from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.generate import GenerateTax, generate_taxes, tax_of
 from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
-from profiler.diagnosis.parts import faults_of, lost_s, model_work, roofs_of, split_of
+from profiler.diagnosis.parts import as_served, faults_of, lost_s, model_work, roofs_of, split_of
 from profiler.diagnosis.ragged import RaggedStep, ragged_step
 from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
@@ -202,7 +202,7 @@ def _judged(
     spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
     clock_share = _clock_share(facts, activity)
-    facts = _at_clock(facts, clock_share)
+    facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     flops, nbytes = model_work(facts.operators[key])
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)

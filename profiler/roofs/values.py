@@ -191,6 +191,15 @@ class Ceilings:
         """Whether a working set is served by a cache: its size is read clearly faster than memory is."""
         return self.memory_bytes_per_s_for(working_set_bytes) > RESIDENT_GAIN * self.memory_bytes_per_s
 
+    def out_of_the_cache(self, working_set_bytes: float) -> Ceilings:
+        """The same device for a working set that was served as the next smaller size of the curve is."""
+        smaller = tuple(point for point in self.curve if point.nbytes < working_set_bytes)
+        larger = self.curve[len(smaller) :]
+        if not smaller or not larger:
+            return self
+        served = CurvePoint(math.ceil(working_set_bytes), smaller[-1].bytes_per_s)
+        return replace(self, curve=(*smaller, served, *larger))
+
     def only(self, dtypes: Sequence[str], model_dtype: str) -> Ceilings:
         """The roofs of these dtypes alone, for a model whose weights are of `model_dtype`."""
         streams = {name: roof for name, roof in self.memory.items() if not name.startswith(GEMV)}

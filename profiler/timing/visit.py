@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ from profiler.machine.memory import page_faults
 from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import LEAST_SAMPLES
+from profiler.units import scaled
 
 _SEED = 0
 _STEADY = 0.05
@@ -31,6 +33,8 @@ _WARM_UP_S = 1.0
 _WARM_UP_STEPS = 8
 _MORE_PREFILLS = LEAST_SAMPLES - 1
 _MORE_PREFILLS_S = 0.8
+_ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
@@ -67,7 +71,7 @@ def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) ->
         with torch.inference_mode(), no_gc():
             return _visit(engine, cell, round_number, bench)
     except (RuntimeError, RequestError) as error:
-        gap = _gap(cell, error)
+        gap = _gap(cell, error, bench.machine)
     # Only here: as long as the error is handled, its traceback holds the tensors of the step that failed.
     gc.collect()
     if gap.status == "failed" and (trouble := bench.machine.trouble()):
@@ -76,13 +80,30 @@ def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) ->
     return gap
 
 
-def _gap(cell: Cell, error: Exception) -> Gap:
+def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
     text = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text:
-        return Gap(cell, "oom", "out of memory")
+        return Gap(cell, "oom", "out of memory" + _in_pieces(text, machine))
     if isinstance(error, RoofscopeError):
         return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
     return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+
+
+def _in_pieces(text: str, machine: Machine) -> str:
+    """What a step that ran out of memory would have found, were it not in pieces; asked while it holds its tensors.
+
+    torch says how much it tried to allocate (CUDACachingAllocator.cpp), and rounds that to hundredths of its unit.
+    """
+    asked = _ASKED.search(text)
+    if not machine.is_cuda or asked is None:
+        return ""
+    wanted_bytes, free_bytes = float(asked[1]) * _UNITS[asked[2]], machine.available_bytes()
+    if free_bytes < 1.01 * wanted_bytes:
+        return ""
+    return (
+        f": {scaled(free_bytes, 'B')} were free, in pieces too small for the {scaled(wanted_bytes, 'B')} asked for;"
+        " start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which joins them"
+    )
 
 
 def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:

@@ -2,8 +2,8 @@
 
 Needs no network: models are cards with random weights, sized by the card's memory. Writes the runs, the pictures and
 `scoreboard.json` into FOLDER: every check with its figure, its threshold, and whether it held. Takes under nine minutes
-on one card; groups that have not begun by then are listed as not run, and one that has is finished: a T4 beside a host
-as slow as Colab's takes eleven (on a simulated one). Nothing of the card's settings is changed.
+on one card, beside a host as slow as Colab's too (on simulated ones); groups that have not begun by then are listed as
+not run, and one that has is finished. Nothing of the card's settings is changed.
 
 --dry-run runs the very same script on a CPU with a tiny model; checks that need CUDA are then listed as not run.
 """
@@ -68,6 +68,8 @@ _HEATING_S = 5.0
 _HEATING_SIDE = 16384
 _LARGE_BYTES = 5e9
 """Weights from which small kernels do not count beside them at batch 1."""
+_A_PRECISION = {"budget_s": 6.0, "new_tokens": 16}
+"""Of each run that differs from the others by its weights' format alone: bytes and what ran need no long sweep."""
 SPLIT = list(TERMS)
 NCU_METRICS = "dram__bytes_read.sum,dram__bytes_write.sum"
 
@@ -382,11 +384,10 @@ def precision(bench: Bench) -> Iterator[Check]:
     """5. Every precision: bytes as stored, its time, what dequantising takes, and which kernel ran."""
     linear_bytes: dict[str, float] = {}
     batches = [1, 8, 64] if bench.cuda else [1, 2]
+    brief: dict[str, Any] = {"prompt_lens": [32], "batch_sizes": batches, **(_A_PRECISION if bench.cuda else {})}
     for quant, share in _shares(bench):
         name = f"precision-{quant}"
-        run = bench.run(
-            name, bench.small, quant=quant, prompt_lens=[32], batch_sizes=batches, dtype=dtype_name(bench.dtype)
-        )
+        run = bench.run(name, bench.small, quant=quant, dtype=dtype_name(bench.dtype), **brief)
         model = bench.load(bench.small, quant=quant)
         linears = [op for op in walk(model).operators if isinstance(op, Linear) and op.group != "lm_head"]
         linear_bytes[quant] = sum(op.count * op.weight.weight_bytes for op in linears)
@@ -402,7 +403,7 @@ def precision(bench: Bench) -> Iterator[Check]:
         del model
         _free()
     other = "float16" if bench.dtype == torch.bfloat16 else "float32"
-    run = bench.run(f"precision-{other}", bench.small, prompt_lens=[32], batch_sizes=batches, dtype=other)
+    run = bench.run(f"precision-{other}", bench.small, dtype=other, **brief)
     decode = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
     ended = bool((run.cells["status"] == "ok").all())
     yield Check(f"{other} beside {dtype_name(bench.dtype)}", ended, decode["latency_s"].to_dict(), "every cell ends")
@@ -410,7 +411,8 @@ def precision(bench: Bench) -> Iterator[Check]:
     lost = _loses_from(bench, first)
     yield Check("from which batch on each loses against 16 bits", None, lost, why="shown, not judged")
     if bench.cuda and bench.model != "mistral-7b-v0.1":
-        run = bench.run("mistral-nf4", "mistral-7b-v0.1", quant="nf4", prompt_lens=[128], batch_sizes=[1, 4])
+        few = {**brief, "prompt_lens": [128], "batch_sizes": [1, 4]}
+        run = bench.run("mistral-nf4", "mistral-7b-v0.1", quant="nf4", **few)
         ended = bool((run.cells["status"] == "ok").all())
         yield Check("Mistral-7B in nf4 fits", ended, run.document.model.storage_bytes, "every cell ends")
     if not bench.cuda:

@@ -210,6 +210,16 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
     assert list(measure_links(["host"], small(), budget_s=0.05)) == ["host"]
 
 
+def test_a_size_between_two_of_the_curve_can_be_either() -> None:
+    """72 MB of cache hold 67, though the next larger size that was read went past it."""
+    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {32: 4e12, 64: 4e12, 128: 1e12, 256: 1e12}.items())
+    found = Ceilings({}, {"read": Roof(1e12, 1e12, 1e12, 9, "given")}, 256, True, curve)
+    assert found.memory_bytes_per_s_for(67) == 1e12
+    assert found.out_of_the_cache(67).memory_bytes_per_s_for(67) == 4e12
+    assert found.out_of_the_cache(67).memory_bytes_per_s_for(128) == 1e12, "no larger one is"
+    assert [found.out_of_the_cache(size) for size in (1, 300)] == [found, found], "nor any beyond the curve"
+
+
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
     """A roof of 31 GB/s and a curve that ends at 48: memory is 31, and what is read three times faster is a cache."""
     sizes = {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +13,13 @@ from unittest import mock
 
 import torch
 
-from profiler.job.options import Options
-from profiler.job.request import prepare
-from profiler.job.run import execute
+from profiler.cli.app import main
+from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest, Quant
-from profiler.record.run import Run
-from profiler.report.progress import QuietListener
+from profiler.record.run import Run, read_run
 
 from . import oracle
 from .truth import Truth
@@ -60,26 +61,48 @@ class Scenario:
 
 
 def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: Any) -> tuple[Run, World]:
-    """What the profiler says on these cards, through the very calls that the command line makes."""
+    """What `roofscope run` says on these cards; it raises what ends it."""
+    asked = {
+        "dtype": scenario.dtype,
+        "quant": scenario.quant,
+        "engine": scenario.engine,
+        "prompt_lens": _listed(scenario.prompt_lens),
+        "batch_sizes": _listed(scenario.batch_sizes),
+        "new_tokens": scenario.new_tokens,
+        "fresh": True,
+        "no_levers": True,
+        "out": parent / "run",
+        **options,
+    }
     folder = scenario.folder(parent)
-    with simulated(*truths) as world:
-        asked = {
-            "device": "cuda",
-            "weights": "random",
-            "dtype": scenario.dtype,
-            "quant": scenario.quant,
-            "engine": scenario.engine,
-            "prompt_lens": list(scenario.prompt_lens),
-            "batch_sizes": list(scenario.batch_sizes),
-            "new_tokens": scenario.new_tokens,
-            "out": parent / "run",
-            "fresh": True,
-            "no_levers": True,
-            **options,
-        }
-        with mock.patch("profiler.report.page.write_reports"):  # nobody looks at these pages
-            run = execute(prepare(Options(model=str(folder), **asked)), QuietListener())
+    with simulated(*truths) as world, mock.patch("profiler.report.page.write_reports"):  # nobody looks at these pages
+        code = command_line("run", str(folder), **asked)
+    run = read_run(asked["out"])
+    assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) else 0)
     return run, world
+
+
+def command_line(*words: str, **options: Any) -> int:
+    """The exit code of a command on a card's model with drawn weights, in this process; it raises what ends it."""
+    asked = {"device": "cuda", "weights": "random", **options}
+    flags = [
+        part
+        for name, value in asked.items()
+        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
+    ]
+    with (
+        mock.patch.object(sys, "argv", ["roofscope", *words, *flags, "--quiet", "--plain", "--debug"]),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    raise AssertionError("a command ends by its exit code")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def so(scenario: Scenario, truth: Truth, parent: Path) -> list[oracle.Phase]:

@@ -31,6 +31,16 @@ pytestmark = [
 ]
 
 
+def test_a_run_is_the_same_again(tmp_path: Path) -> None:
+    """Time is the simulated host's: nothing of this machine's own pace enters a figure."""
+    scenario = Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1])
+    (first, before), (second, after) = (
+        said(scenario, [A100], tmp_path, budget=1, out=tmp_path / name) for name in ("first", "second")
+    )
+    assert first.cells.equals(second.cells)
+    assert before.host.now_s == after.host.now_s
+
+
 def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     """An engine that cannot be captured, replays that run out of memory, a trace without CUPTI: eager's cells stand."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
@@ -78,11 +88,15 @@ def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
     assert prefills.loc[64, "status"] == "ok"
     assert prefills.loc[1024, "status"] in ("oom", "skipped")
     room = A100.memory_bytes - A100.taken_bytes
+    gaps = read_gathered(run.folder, run.document).gaps.values()
+    needs = {gap.cell.batch_size: gap.reason for gap in gaps if gap.reason.startswith("needs")}
     for phase in so(scenario, A100.but(memory_bytes=10 * A100.memory_bytes), tmp_path):
         if phase.phase == "prefill":
             status = prefills.loc[phase.batch_size, "status"]
             if phase.peak_bytes > room:
                 assert status in ("oom", "skipped"), phase
+                beside_gb = float(needs[phase.batch_size].split()[1])
+                assert beside_gb == pytest.approx((phase.peak_bytes - run.document.model.storage_bytes) / 1e9, rel=REST)
             elif phase.peak_bytes < 0.9 * room:
                 assert status == "ok", phase
                 said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
@@ -180,6 +194,26 @@ def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
     assert all(Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence)
     assert first_lever(run, row) == "4-bit weights"
+
+
+def test_a_model_that_a_cache_holds_for_some_steps_alone(tmp_path: Path) -> None:
+    """With a vocabulary of 24,000 it is 67 MiB, between two sizes of the curve: the cache of 72 MiB holds 64, and
+    not 128. A decode step finds its weights there; a prefill's activations push them out."""
+    truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
+    scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 24_000})
+    run, _ = said(scenario, [truth], tmp_path, budget=0.2)
+    assert 64 << 20 < run.document.model.storage_bytes < 72 << 20
+    told = {item.phase: Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence}
+    assert told == {"prefill": False, "decode": True}
+    for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
+        assert phase.cache_resident == told[phase.phase]
+        assert row["regime"] == phase.regime == "memory-bound"
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+        assert abs(row["weights_s"] - phase.weights_s) < REST * phase.latency_s
+        # A prefill's kernels were run alone out of the cache: what they lose lies with what is unexplained.
+        beside_s = row["kernel_s"] + row["avoidable_s"] + row["unexplained_s"]
+        assert abs(beside_s + row["dispatch_s"] - phase.beside_s - phase.exposed_dispatch_s) < REST * phase.latency_s
+    assert not any(Flag.ABOVE_ROOF in item.flags for item in run.document.evidence)
 
 
 def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:

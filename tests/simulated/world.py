@@ -35,6 +35,7 @@ TIMED = (
 ENOUGH = {
     "profiler.roofs.sampling._MOST_SAMPLES": 8,
     "profiler.roofs.sampling._CLOCK_LOOKS_S": 2e-3,
+    "profiler.job.foundation._WITNESS_S": 0.0,
     "profiler.probes.dispatch._TWIN_STEPS": 8,
     "profiler.probes.replay._ENOUGH_SAMPLES": 8,
     "profiler.timing.visit._MORE_PREFILLS": 1,

@@ -1,0 +1,94 @@
+"""What a card's memory holds, through the command line: weights that spill, batches up to its end, room in pieces."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.cli.options import EXIT_INCOMPLETE
+from profiler.record.run import read_gathered, read_run
+
+from .guard import why_not
+from .held import REST, first_lever
+from .oracle import pairs
+from .scenario import Scenario, command_line, said, so
+from .truth import A100, T4
+from .world import simulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+MIB = 1 << 20
+
+
+def test_a_whole_model_spills_on_a_t4(tmp_path: Path) -> None:
+    """README's model in float16, 14.48 GB, is more than a T4 holds beside what a run needs: its last layers wait on the
+    host, and cross pageable memory at each step, before the card reads them as it does all others."""
+    scenario = Scenario("mistral-7b-v0.1", prompt_lens=[64], batch_sizes=[1], new_tokens=4)
+    run, world = said(scenario, [T4], tmp_path, budget=2)
+    weights = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
+    assert run.document.model.storage_bytes == pytest.approx(weights, rel=1e-6)
+    waiting = run.document.model.offloaded_bytes["host"]
+    assert weights - waiting < world.card.memory.total_bytes < weights + 2e9
+    assert set((run.document.model.placement or {}).values()) == {"cuda:0", "cpu"}
+    crossing_s = waiting / (T4.link_bytes_per_s * T4.pageable_share)
+    reading_s = (weights - 2 * 32_000 * 4096) / T4.bytes_per_s  # of the embedding a step reads a row
+    for row in run.cells.to_dict("records"):
+        assert row["latency_s"] == pytest.approx(crossing_s + reading_s, rel=REST)
+        assert row["link_s"] == pytest.approx(crossing_s, rel=REST)
+        assert row["regime"] == "link-bound"
+        assert first_lever(run, row) == "memory for all weights on the device"
+
+
+def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
+    """Two layers of Mistral-7B on an A100: 512 sequences take 35 of 42 GB at their peak, which go in where they find
+    them in one piece; 1,024 take 68 and are not tried."""
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[256], new_tokens=4)
+    with simulated(A100):
+        folder, out = str(scenario.folder(tmp_path)), tmp_path / "run"
+        assert command_line("batch-test", folder, prompt=512, new_tokens=4, dtype="float16", budget=2, out=out) == 0
+    run = read_run(out)
+    status = run.cells.groupby("batch_size")["status"].first().to_dict()
+    fitting = dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256), "ok")
+    assert status in ({**fitting, 512: "ok"}, {**fitting, 512: "oom"})
+    assert all("in pieces" in gap.reason for gap in read_gathered(run.folder, run.document).gaps.values())
+    for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
+        assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
+        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+
+
+def test_room_in_pieces_is_called_so(tmp_path: Path) -> None:
+    """Somebody's tensors of 64 MiB lie in eight segments of 1 GiB each: 7.5 GiB are free, none of them in one piece.
+
+    A prefill of 65,536 tokens needs three tensors of 1.9 GB at once.
+    """
+    truth = A100.but(memory_bytes=12 << 30)
+    folder, out = Scenario("mistral-7b-v0.3", 2).folder(tmp_path), tmp_path / "run"
+    with simulated(truth) as world:
+        kept, holes = [], []
+        for _ in range(8):
+            torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
+            kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device="cuda"))
+            holes.append(torch.empty(960 * MIB, dtype=torch.uint8, device="cuda"))
+        assert world.card.memory.reserved == 8 << 30
+        holes.clear()
+        code = command_line(
+            "run", str(folder), prompt_lens=512, batch_sizes="1,128", new_tokens=4, dtype="float16", no_levers=True,
+            out=out,
+        )  # fmt: skip
+        gc.collect()
+        assert world.card.memory.allocated - len(kept) * 64 * MIB < 32e6, "nothing of the run is held"
+    assert code == EXIT_INCOMPLETE
+    run = read_run(out)
+    rows = {(row["phase"], row["batch_size"]): row for row in run.cells.to_dict("records")}
+    assert rows["prefill", 1]["status"] == "ok"
+    assert rows["prefill", 128]["status"] == rows["decode", 128]["status"] == "oom"
+    [gap] = read_gathered(run.folder, run.document).gaps.values()
+    assert gap.reason.startswith("out of memory: ")
+    assert "in pieces too small for the 1.88 GB asked for" in gap.reason
+    assert "expandable_segments:True" in gap.reason
