@@ -186,6 +186,8 @@ class Stepped:
     """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
 
 
+COMPILED = "torch.compile"
+"""The name of the trial whose steps are compiled, on a static cache."""
 UNQUANTISED = "unquantised "
 """What the name of a trial begins with that leaves the run's quantisation out."""
 PADDING_MASK = "a padding mask"

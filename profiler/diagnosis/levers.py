@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from profiler.diagnosis.cards import floor_on
 from profiler.diagnosis.cell import JudgedCell, Lever
-from profiler.diagnosis.facts import COLLECTIVE, PADDING_MASK
+from profiler.diagnosis.facts import COLLECTIVE, COMPILED, PADDING_MASK
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.trials import Tried
 from profiler.machine.datasheet import Datasheet
@@ -21,6 +21,7 @@ _STATIC_CACHE = "a static cache"
 _PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights"
 _OTHER_KERNELS = "other kernels for these shapes (another dtype, format or library)"
 _GRAPHS = "CUDA graphs"
+_COMPILE = "torch.compile (many small operators become few)"
 _FOUR_BITS = 4.5
 """bitsandbytes' 4-bit weights with a float32 scale a block of 64."""
 _SIXTEEN_BITS = 16.0
@@ -35,6 +36,7 @@ _STANDS_FOR: Mapping[str, frozenset[str]] = {
     "int8": frozenset({_OTHER_KERNELS}),
     _STATIC_CACHE: frozenset({_STATIC_CACHE}),
     _GRAPHS: frozenset({_GRAPHS}),
+    COMPILED: frozenset({_COMPILE}),
 }
 """Which computed changes a form that was tried takes the place of."""
 # What saves less of a step than a measurement can tell is no change to name.
@@ -170,8 +172,7 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
 def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     how, because = _GRAPHS, "the host's share of this step"
     if not setting.can_graph:
-        # Too slow to be tried in a moment: g++ takes ten seconds for the kernels of three layers (two cores of a Xeon).
-        how = "torch.compile (many small operators become few)"
+        how = _COMPILE
         because = "all of the host's share of this step; --engine eager,compile tells what stays of it"
     faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
     # A twin that was measured in a worse minute may dispatch for longer than the step takes.

@@ -48,6 +48,9 @@ _QUEUE_SHARE = 0.25
 # Trying other forms gets this share of it, within limits: a few seconds would tell nothing.
 _LEVERS_SHARE = 0.25
 _LEVERS_MOST_S = 15.0
+# A budget whose share is this long has room to compile a few layers, too, and such trials may take longer.
+_COMPILING_FROM_S = 40.0
+_COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
 # Looking for what carries large residuals gets this share of it.
 _RESIDUAL_SHARE = 0.15
@@ -188,13 +191,15 @@ def _batch_otherwise(session: Session) -> None:
 
 def _try_levers(session: Session) -> None:
     """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
-    budget_s = min(_LEVERS_MOST_S, _LEVERS_SHARE * session.budget_s)
+    share_s = _LEVERS_SHARE * session.budget_s
+    compiling = share_s >= _COMPILING_FROM_S
+    budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S or session.ledger.gathered.trials:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
     with session.stages.cut_short("trying levers"):
         latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
-        for trial in try_forms(session.subject, session.prepared.config, ceilings, latencies_s, budget_s):
+        for trial in try_forms(session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling):
             session.ledger.add(trial)
 
 

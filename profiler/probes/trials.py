@@ -6,6 +6,7 @@ and the exit of the layers that repeat, so that what a layer takes and what lies
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
@@ -19,14 +20,14 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from profiler.diagnosis.facts import PADDING_MASK, UNQUANTISED, Stepped, Trial
+from profiler.diagnosis.facts import COMPILED, PADDING_MASK, UNQUANTISED, Stepped, Trial
 from profiler.engines.registry import ENGINES
 from profiler.errors import ModelError, RequestError
 from profiler.grid import CellKey
 from profiler.loading.load import load
 from profiler.loading.quantise import TORCHAO, Quant
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, resolve_dtype
-from profiler.machine.clock import no_gc
+from profiler.machine.clock import no_gc, undisturbed
 from profiler.machine.device import compute_capability
 from profiler.machine.machine import Machine
 from profiler.probes.subject import Subject
@@ -47,6 +48,9 @@ _MOST_SHARE = 0.5
 # A short model may take this share of the memory that is free.
 _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
+# Of a budget that has room for it so much is kept for torch.compile: g++ alone takes ten seconds for the kernels of
+# three layers of SmolLM2-135M on two cores of a Xeon, whatever was compiled before in two.
+_COMPILING_S = 25.0
 
 
 @dataclass(frozen=True)
@@ -190,17 +194,24 @@ def shortened(config: Any, layers: int) -> Any:
 
 
 def try_forms(
-    subject: Subject, config: Any, ceilings: Ceilings, latencies_s: Mapping[CellKey, float], budget_s: float
+    subject: Subject,
+    config: Any,
+    ceilings: Ceilings,
+    latencies_s: Mapping[CellKey, float],
+    budget_s: float,
+    compiling: bool = False,
 ) -> Iterator[Trial]:
     """Steps in every form that this machine has, at the corners of the grid, as far as the budget goes.
 
     `latencies_s` are the times of the cells that were measured: they tell how many layers can be afforded. A form that
-    does not load or run here is left out.
+    does not load or run here is left out. With `compiling` the budget has room for torch.compile on a CPU, too.
     """
     forms, engine = forms_of(subject), next(iter(subject.engines))
     pattern = pattern_of(subject.loaded.module, config.get_text_config())
     if pattern is None or "decode" not in subject.engines[engine].eager_phases or subject.loaded.offloaded or not forms:
         return
+    compiling = compiling and engine == "eager" and "compile" not in subject.engines and not subject.machine.is_cuda
+    budget_s -= _COMPILING_S if compiling else 0.0
     deadline_s = subject.machine.now_s() + budget_s
     corners = _corners(latencies_s, engine)
     keys, layers = _afforded(corners, latencies_s, pattern, budget_s / (_LOADING + len(forms)))
@@ -210,6 +221,13 @@ def try_forms(
     short = shortened(config, layers)
     held = load(replace(subject.request, weights="random"), short)
     plain = _Bench(Form("as it is", engine=engine), held, subject, ceilings)
+    if compiling and (decodes := [key for key in keys if key.phase == "decode"]):
+        with contextlib.suppress(RuntimeError):
+            compiled = _Bench(Form(COMPILED, engine="compile"), held, subject, ceilings)
+            before, after = _in_turn(plain, compiled, decodes[0], pattern.first)
+            inside, of_inside = layers - pattern.first, pattern.layers - pattern.first
+            yield Trial(decodes[0], COMPILED, inside, of_inside, before, _cut_like(before, after))
+        deadline_s = subject.machine.now_s() + budget_s
     for form in forms:
         if subject.machine.now_s() > deadline_s:
             return
@@ -290,6 +308,8 @@ class _Bench:
 
     def __init__(self, form: Form, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
         self._form = form
+        self._cut = form.engine != "compile"
+        """Whether a step can be cut at its layers: a mark inside of compiled code would break it into pieces."""
         self._machine = subject.machine
         self._vocab_size = subject.vocab_size
         count = _copies(loaded, stack_of(subject.loaded.module, subject.loaded.config.get_text_config()), ceilings)
@@ -298,7 +318,8 @@ class _Bench:
         self._engines = [ENGINES[form.engine or "eager"](module, subject.machine) for module in self._modules]
 
     def stepped(self, key: CellKey, first: int) -> Stepped:
-        """Steps of a cell, each cut where the layer `first` begins and the last one ends."""
+        """Steps of a cell, each cut where the layer `first` begins and the last one ends; those that cannot be cut are
+        given as layers and nothing beside."""
         clock, cell, decode = self._machine.clock, key.cell, key.phase == "decode"
         marks: list[Any] = []
 
@@ -310,14 +331,17 @@ class _Bench:
                 hooks.enter_context(sdpa_kernel(self._form.kernel))
             ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
             slots = key.context_len + _WARM + _DECODE_STEPS + 1
+            for engine in self._engines:
+                engine.prepare(cell.batch_size, slots)
             states = [engine.fill(cell.batch_size, key.context_len, slots) for engine in self._engines if decode]
             for module, stack in zip(self._modules, self._stacks, strict=True):
                 assert stack is not None, "the whole model has one"
                 if self._form.masked:
                     hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
                     hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                hooks.callback(stack[first].register_forward_pre_hook(mark).remove)
-                hooks.callback(stack[-1].register_forward_hook(mark).remove)
+                if self._cut:
+                    hooks.callback(stack[first].register_forward_pre_hook(mark).remove)
+                    hooks.callback(stack[-1].register_forward_hook(mark).remove)
             for step in range(_WARM + (_DECODE_STEPS if decode else _PREFILLS)):
                 turn = step % len(self._engines)
                 clock.synchronize()
@@ -329,6 +353,9 @@ class _Bench:
                 mark()
             clock.synchronize()
         pieces = clock.seconds(marks)
+        if not self._cut:
+            whole = tuple(pieces[2 * _WARM :: 2])
+            return Stepped(whole, (0.0,) * len(whole))
         steps = range(4 * _WARM, len(marks), 4)
         return Stepped(
             layers_s=tuple(pieces[start + 1] for start in steps),
@@ -372,6 +399,13 @@ def _threads(count: int | None) -> Iterator[None]:
             after.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(count)
         yield
+
+
+def _cut_like(before: Stepped, whole: Stepped) -> Stepped:
+    """Steps that could not be cut, as if what lies beside the layers (the head's product, mostly) took as long as in
+    those `before`: compiling makes that no faster."""
+    beside_s = min(undisturbed(before.beside_s).median_s, min(whole.layers_s))
+    return Stepped(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
 
 
 def _in_turn(plain: _Bench, other: _Bench, key: CellKey, first: int) -> tuple[Stepped, Stepped]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler.diagnosis.cell import CellEvidence, Lever
-from profiler.diagnosis.facts import PADDING_MASK, UNQUANTISED
+from profiler.diagnosis.facts import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.engines.scheduled import OwnedModel
 from profiler.record.run import Run
 from profiler.report.shown import evidence_of, first_engine
@@ -43,7 +43,7 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     ]
     if model.experts is not None:
         rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
-    rows += [("cache", text, _instead(first, "a static cache")) for text in _caches(run)]
+    rows += [("cache", text, _instead(first, "a static cache", COMPILED)) for text in _caches(run)]
     rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
     threads = run.document.device.threads
     if run.document.device.kind == "cpu":

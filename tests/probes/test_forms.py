@@ -14,13 +14,25 @@ import torch
 from machines import HOST
 
 from profiler.diagnosis.cell import CellEvidence
+from profiler.diagnosis.facts import COMPILED, Stepped
+from profiler.diagnosis.trials import tried
 from profiler.job.engines import make_engines
 from profiler.job.options import Options
 from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.loading.load import load
 from profiler.probes.subject import Subject, execution_paths
-from profiler.probes.trials import Pattern, _copies, forms_of, pattern_of, shortened, stack_of, try_forms
+from profiler.probes.trials import (
+    Form,
+    Pattern,
+    _copies,
+    _cut_like,
+    forms_of,
+    pattern_of,
+    shortened,
+    stack_of,
+    try_forms,
+)
 from profiler.report.progress import QuietListener
 from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
 from profiler.timing.outcomes import Gap, Visit
@@ -153,6 +165,34 @@ def test_as_many_copies_are_stepped_as_no_cache_holds(tiny_folder: Path) -> None
     assert copies(4 << 20) == 1
     below = 1 << (subject.model_bytes.bit_length() - 1)
     assert copies(below) == math.ceil(2 * below / half)
+
+
+def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> None:
+    """Of 10 ms 4 lie beside the layers; compiled it takes 7: its layers 3."""
+    before = Stepped((6e-3,) * 5, (4e-3,) * 5)
+    told = _cut_like(before, Stepped((7e-3,) * 5, (0.0,) * 5))
+    assert told.layers_s == pytest.approx((3e-3,) * 5)
+    assert told.beside_s == (4e-3,) * 5
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of 64 columns are the host's work alone, of which compiled code keeps a part."""
+    subject, config = subject_of(str(tiny_folder))
+    monkeypatch.setattr("profiler.probes.trials.forms_of", lambda _: [Form("a static cache", engine="static")])
+    roof, sizes = Roof(1e10, 1e10, 1e10, 9, "planted"), [1 << power for power in range(16, 24)]
+    curve = tuple(CurvePoint(size, 1e10 if size >= 4 << 20 else 1e11) for size in sizes)
+    ceilings = Ceilings({}, {READ: roof}, sizes[-1], beyond_cache=True, curve=curve)
+    [cell] = subject.grid.cells
+
+    def told(compiling: bool) -> dict[tuple[str, str], float]:
+        trials = list(try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))
+        return {(trial.form, trial.key.phase): item.ratio for trial in trials for item in tried([trial])}
+
+    found = told(compiling=True)
+    assert found.pop((COMPILED, "decode")) < 0.8
+    assert set(found) == set(told(compiling=False)) == {("a static cache", phase) for phase in ("prefill", "decode")}
 
 
 @pytest.mark.slow
