@@ -48,8 +48,8 @@ _MOST_SHARE = 0.5
 # A short model may take this share of the memory that is free.
 _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
-# Of a budget that has room for it so much is kept for torch.compile: g++ alone takes ten seconds for the kernels of
-# three layers of SmolLM2-135M on two cores of a Xeon, whatever was compiled before in two.
+# Kept for torch.compile of a budget that has room for it: g++ takes ten seconds for the kernels of three layers of
+# SmolLM2-135M on two cores of a Xeon. What a cache on the disk has of an earlier run takes two or three.
 _COMPILING_S = 25.0
 
 
