@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from machines import CPU, SmallMachine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from profiler.machine.device import Device
 
 _SIMULATED = {"sum", "copy_", "add", "mm", "addmm", "linear"}
 
@@ -51,12 +55,17 @@ class SimulatedMemory(TorchDispatchMode):
 
 
 class SimulatedMachine(SmallMachine):
-    """A machine with such a memory, which says of its caches what SmallMachine says: a MiB."""
+    """A machine with such a memory, which tells of so large a cache; without a word, of SmallMachine's MiB."""
 
-    def __init__(self, memory: SimulatedMemory, available_bytes: int = 64 << 30) -> None:
+    def __init__(self, memory: SimulatedMemory, available_bytes: int = 64 << 30, cache_bytes: int = 1 << 20) -> None:
         super().__init__(CPU, clock=memory)
         self._memory = memory
         self._available_bytes = available_bytes
+        self._cache_bytes = cache_bytes
+
+    @cached_property
+    def info(self) -> Device:
+        return replace(super().info, last_level_cache_bytes=self._cache_bytes)
 
     def now_s(self) -> float:
         return self._memory.now_s

@@ -6,6 +6,7 @@ import pytest
 
 from profiler.errors import GridError
 from profiler.grid import Cell, CellKey, make_grid, parse_values
+from profiler.grid.between import keys_between
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,24 @@ def test_rows_go_by_phase_engine_batch_and_depth() -> None:
 def test_too_few_new_tokens() -> None:
     with pytest.raises(GridError, match="--new-tokens"):
         make_grid([64], [1], 2)
+
+
+def test_between_the_rows_of_cells_are_those_of_steps_that_none_takes() -> None:
+    """1 and 8 rows of decode steps, 64, 512 and 4096 of prompts: each doubled until it comes near the next."""
+    grid = make_grid("64,512", "1,8", 8)
+    between = keys_between(grid.keys)
+    assert [(key.phase, key.tokens) for key in between] == [
+        *(("decode", rows) for rows in (2, 4, 16, 32)),
+        *(("prefill", rows) for rows in (128, 256, 1024, 2048)),
+    ]
+    assert not set(between) & set(grid.keys)
+    # 64 rows are too near 80 to tell more.
+    assert [key.tokens for key in keys_between(make_grid("", "1,80", 8, "128").keys)] == [2, 4, 8, 16, 32]
+    assert keys_between(make_grid("2", "1,2", 8).keys) == ()
+
+
+def test_each_engine_has_its_own_steps_between() -> None:
+    keys = keys_between(make_grid("8", "1,4", 8, engines=("eager", "static")).keys)
+    assert [(key.cell.engine, key.phase, key.tokens) for key in keys] == [
+        (engine, phase, rows) for phase, rows in (("decode", 2), ("prefill", 16)) for engine in ("eager", "static")
+    ]

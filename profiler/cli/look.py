@@ -83,9 +83,10 @@ def ceilings(
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
     from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
+    from profiler.timing.foreign_load import ForeignLoad
 
     names = profiled_dtypes(out_dtypes, out) if out is not None else []
-    machine = machine_for(resolve_device(device))
+    machine, foreign = machine_for(resolve_device(device)), ForeignLoad()
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
@@ -95,7 +96,12 @@ def ceilings(
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
-    warnings = [*device_warnings(info), *health_warnings(info, measured), *roof_warnings(measured), *of_profile]
+    warnings = [
+        *device_warnings(info, foreign),
+        *health_warnings(info, measured),
+        *roof_warnings(measured),
+        *of_profile,
+    ]
     document = {
         "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
         **asdict(measured),

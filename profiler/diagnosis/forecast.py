@@ -82,27 +82,48 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """Steps of which kernels were run alone; arrays are [m]."""
+
+    demanded: Demanded
+    seconds: Mapping[str, Array]
+    """Of one instance of an operator; NaN where it was not replayed."""
+    conversion_s: Mapping[str, Array]
+    """The part of them that only converts between formats."""
+
+    def at(self, chosen: Array) -> Replayed:
+        """Those that `chosen` picks."""
+        return Replayed(
+            self.demanded.at(chosen),
+            {name: values[chosen] for name, values in self.seconds.items()},
+            {name: values[chosen] for name, values in self.conversion_s.items()},
+        )
+
+
+@dataclass(frozen=True)
 class Measured:
     """Cells that have a time, with what was replayed at their shapes; arrays are [m]."""
 
-    demanded: Demanded
+    replayed: Replayed
     latency_s: Array
     half_width_s: Array
     """Of the 95 % interval."""
-    replayed_s: Mapping[str, Array]
-    """Seconds of one instance of an operator alone; NaN where it was not replayed."""
-    conversion_s: Mapping[str, Array]
     faults: Array
+    between: Replayed | None = None
+    """Linears at numbers of rows between those of the cells."""
+
+    @property
+    def demanded(self) -> Demanded:
+        return self.replayed.demanded
 
     def at(self, chosen: Array) -> Measured:
         """Those that `chosen` picks."""
         return Measured(
-            self.demanded.at(chosen),
+            self.replayed.at(chosen),
             self.latency_s[chosen],
             self.half_width_s[chosen],
-            {name: values[chosen] for name, values in self.replayed_s.items()},
-            {name: values[chosen] for name, values in self.conversion_s.items()},
             self.faults[chosen],
+            self.between,
         )
 
     def __len__(self) -> int:
@@ -308,39 +329,62 @@ def fit(measured: Measured, device: Device) -> Fitted:
 
 
 def _kernels(measured: Measured, device: Device) -> Kernels:
-    steps = measured.demanded.steps
-    bandwidth = device.memory_bytes_per_s(_working_set(measured.demanded))
-    lines: dict[str, Line] = {}
+    replayed = measured.replayed
+    lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
     surfaces: dict[str, Surface] = {}
     least_s: dict[str, float] = {}
-    conversions: dict[str, Line] = {}
+    steps = measured.demanded.steps
     for column in measured.demanded.columns:
-        seconds = measured.replayed_s.get(column.operator)
-        if seconds is None or not (known := seconds > 0).any():
+        if column.heads is None or (known := _known(replayed.seconds, column)) is None:
             continue
-        flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
-        roof_s = np.maximum(column.flops / flops_per_s, column.model_bytes / bandwidth) / column.count
-        roof_s = np.maximum(roof_s, 1e-12)
-        if column.heads is not None:
-            least_s[column.operator] = float(seconds[known].min())
-            ratio = np.log(seconds[known] / (roof_s[known] + least_s[column.operator]))
-            surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(int(known.sum()), 0.01))
-            continue
-        lines[column.operator] = line(column.rows[known], seconds[known], roof_s[known])
-        converting = measured.conversion_s.get(column.operator, np.full(len(steps), np.nan))
-        if (some := known & (converting > 0)).any():
-            none_s = np.full(int(some.sum()), NO_ROOF_S)
-            conversions[column.operator] = line(column.rows[some], converting[some], none_s)
+        seconds, roof_s = replayed.seconds[column.operator][known], _alone_roof_s(column, replayed, device)[known]
+        least_s[column.operator] = float(seconds.min())
+        ratio = np.log(seconds / (roof_s + least_s[column.operator]))
+        surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(len(seconds), 0.01))
     small: Line | None = None
     in_decode = False
-    rest = measured.replayed_s.get(REST)
+    rest = replayed.seconds.get(REST)
     if rest is not None and (known := rest > 0).any():
         least_s[REST] = float(rest[known].min())
-        traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in measured.replayed_s)
+        traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
         demands_s = np.maximum(traffic_s, least_s[REST])
         small = line(steps.tokens[known], rest[known], demands_s[known])
         in_decode = bool((known & ~steps.prefill).any())
     return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
+
+
+def _lines(parts: Sequence[Replayed], device: Device) -> tuple[dict[str, Line], dict[str, Line]]:
+    """Of every operator over rows, wherever it was replayed: (its time over its roof, what it converts)."""
+    found: dict[str, list[tuple[Array, Array, Array]]] = {}
+    converting: dict[str, list[tuple[Array, Array, Array]]] = {}
+    for part in parts:
+        for column in (column for column in part.demanded.columns if column.heads is None):
+            roof_s = _alone_roof_s(column, part, device)
+            if (known := _known(part.seconds, column)) is not None:
+                points = column.rows[known], part.seconds[column.operator][known], roof_s[known]
+                found.setdefault(column.operator, []).append(points)
+            if (known := _known(part.conversion_s, column)) is not None:
+                none_s = np.full(int(known.sum()), NO_ROOF_S)
+                points = column.rows[known], part.conversion_s[column.operator][known], none_s
+                converting.setdefault(column.operator, []).append(points)
+    whole, converted = (
+        {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in each.items()}
+        for each in (found, converting)
+    )
+    return whole, converted
+
+
+def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
+    """bool[m]: where an operator has a time; None where it has none at all."""
+    found = seconds.get(column.operator)
+    return None if found is None or not (found > 0).any() else np.asarray(found > 0)
+
+
+def _alone_roof_s(column: OperatorColumn, replayed: Replayed, device: Device) -> Array:
+    """Seconds that one instance of an operator would take at its roof."""
+    bandwidth = device.memory_bytes_per_s(_working_set(replayed.demanded))
+    arithmetic_s = column.flops / device.ceilings.compute_flops_per_s(column.dtype)
+    return np.maximum(np.maximum(arithmetic_s, column.model_bytes / bandwidth) / column.count, 1e-12)
 
 
 def from_memory_s(demanded: Demanded, device: Device, replayed: Callable[[OperatorColumn], bool]) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from profiler.diagnosis.attained import attained, family_of
 from profiler.diagnosis.columns import Array, Demanded, Steps
-from profiler.diagnosis.facts import REST, Facts
-from profiler.diagnosis.forecast import Device, Forecast, Measured, Terms, tried_factor
+from profiler.diagnosis.facts import REST, Facts, Replay
+from profiler.diagnosis.forecast import Device, Forecast, Measured, Replayed, Terms, tried_factor
 from profiler.diagnosis.foretold import Answer, Told, cells_of, points_of, told, told_cells
 from profiler.diagnosis.held_out import Trained, train
 from profiler.diagnosis.parts import faults_of
@@ -22,7 +22,7 @@ from profiler.diagnosis.rent import basis_for, card_steps
 from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.trials import tried
 from profiler.errors import RequestError, RunError
-from profiler.grid import PHASES, Grid, Phase, make_grid
+from profiler.grid import PHASES, CellKey, Grid, Phase, make_grid
 from profiler.job.checks import checks_line
 from profiler.job.count import known_quant, model_dtype
 from profiler.job.demanded import Paths, demanded
@@ -119,22 +119,34 @@ def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str
     keys = [key for key in facts.grid.keys if key in results]
     if not keys:
         raise RunError(f"{run.folder} has no cell with a number: there is nothing to forecast from.")
-    counted = demanded(work, Steps.of(keys), paths, facts.model.storage_bytes)
-    names = [*(column.operator for column in counted.columns), REST]
-    alone = [facts.replays.get(key, {}) for key in keys]
-    replayed = {
-        name: np.array([each[name].whole.median_s if name in each else np.nan for each in alone]) for name in names
-    }
-    converted = {
-        name: np.array([each[name].conversion.median_s if name in each else np.nan for each in alone]) for name in names
-    }
+    cells = set(facts.grid.keys)
+    between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
+
+    def replayed(some: Sequence[CellKey]) -> Replayed:
+        return _replayed(facts, some, demanded(work, Steps.of(some), paths, facts.model.storage_bytes))
+
     return Measured(
-        counted,
+        replayed(keys),
         np.array([results[key].latency_s for key in keys]),
         np.array([(results[key].latency_high_s - results[key].latency_low_s) / 2 for key in keys]),
-        {name: seconds for name, seconds in replayed.items() if (seconds > 0).any()},
-        {name: seconds for name, seconds in converted.items() if (seconds > 0).any()},
         np.array([faults_of(key.phase, facts.visits[key.cell]) for key in keys]),
+        replayed(between) if between else None,
+    )
+
+
+def _replayed(facts: Facts, keys: Sequence[CellKey], counted: Demanded) -> Replayed:
+    """What was run alone of the steps of `keys`, by operator."""
+    alone = [facts.replays.get(key, {}) for key in keys]
+    names = [*(column.operator for column in counted.columns), REST]
+
+    def known(seconds_of: Callable[[Replay], float]) -> dict[str, Array]:
+        columns = {
+            name: np.array([seconds_of(each[name]) if name in each else np.nan for each in alone]) for name in names
+        }
+        return {name: seconds for name, seconds in columns.items() if (seconds > 0).any()}
+
+    return Replayed(
+        counted, known(lambda replay: replay.whole.median_s), known(lambda replay: replay.conversion.median_s)
     )
 
 

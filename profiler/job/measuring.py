@@ -9,6 +9,7 @@ from profiler.diagnosis.facts import Facts, Readings, Replays
 from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.run import judge_run
 from profiler.grid import Cell, CellKey
+from profiler.grid.between import keys_between
 from profiler.job.engines import beside
 from profiler.job.foundation import dispatch_of_twin
 from profiler.job.ledger import Ledger
@@ -19,7 +20,7 @@ from profiler.loading.request import dtype_name
 from profiler.machine.telemetry import Watch
 from profiler.probes.generate import time_generate
 from profiler.probes.inside import hook_cell
-from profiler.probes.kernels import replay_kernels
+from profiler.probes.kernels import replay_between, replay_kernels
 from profiler.probes.ragged import try_ways
 from profiler.probes.subject import Subject
 from profiler.probes.trials import try_forms
@@ -41,6 +42,8 @@ _REPLAY_SHARE = 0.15
 # Replaying those that were held up takes about this share of it each time, and so many times at most.
 _REPLAY_AGAIN_SHARE = 0.05
 _MOST_AGAIN = 2
+# Replaying linears at rows between those of the cells gets this share of it.
+_BETWEEN_SHARE = 0.03
 # Timing the parts of `generate` gets this share of it, and one cell at least.
 _GENERATE_SHARE = 0.1
 # Batching a queue of unequal prompts in other ways gets this share of it.
@@ -160,6 +163,17 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         for _ in range(_MOST_AGAIN):
             if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
                 _measure_parts_again(session, again)
+        if session.ranks is None:
+            _replay_between(session, measured)
+
+
+def _replay_between(session: Session, measured: list[Cell]) -> None:
+    """The linears where the cells leave gaps: a forecast of what lies there, or of larger batches, need not guess."""
+    known = session.ledger.gathered.replays
+    keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
+    ceilings, budget_s = session.ledger.facts.ceilings, _BETWEEN_SHARE * session.budget_s
+    for replays in replay_between(session.subject, keys, ceilings, budget_s):
+        session.ledger.add(replays)
 
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:

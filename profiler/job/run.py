@@ -33,6 +33,7 @@ from profiler.record.run import Run, read_document, read_gathered, read_results,
 from profiler.record.samples import Fact
 from profiler.record.store import RunStore
 from profiler.report.progress import QuietListener
+from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.sweep import sweep
 
 
@@ -61,7 +62,7 @@ def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group
 
 
 def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: Group | None) -> Run:
-    idle_w = idle_power_w(stages.machine.source)
+    idle_w, foreign = idle_power_w(stages.machine.source), ForeignLoad()
     ranks = None
     if group is None:
         subject, ceilings, dispatch = set_up(prepared, stages)
@@ -71,7 +72,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
         subject, ceilings, dispatch = set_up_ranks(prepared, ranks, roof_dtypes(ranks.work, prepared.request))
     machine = stages.machine
-    warnings = [*device_warnings(machine.info), *model_warnings(subject, ceilings, bool(dispatch))]
+    warnings = [*device_warnings(machine.info, foreign), *model_warnings(subject, ceilings, bool(dispatch))]
     health = HealthRecord(not_seen=machine.source.missing, idle_power_w=idle_w, settings=machine.source.facts())
     document = opening(prepared, subject, ceilings, dispatch, health, warnings)
     document = replace(document, ranks=group.size if group else 1)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from profiler.loading.request import dtype_name
-from profiler.machine.device import Device, load_average_per_core
+from profiler.machine.device import Device
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
+from profiler.timing.foreign_load import ForeignLoad
 from profiler.units import percent, scaled
 from profiler.work.operators import Linear
 
 
-def device_warnings(info: Device) -> list[str]:
-    """What of the machine itself speaks against its figures."""
+def device_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
+    """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""
     warnings = []
-    load = load_average_per_core()
-    if load is not None and load > _BUSY_LOAD_PER_CORE:
-        warnings.append(f"this machine is busy (load {load:.2f} a core): times may be too long; stop other work.")
+    busy, cores = foreign.cores(), foreign.watched
+    if busy is not None and busy + _threads(info) > cores + _BUSY_CORES:
+        warnings.append(f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work.")
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
     return warnings
+
+
+def _threads(info: Device) -> int:
+    """Of the host that a device needs for itself: a card's steps are dispatched by one."""
+    return info.threads if info.kind == "cpu" else 1
 
 
 def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -> list[str]:
@@ -97,4 +103,5 @@ def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
 # A dtype whose matrix product reaches less than this share of float32's is slower than not using it at all.
 _SLOW_DTYPE_SHARE = 0.9
 _HEALTHY_SHARE = 0.9
-_BUSY_LOAD_PER_CORE = 0.75
+# As much of one core goes to the system's own work on an idle machine.
+_BUSY_CORES = 0.25

@@ -120,14 +120,6 @@ def software() -> dict[str, str]:
     return versions
 
 
-def load_average_per_core() -> float | None:
-    """Runnable processes a core over the last minute, or None where the system does not say."""
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return None
-
-
 def processor() -> dict[str, str | None]:
     """What tells processors of one name apart: maker, family and model, stepping, and vector instructions; None for
     what the system does not say."""

@@ -54,17 +54,47 @@ def replay_kernels(subject: Subject, cells: Sequence[Cell], ceilings: Ceilings, 
     visited once in any case.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
-    shapes: dict[tuple[int, ...], list[CellKey]] = {}
-    for key in (key for cell in cells for key in cell.keys):
-        rows = rows_of(linears, Step.of(key), subject.path_of(key))
-        shape = (*rows.values(), key.cell.batch_size, _between_bytes(subject, key, ceilings))
-        shapes.setdefault(shape, []).append(key)
+    shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
     for (*_, between_bytes), users in shapes.items():
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
         yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s)))
     keys = [key for users in shapes.values() for key in users]
     for key in keys:
         yield Replays((key,), tuple(_calls_alone(subject, key, budget_s * _CALLS_SHARE / len(keys))))
+
+
+def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
+    """The linears of steps that no cell takes (`keys_between`), fewest rows first, as far as `budget_s` reaches.
+
+    A library may change its kernel between two cells: oneDNN's AMX products of SmolLM2-135M take three times as long
+    over 1024 rows as over 256 in one width, and not in the next.
+    """
+    machine = subject.machine
+    linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    shapes = sorted(_alike(subject, linears, keys, ceilings).items(), key=lambda item: item[1][0].tokens)
+    end_s, pass_s = machine.now_s() + budget_s, 0.0
+    for index, ((*_, between_bytes), users) in enumerate(shapes):
+        left_s = end_s - machine.now_s()
+        # Twice the rows take at most about twice as long.
+        if left_s < 2 * pass_s:
+            break
+        share_s = left_s / (len(shapes) - index)
+        replays = tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s))
+        yield Replays(tuple(users), replays)
+        counts = (op.count for op in linears.operators.values())
+        pass_s = sum(count * replay.whole.median_s for count, replay in zip(counts, replays, strict=True))
+
+
+def _alike(
+    subject: Subject, linears: Linears, keys: Sequence[CellKey], ceilings: Ceilings
+) -> dict[tuple[int, ...], list[CellKey]]:
+    """Keys by what their linears are given: rows, sequences, and last the bytes that are touched between them."""
+    shapes: dict[tuple[int, ...], list[CellKey]] = {}
+    for key in keys:
+        rows = rows_of(linears, Step.of(key), subject.path_of(key))
+        shape = (*rows.values(), key.cell.batch_size, _between_bytes(subject, key, ceilings))
+        shapes.setdefault(shape, []).append(key)
+    return shapes
 
 
 def _between_bytes(subject: Subject, key: CellKey, ceilings: Ceilings) -> int:

@@ -49,7 +49,7 @@ def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
         compute={},
         memory=_streams(machine, stream_bytes, stage_budget_s),
         stream_bytes=stream_bytes,
-        beyond_cache=stream_bytes >= _STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes,
+        beyond_cache=_is_beyond(curve, machine.info.last_level_cache_bytes),
         curve=curve,
         launch=_launch(machine),
         measured_at_unix_s=machine.unix_s(),
@@ -118,6 +118,14 @@ def _is_past(points: Sequence[CurvePoint], past_bytes: int) -> bool:
         return False
     smaller, larger = points[-2:]
     return smaller.nbytes >= past_bytes and agree(smaller.bytes_per_s, larger.bytes_per_s)
+
+
+def _is_beyond(curve: Sequence[CurvePoint], cache_bytes: int) -> bool:
+    """Whether no cache serves a part of the largest size: it is many times as large, or two sizes past the cache are
+    read equally fast, of which a cache that kept anything would keep a larger part of the smaller."""
+    return curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes or _is_past(
+        curve, max(cache_bytes, _STREAM_LEAST_BYTES)
+    )
 
 
 def _launch(machine: Machine) -> dict[str, float]:

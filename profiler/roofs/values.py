@@ -122,7 +122,8 @@ class Ceilings:
     stream_bytes: int
     """Size of the buffers that were streamed."""
     beyond_cache: bool
-    """Whether the buffers were at least four times the last-level caches that the device tells of."""
+    """Whether the buffers were at least four times the last-level caches that the device tells of, or showed that no
+    cache serves a part of them."""
     curve: tuple[CurvePoint, ...] = ()
     """Read bandwidth over buffer sizes up to those that were streamed: caches show as steps."""
     launch: Mapping[str, float] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 
 import psutil
 
@@ -20,6 +21,11 @@ class ForeignLoad:
         self._start_s = now_s()
         self._start = self._busy_s(), time.process_time()
 
+    @property
+    def watched(self) -> int:
+        """Cores that are looked at: this process's set."""
+        return len(_own_cores())
+
     def cores(self) -> float | None:
         """Cores of this process's set that others kept busy since; None when too little time has passed."""
         elapsed_s = now_s() - self._start_s
@@ -33,9 +39,13 @@ class ForeignLoad:
     def _busy_s() -> float:
         """Seconds that the cores of this process's set have spent on anybody's work."""
         every = psutil.cpu_times(percpu=True)
-        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         return sum(
             times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
             for number, times in enumerate(every)
-            if number in mine
+            if number in _own_cores()
         )
+
+
+def _own_cores() -> Collection[int]:
+    """Cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

@@ -14,14 +14,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from profiler.diagnosis.attained import Stray, attained_by, family_of, steps_of, strays
 from profiler.diagnosis.columns import Array
-from profiler.diagnosis.forecast import fit
+from profiler.diagnosis.forecast import Measured, fit
 from profiler.diagnosis.profile import CardProfile, fitted_on
+from profiler.grid import DEFAULT_ENGINE, CellKey
+from profiler.grid.between import keys_between
 from profiler.job.forecast import Known, known_of
 from profiler.machine.published import published
 from profiler.record.profiles import read_profile
@@ -46,7 +49,7 @@ def main() -> None:
         chosen = crossed(known)
         rest = np.setdiff1d(np.arange(len(measured)), chosen)
         if len(rest) >= 3 * len(chosen):
-            told = fit(measured.at(chosen), known.trained.fitted.device).forecast(measured.demanded.at(rest))
+            told = fit(as_run(measured, chosen), known.trained.fitted.device).forecast(measured.demanded.at(rest))
             off = told.latency_s / measured.latency_s[rest] - 1
             say(f"  trained on {len(chosen)}, forecast {len(rest)}", off)
             verdict(off, visited_again(known))
@@ -70,6 +73,22 @@ def crossed(known: Known) -> Array:
         for left, right in zip(places, opposite, strict=True)
     }
     return np.flatnonzero([pair in pairs for pair in zip(steps.batch.tolist(), steps.prompt_len.tolist(), strict=True)])
+
+
+def as_run(measured: Measured, chosen: Array) -> Measured:
+    """What a run of the `chosen` cells alone would know: it replays linears at the rows between them as well."""
+    steps, kept = measured.demanded.steps, measured.at(chosen)
+    own = kept.demanded.steps
+    columns = own.prefill, own.batch, own.prompt_len, own.context, own.new_tokens
+    keys = [
+        CellKey.at("prefill" if prefill else "decode", batch, prompt_len, context, new_tokens, DEFAULT_ENGINE)
+        for prefill, batch, prompt_len, context, new_tokens in zip(*(of.tolist() for of in columns), strict=True)
+    ]
+    rows = [key.tokens for key in keys_between(keys)]
+    between = measured.replayed.at(np.flatnonzero(np.isin(steps.tokens, rows)))
+    linears = {column.operator for column in measured.demanded.columns if column.shape is not None}
+    seconds = {name: values for name, values in between.seconds.items() if name in linears}
+    return replace(kept, between=replace(between, seconds=seconds))
 
 
 def visited_again(known: Known) -> Array:

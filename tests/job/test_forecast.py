@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from profiler.diagnosis.columns import Steps
-from profiler.diagnosis.forecast import Device, Measured, fit
+from profiler.diagnosis.forecast import Device, Measured, Replayed, fit
 from profiler.diagnosis.foretold import BETWEEN
 from profiler.diagnosis.held_out import HeldOut, Trained, beyond, held_out, one_at_a_time, train
 from profiler.diagnosis.run import judge_run
@@ -100,7 +100,9 @@ def planted(known: Known, noise: float = 0.0, overlaps: bool = False) -> tuple[M
         for column in demanded.columns
         if column.shape is not None or column.heads is not None
     }
-    bare = replace(known.trained.measured, replayed_s=replayed, conversion_s={}, faults=np.zeros(len(demanded.steps)))
+    bare = replace(
+        known.trained.measured, replayed=Replayed(demanded, replayed, {}), faults=np.zeros(len(demanded.steps))
+    )
 
     def truth(some: Any) -> Any:
         return 1.07 * fit(bare, device).terms(some).total_s

@@ -1,4 +1,4 @@
-"""What a run measures beside its cells: parts that took longer than the whole are measured once more."""
+"""What a run measures beside its cells: parts that took longer than the whole once more, and rows between them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import profiler
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.job import foundation
+from profiler.job.forecast import known_of
 from profiler.record.samples import read_records
 
 HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
@@ -37,3 +38,26 @@ def test_dispatch_that_was_held_up_is_measured_again(
     assert run.document.ceilings.dispatch_s == {
         "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
     }
+
+
+def test_linears_are_replayed_at_rows_between_those_of_the_cells(tiny_folder: Path, tmp_path: Path) -> None:
+    """Cells of 1 and 4 sequences and of 8 and 32 rows of prompts: 2 and 16 lie between, and are forecast from."""
+    run = profiler.profile(
+        str(tiny_folder),
+        prompt_lens=[8],
+        batch_sizes=[1, 4],
+        new_tokens=8,
+        budget_s=1,
+        no_levers=True,
+        out=tmp_path / "run",
+    )
+    known = known_of(run.folder)
+    between = known.trained.measured.between
+    assert between is not None
+    assert between.demanded.steps.tokens.tolist() == [2, 16]
+    linears = {column.operator for column in between.demanded.columns if column.shape and not column.last_rows}
+    assert linears
+    for name in linears:
+        assert (between.seconds[name] > 0).all(), name
+        assert len(known.trained.fitted.kernels.lines[name].log_sizes) == 6
+    assert set(run.cells["batch_size"]) == {1, 4}

@@ -1,15 +1,16 @@
-"""What a user is warned of: a card that is not well."""
+"""What a user is warned of: others on the machine, a card that is not well."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from profiler.job.warnings import health_warnings
+from profiler.job.warnings import device_warnings, health_warnings
 from profiler.machine.datasheet import gpus
 from profiler.machine.device import Device
 from profiler.roofs.values import Ceilings, Roof
+from profiler.timing.foreign_load import ForeignLoad
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -26,6 +27,37 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
         stream_bytes=1 << 30,
         beyond_cache=True,
     )
+
+
+@dataclass
+class Others(ForeignLoad):
+    """Somebody else keeps so many of so many cores busy."""
+
+    busy: float
+    watched: int = 2
+
+    def cores(self) -> float:
+        return self.busy
+
+
+@pytest.mark.parametrize(
+    ("threads", "busy", "cores", "warned"),
+    [(2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True)],
+)
+def test_others_are_told_of_where_they_take_cores_that_are_needed(
+    threads: int, busy: float, cores: int, warned: bool
+) -> None:
+    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None)
+    found = device_warnings(info, Others(busy, cores))
+    assert bool(found) == warned
+    if warned:
+        assert f"others keep {busy:.1f} of {cores} cores busy" in found[0]
+
+
+def test_a_card_needs_one_core_of_its_host() -> None:
+    assert device_warnings(card("T4"), Others(14.0, 16)) == []
+    [warning] = device_warnings(card("T4"), Others(15.9, 16))
+    assert "15.9 of 16 cores" in warning
 
 
 @pytest.mark.parametrize(

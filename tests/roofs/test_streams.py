@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -74,6 +75,35 @@ def test_too_little_memory_for_the_caches_is_told() -> None:
     found = streamed(falling, available_bytes=20 * MIB)
     assert (found.stream_bytes, found.beyond_cache) == (2 * MIB, False)
     assert "no room" in roof_warnings(found)[0]
+
+
+def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
+    """A cache, so many times as fast as its memory, that makes room anywhere: of a buffer read round and round it keeps
+    the share h = exp(-(1 - h) N / C)."""
+
+    def per_s(nbytes: int) -> float:
+        hits = 0.0 if nbytes > cache_bytes else 1.0
+        for _ in range(200):
+            hits = hits if nbytes <= cache_bytes else math.exp(-(1 - hits) * nbytes / cache_bytes)
+        return memory_bytes_per_s / (hits / times + 1 - hits)
+
+    return per_s
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "told"),
+    [(cached(MIB, 200e9, 25e9), False), (random_replacement(480 * MIB, 3.0, 25e9), True)],
+    ids=["a neighbour's cache", "its own cache"],
+)
+def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
+    bytes_per_s: Callable[[int], float], told: bool
+) -> None:
+    """A CPU tells of its socket's 480 MiB, of which it may have next to none: there is time for 1 GiB, not for 4 x 480
+    MiB."""
+    with SimulatedMemory(bytes_per_s) as memory:
+        found = measure_streams(SimulatedMachine(memory, 16 << 30, cache_bytes=480 * MIB), 1.5)
+    assert found.stream_bytes == 1024 * MIB
+    assert bool(roof_warnings(found)) == told
 
 
 def test_every_stream_touches_the_whole_footprint() -> None:
