@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.grid import CellKey
+from profiler.grid import PHASES, CellKey, Phase
 from profiler.work.causes import Cause
 
 Array = NDArray[Any]
@@ -146,6 +146,19 @@ class Demanded:
     """Of the hidden states that one kernel hands to the next; None where nothing tells their width."""
 
     @property
+    def working_set_bytes(self) -> Array:
+        """Bytes that each step must read and write."""
+        return np.asarray(sum((column.model_bytes for column in self.columns), np.zeros(len(self.steps))))
+
+    @property
+    def written_bytes(self) -> Array:
+        """Bytes of operands and intermediates, of which the system may have to find fresh pages for some."""
+        total = np.zeros(len(self.steps))
+        for column in self.columns:
+            total += column.activation_bytes + sum(column.avoidable_bytes.values(), np.zeros(len(self.steps)))
+        return total
+
+    @property
     def exchanged_s(self) -> Array:
         return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
 
@@ -155,3 +168,12 @@ class Demanded:
         collective_s = None if self.collective_s is None else self.collective_s[chosen]
         handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
         return Demanded(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s, handed_bytes)
+
+
+def by_phase(steps: Steps) -> list[tuple[Phase, Array]]:
+    return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
+
+
+def octaves(steps: Steps) -> Array:
+    """(batch, query, depth) of each step, in octaves: [n, 3]."""
+    return np.log2(np.stack([steps.batch, steps.query, steps.depth], axis=1).astype(np.float64))

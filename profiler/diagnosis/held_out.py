@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.diagnosis.columns import Array, Demanded, Steps
-from profiler.diagnosis.forecast import NORMAL_95, Device, Fitted, Forecast, Measured, by_phase, fit, regimes
+from profiler.diagnosis.columns import Array, Demanded, Steps, by_phase
+from profiler.diagnosis.forecast import NORMAL_95, Fitted, Forecast, fit, regimes
+from profiler.diagnosis.replayed import Measured
+from profiler.diagnosis.traffic import Device
 from profiler.grid import Phase
 
 HELD_OUT_SHARE = 0.9
@@ -166,10 +168,7 @@ class Trained:
         return found
 
     def _resident(self, demanded: Demanded) -> Array:
-        working_set = np.asarray(
-            sum((column.model_bytes for column in demanded.columns), np.zeros(len(demanded.steps)))
-        )
-        roof = self.fitted.device.memory_bytes_per_s(working_set)
+        roof = self.fitted.device.memory_bytes_per_s(demanded.working_set_bytes)
         return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
 
 

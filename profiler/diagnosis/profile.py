@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from profiler.diagnosis.columns import Array, OperatorColumn, Steps
-from profiler.diagnosis.forecast import Device, Fitted
+from profiler.diagnosis.forecast import Fitted
 from profiler.diagnosis.held_out import HeldOut
 from profiler.diagnosis.step_time import Dispatch, floor_s
 from profiler.diagnosis.surface import Line, Surface, line, surface
+from profiler.diagnosis.traffic import Device
 from profiler.grid import PHASES, Phase
 from profiler.roofs.values import Ceilings
 

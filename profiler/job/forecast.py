@@ -13,13 +13,15 @@ from torch import nn
 from profiler.diagnosis.attained import attained, family_of
 from profiler.diagnosis.columns import Array, Demanded, Steps
 from profiler.diagnosis.facts import REST, Facts, Replay
-from profiler.diagnosis.forecast import Device, Forecast, Measured, Replayed, Terms, tried_factor
+from profiler.diagnosis.forecast import Forecast, Terms, tried_factor
 from profiler.diagnosis.foretold import Answer, Told, cells_of, points_of, told, told_cells
 from profiler.diagnosis.held_out import Trained, train
 from profiler.diagnosis.parts import faults_of
 from profiler.diagnosis.profile import CardProfile, fitted_on, held_out_kernels
 from profiler.diagnosis.rent import basis_for, card_steps
+from profiler.diagnosis.replayed import Measured, Replayed
 from profiler.diagnosis.step_time import Dispatch
+from profiler.diagnosis.traffic import Device
 from profiler.diagnosis.trials import tried
 from profiler.errors import RequestError, RunError
 from profiler.grid import PHASES, CellKey, Grid, Phase, make_grid

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.diagnosis.columns import Steps
-from profiler.diagnosis.forecast import from_memory_s
 from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on, least_of
+from profiler.diagnosis.traffic import from_memory_s
 from profiler.errors import RequestError, near_misses
 from profiler.grid import PHASES, Cell, CellKey
 from profiler.job.demanded import demanded

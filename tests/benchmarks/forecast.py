@@ -21,8 +21,9 @@ import numpy as np
 
 from profiler.diagnosis.attained import Stray, attained_by, family_of, steps_of, strays
 from profiler.diagnosis.columns import Array
-from profiler.diagnosis.forecast import Measured, fit
+from profiler.diagnosis.forecast import fit
 from profiler.diagnosis.profile import CardProfile, fitted_on
+from profiler.diagnosis.replayed import Measured
 from profiler.grid import DEFAULT_ENGINE, CellKey
 from profiler.grid.between import keys_between
 from profiler.job.forecast import Known, known_of

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from profiler.diagnosis.columns import Steps
-from profiler.diagnosis.forecast import Device, Measured, Replayed, fit
+from profiler.diagnosis.forecast import fit
 from profiler.diagnosis.foretold import BETWEEN
 from profiler.diagnosis.held_out import HeldOut, Trained, beyond, held_out, one_at_a_time, train
+from profiler.diagnosis.replayed import Measured, Replayed
 from profiler.diagnosis.run import judge_run
+from profiler.diagnosis.traffic import Device
 from profiler.errors import RequestError
 from profiler.grid import make_grid
 from profiler.job.forecast import Known, Wanted, forecast_run, known_of

@@ -1,0 +1,182 @@
+"""What kernels take alone: at the shapes where they were replayed, and at others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from profiler.diagnosis.columns import Array, Demanded, OperatorColumn, Steps, octaves
+from profiler.diagnosis.facts import REST
+from profiler.diagnosis.surface import Line, Surface, line, surface
+from profiler.diagnosis.traffic import Device, from_memory_s
+
+NO_ROOF_S = 1e-9
+"""Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Steps of which kernels were run alone; arrays are [m]."""
+
+    demanded: Demanded
+    seconds: Mapping[str, Array]
+    """Of one instance of an operator; NaN where it was not replayed."""
+    conversion_s: Mapping[str, Array]
+    """The part of them that only converts between formats."""
+
+    def at(self, chosen: Array) -> Replayed:
+        """Those that `chosen` picks."""
+        return Replayed(
+            self.demanded.at(chosen),
+            {name: values[chosen] for name, values in self.seconds.items()},
+            {name: values[chosen] for name, values in self.conversion_s.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cells that have a time, with what was replayed at their shapes; arrays are [m]."""
+
+    replayed: Replayed
+    latency_s: Array
+    half_width_s: Array
+    """Of the 95 % interval."""
+    faults: Array
+    between: Replayed | None = None
+    """Linears at numbers of rows between those of the cells."""
+
+    @property
+    def demanded(self) -> Demanded:
+        return self.replayed.demanded
+
+    def at(self, chosen: Array) -> Measured:
+        """Those that `chosen` picks."""
+        return Measured(
+            self.replayed.at(chosen),
+            self.latency_s[chosen],
+            self.half_width_s[chosen],
+            self.faults[chosen],
+            self.between,
+        )
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
+
+class KernelTimes(Protocol):
+    """What kernels take alone."""
+
+    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+        """Seconds that all small kernels of a step take together.
+
+        `traffic_s` is what their bytes demand of the cache that serves them, `from_memory_s` of the memory: that one
+        grows with the tokens alone, and knows no step where a cache ends.
+        """
+
+    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
+
+    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+        """Of these, the seconds that only convert between formats."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of a model take alone at other shapes, from those at which they were replayed."""
+
+    lines: Mapping[str, Line]
+    """By operator: its time over its roof, over rows."""
+    surfaces: Mapping[str, Surface]
+    """By operator: the log of its time over its roof and its least time, over batch, query and depth (attention)."""
+    least_s: Mapping[str, float]
+    """The shortest that such an operator was seen to take: its call, or its launch."""
+    conversions: Mapping[str, Line]
+    small: Line | None = None
+    """Of all kernels that are not replayed one by one, over tokens: their time over their traffic from memory or their
+    least time; None where they were not run alone."""
+    small_in_decode: bool = False
+    """Whether they were in a decode step; on a CPU those are next to nothing beside their dispatch."""
+
+    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
+        if column.operator in self.surfaces:
+            least_s = self.least_s[column.operator]
+            ratio = np.exp(self.surfaces[column.operator].level(octaves(steps)))
+            return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
+        known = self.lines.get(column.operator)
+        return None if known is None else known.seconds(column.rows, roof_s)
+
+    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+        """As they were when they were run alone: so long as their number takes, or as their traffic, which a cache may
+        serve."""
+        if self.small is None:
+            return traffic_s
+        alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
+        return np.where(steps.prefill | self.small_in_decode, alone_s, traffic_s)
+
+    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+        """Of these, the seconds that only convert between formats."""
+        known = self.conversions.get(column.operator)
+        return np.zeros(len(steps)) if known is None else known.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
+
+
+def replayed_kernels(measured: Measured, device: Device) -> Kernels:
+    replayed = measured.replayed
+    lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
+    surfaces: dict[str, Surface] = {}
+    least_s: dict[str, float] = {}
+    steps = measured.demanded.steps
+    for column in measured.demanded.columns:
+        if column.heads is None or (known := _known(replayed.seconds, column)) is None:
+            continue
+        seconds, roof_s = replayed.seconds[column.operator][known], _alone_roof_s(column, replayed, device)[known]
+        least_s[column.operator] = float(seconds.min())
+        ratio = np.log(seconds / (roof_s + least_s[column.operator]))
+        surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(len(seconds), 0.01))
+    small: Line | None = None
+    in_decode = False
+    rest = replayed.seconds.get(REST)
+    if rest is not None and (known := rest > 0).any():
+        least_s[REST] = float(rest[known].min())
+        traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
+        demands_s = np.maximum(traffic_s, least_s[REST])
+        small = line(steps.tokens[known], rest[known], demands_s[known])
+        in_decode = bool((known & ~steps.prefill).any())
+    return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
+
+
+def _lines(parts: Sequence[Replayed], device: Device) -> tuple[dict[str, Line], dict[str, Line]]:
+    """Of every operator over rows, wherever it was replayed: (its time over its roof, what it converts)."""
+    found: dict[str, list[tuple[Array, Array, Array]]] = {}
+    converting: dict[str, list[tuple[Array, Array, Array]]] = {}
+    for part in parts:
+        for column in (column for column in part.demanded.columns if column.heads is None):
+            roof_s = _alone_roof_s(column, part, device)
+            if (known := _known(part.seconds, column)) is not None:
+                points = column.rows[known], part.seconds[column.operator][known], roof_s[known]
+                found.setdefault(column.operator, []).append(points)
+            if (known := _known(part.conversion_s, column)) is not None:
+                none_s = np.full(int(known.sum()), NO_ROOF_S)
+                points = column.rows[known], part.conversion_s[column.operator][known], none_s
+                converting.setdefault(column.operator, []).append(points)
+    whole, converted = (
+        {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in each.items()}
+        for each in (found, converting)
+    )
+    return whole, converted
+
+
+def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
+    """bool[m]: where an operator has a time; None where it has none at all."""
+    found = seconds.get(column.operator)
+    return None if found is None or not (found > 0).any() else np.asarray(found > 0)
+
+
+def _alone_roof_s(column: OperatorColumn, replayed: Replayed, device: Device) -> Array:
+    """Seconds that one instance of an operator would take at its roof."""
+    bandwidth = device.memory_bytes_per_s(replayed.demanded.working_set_bytes)
+    arithmetic_s = column.flops / device.ceilings.compute_flops_per_s(column.dtype)
+    return np.maximum(np.maximum(arithmetic_s, column.model_bytes / bandwidth) / column.count, 1e-12)
