@@ -1,0 +1,90 @@
+"""What levers that were tried say they save, beside what a run in that form really saves.
+
+    python tests/benchmarks/levers.py [--model smollm2-135m] [--forms bfloat16,int8wo,int4wo,nf4] [--out FOLDER]
+
+The model is run in float32, where it tries each form on a few of its layers, and then whole in each form. A sign is
+held right where the intervals of both do not hold 0 on different sides; FOLDER keeps the runs, and what is there is not
+run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+from pathlib import Path
+
+import profiler
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.trials import tried
+from profiler.grid import CellKey
+from profiler.record.run import Run, read_facts, read_gathered, read_run
+
+BATCHES, PROMPTS = "1,8", "64,512"
+ASKED = 0.25
+"""Of the saving, at the median."""
+
+
+def main() -> None:
+    """Print a line a cell and form, and what came of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--forms", default="bfloat16,int8wo,int4wo,nf4")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = asked.out or Path(made)
+        base = run_of(asked.model, "none", folder)
+        facts = read_facts(base.folder, base.document, read_gathered(base.folder, base.document))
+        before = results_of(base)
+        print(f"{'':18}{'form':10}{'step ms':>9}{'said ms':>16}{'saved ms':>16}", flush=True)
+        signs, clear, off = 0, 0, []
+        for form in asked.forms.split(","):
+            after = results_of(run_of(asked.model, form, folder))
+            for key, trials in facts.trials.items():
+                said = next((item for item in tried(trials) if item.form == form), None)
+                if said is None:
+                    continue
+                one, other = before[key], after[key]
+                said_s, said_off_s = (1 - said.ratio) * one.latency_s, said.half_width * one.latency_s
+                saved_s, saved_off_s = (
+                    one.latency_s - other.latency_s,
+                    math.hypot(half_width_s(one), half_width_s(other)),
+                )
+                print(
+                    f"{key.name:18}{form:10}{1e3 * one.latency_s:9.1f}{1e3 * said_s:9.1f} ±{1e3 * said_off_s:5.1f}"
+                    f"{1e3 * saved_s:9.1f} ±{1e3 * saved_off_s:5.1f}"
+                )
+                if abs(said_s) > said_off_s and abs(saved_s) > saved_off_s:
+                    clear += 1
+                    signs += said_s * saved_s > 0
+                    off.append(abs(said_s / saved_s - 1))
+        print(
+            f"the sign is right in {signs} of {clear} that differ by more than their intervals; the saving is"
+            f" {100 * statistics.median(off):.0f} % off at the median (asked: {100 * ASKED:.0f} %)"
+        )
+
+
+def run_of(model: str, form: str, folder: Path) -> Run:
+    """A run in one form, or the one that the folder has of it; none: float32, which tries the others."""
+    out = folder / form
+    if out.exists():
+        return read_run(out)
+    dtype, quant = (form, "none") if form in ("bfloat16", "float16") else ("float32", form)
+    options = {"batch_sizes": BATCHES, "prompt_lens": PROMPTS, "no_levers": form != "none"}
+    return profiler.profile(model, dtype=dtype, quant=quant, out=out, **options)
+
+
+def results_of(run: Run) -> dict[CellKey, CellResult]:
+    """Its measured cells."""
+    return {result.key: result for result in run.measured}
+
+
+def half_width_s(result: CellResult) -> float:
+    """Of its 95 % interval."""
+    return (result.latency_high_s - result.latency_low_s) / 2
+
+
+if __name__ == "__main__":
+    main()
