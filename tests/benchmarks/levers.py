@@ -19,6 +19,7 @@ import profiler
 from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.trials import tried
 from profiler.grid import CellKey
+from profiler.loading.request import DTYPES
 from profiler.record.run import Run, read_facts, read_gathered, read_run
 
 BATCHES, PROMPTS = "1,8", "64,512"
@@ -71,7 +72,7 @@ def run_of(model: str, form: str, folder: Path) -> Run:
     out = folder / form
     if out.exists():
         return read_run(out)
-    dtype, quant = (form, "none") if form in ("bfloat16", "float16") else ("float32", form)
+    dtype, quant = ("float32", "none") if form == "none" else (form, "none") if form in DTYPES else ("auto", form)
     options = {"batch_sizes": BATCHES, "prompt_lens": PROMPTS, "no_levers": form != "none"}
     return profiler.profile(model, dtype=dtype, quant=quant, out=out, **options)
 
