@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,25 @@ def test_a_card_is_asked_for_or_told_by_the_file(roofscope: Callable[..., object
     assert place(of_a_card, "smollm2-135m").under.name == "A10G, datasheet"
     both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
     assert both.code == 2  # type: ignore[attr-defined]
+
+
+def test_here_stands_for_the_roofs_of_this_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., object]
+) -> None:
+    """They are measured, whatever the file says of its own device: a decode step reads its bytes at that bandwidth."""
+    from profiler.roofs.measure import measure
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
+    monkeypatch.setattr("profiler.roofs.measure.measure", partial(measure, stage_budget_s=0.1))
+    path = table(tmp_path / "t", ("decode", 1, 64, 32, 10.0))
+    done = roofscope("place", str(path), "--model", "smollm2-135m", "--here", "--format", "json")
+    found = json.loads(done.out)  # type: ignore[attr-defined]
+    assert found["roofs"]["name"].endswith(", measured")
+    [row] = found["rows"]
+    # 134.5 M weights of 2 bytes, 80 tokens of 23,040 bytes of cache, and logits of 2 bytes.
+    nbytes = 2 * 134_515_008 + 80 * 23_040 + 2 * 49_152
+    assert row["floor_s"] == pytest.approx(nbytes / found["roofs"]["bytes_per_s"], rel=0.01)
+    assert row["bound"] == "memory"
 
 
 @pytest.fixture(scope="module")
