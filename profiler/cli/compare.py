@@ -153,7 +153,8 @@ def place(
         }
         print(a_row_a_line(document))
         return
-    title = f"{found.file.tool}: {found.model} in {found.dtype} under the roofs of {found.under.name}"
+    stored = found.dtype if found.quant == "none" else f"{found.quant} and {found.dtype}"
+    title = f"{found.file.tool}: {found.model} in {stored} under the roofs of {found.under.name}"
     print_placed(title, found.rows, found.doubts, screen(plain=plain))
 
 

@@ -143,6 +143,9 @@ def _avoidable_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> dict[Cause
 def _most_padding(facts: Facts, key: CellKey, roofs: Roofs, latency_s: float) -> float:
     """What the seconds of padding are cut to, as a share of them: an operator that ran slower alone than it can have
     run in the step tells too much, and padding takes no larger a part of a step than of its operators' roofs."""
+    causes = (cause for item in facts.operators[key] for cause in (*item.avoidable_flops, *item.avoidable_bytes))
+    if Cause.PADDING not in causes:
+        return 1.0
     replays = facts.replays.get(key, {})
     items = [(item, _demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
     told_s = sum(_padding_s(item, demand, roofs) for item, demand in items)

@@ -208,7 +208,7 @@ def _judged(
     faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     ragged = ragged_step(facts, key, parts, spread)
-    noise = _noise(facts, key, slowed, spread)
+    noise = _noise(facts, key, slowed, time_s)
 
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
@@ -238,6 +238,7 @@ def _judged(
         tried=tuple(tried(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )
+    visited = len(phase_samples(key.phase, visits))
     whole = replace(
         _with_ragged(_with_visits(row, key, visits), ragged),
         flops_per_s=placement.flops_per_s,
@@ -250,8 +251,8 @@ def _judged(
         regime=verdict.regime,
         confidence=verdict.confidence,
         noise=noise.grade,
-        visits=len(phase_samples(key.phase, visits)),
-        stopped="interval" if narrow_enough(phase_samples(key.phase, visits), spread) else "budget",
+        visits=visited,
+        stopped="interval" if narrow_enough(time_s, visited) else "budget",
     )
     evidence = CellEvidence(
         **columns_of(key),
@@ -318,16 +319,16 @@ def _issue_s(visits: Sequence[Visit]) -> float | None:
     return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
 
 
-def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], spread: Spread) -> NoiseReport:
+def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], time_s: Estimate) -> NoiseReport:
     visits = facts.visits[key.cell]
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
     return noise_report(
         phase_samples(key.phase, visits),
+        time_s,
         foreign_cores=foreign,
         throttled=slowed,
         machine_drift=drift(facts.looks),
-        spread=spread,
     )
 
 

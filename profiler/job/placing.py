@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from profiler.diagnosis.foreign import Placed, doubts, placed
 from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError
-from profiler.loading.catalog import Source, resolve
+from profiler.job.walks import known_work
+from profiler.loading.catalog import resolve
 from profiler.machine import datasheet
 from profiler.record.readers.figures import Figure, ForeignFile
 from profiler.record.readers.reading import read_foreign
 from profiler.units import count, scaled
 from profiler.work.attention import AttentionCore
-from profiler.work.counted import counted
 from profiler.work.operators import ModelWork, Operator
 from profiler.work.step import ExecutionPath, Step
 
@@ -85,7 +85,8 @@ def place(
     file = read_foreign(path)
     figures = [_complete(figure) for figure in _with_shapes(file.figures, shapes or Shapes())]
     source = resolve(model)
-    work = _work(source, model, file.settings.get("precision", "auto"), quant)
+    told = file.settings.get("precision", "auto")
+    work = known_work(source, model, told if told in _DTYPES else "auto", quant)
     dtype = _own_dtype(work)
     under = here_roofs(work, dtype) if here else _card(gpu, file)
     floors = _floors(work, figures, under, dtype)
@@ -139,16 +140,6 @@ def _own_dtype(work: ModelWork) -> str:
     """The dtype of the model's cache, which its quantised products give their results in."""
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     return (cores or work.operators)[0].dtype_name
-
-
-def _work(source: Source, model: str, told: str, quant: str) -> ModelWork:
-    """The model's operators in the precision that a file tells; torch is loaded only where they are not kept."""
-    dtype = told if told in _DTYPES else "auto"
-    if source.kind == "card" and (dtype, quant) == ("auto", "none") and (kept := counted(source.name)) is not None:
-        return kept
-    from profiler.job.count import model_work
-
-    return model_work(model, dtype, quant)
 
 
 def _card(gpu: str, file: ForeignFile) -> Under:

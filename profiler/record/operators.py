@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from sys import intern
 
@@ -46,39 +47,36 @@ OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 
 def operators_csv(facts: Facts) -> Iterator[str]:
     """The table of a run, line by line: a large run has hundreds of thousands."""
-    writer = csv.DictWriter(_Line, OPERATOR_COLUMNS, lineterminator="\n")
-    yield writer.writeheader()
+    writer = csv.writer(_Line, lineterminator="\n")
+    memory_bytes_per_s = facts.ceilings.memory_bytes_per_s
+    compute_flops_per_s = cache(facts.ceilings.compute_flops_per_s)
+    yield writer.writerow(OPERATOR_COLUMNS)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
+        of_cell = {**columns_of(key), "engine": no_formula(key.cell.engine)}
         for item in operators:
             alone = replays.get(item.operator)
-            roof_s = floor_s(
-                float(item.flops),
-                float(item.model_bytes),
-                facts.ceilings.compute_flops_per_s(item.dtype),
-                facts.ceilings.memory_bytes_per_s,
-            )
-            yield writer.writerow(
-                {
-                    **columns_of(key),
-                    "engine": no_formula(key.cell.engine),
-                    "operator": no_formula(item.operator),
-                    "group": no_formula(item.group),
-                    "count": item.count,
-                    "flops": item.flops,
-                    "weight_bytes": item.weight_bytes,
-                    "kv_bytes": item.kv_bytes,
-                    "activation_bytes": item.activation_bytes,
-                    "avoidable_bytes": sum(item.avoidable_bytes.values()),
-                    "roof_s": roof_s,
-                    "replayed_s": "" if alone is None else alone.whole.times(item.count).median_s,
-                    "dequantise_s": "" if alone is None else alone.conversion.times(item.count).median_s,
-                    "dtype": item.dtype,
-                    "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
-                    "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
-                    "bus_bytes": item.bus_bytes,
-                }
-            )
+            row = {
+                **of_cell,
+                "operator": no_formula(item.operator),
+                "group": no_formula(item.group),
+                "count": item.count,
+                "flops": item.flops,
+                "weight_bytes": item.weight_bytes,
+                "kv_bytes": item.kv_bytes,
+                "activation_bytes": item.activation_bytes,
+                "avoidable_bytes": sum(item.avoidable_bytes.values()),
+                "roof_s": floor_s(
+                    float(item.flops), float(item.model_bytes), compute_flops_per_s(item.dtype), memory_bytes_per_s
+                ),
+                "replayed_s": "" if alone is None else alone.whole.times(item.count).median_s,
+                "dequantise_s": "" if alone is None else alone.conversion.times(item.count).median_s,
+                "dtype": item.dtype,
+                "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
+                "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
+                "bus_bytes": item.bus_bytes,
+            }
+            yield writer.writerow(row[name] for name in OPERATOR_COLUMNS)
 
 
 class _Line:

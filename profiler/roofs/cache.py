@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -13,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from profiler.machine.device import Device
+from profiler.machine.kept import keep, kept_file
 from profiler.roofs.values import Ceilings
 
 _KEPT_S = 24 * 3600.0
@@ -28,26 +26,11 @@ def cached(
 
     A cache that cannot be read or written is as good as none.
     """
-    path = _folder() / f"{_key(info, software)}.json"
-    measured = measure(None if fresh else _read(path))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(_CEILINGS.dump_json(measured))
-        draft.replace(path)
-    except OSError:
-        pass
-    return measured
-
-
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "roofscope" / "ceilings"
-
-
-def _key(info: Device, software: Mapping[str, str]) -> str:
     facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software), "method": _METHOD}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    path = kept_file("ceilings", facts)
+    measured = measure(None if fresh else _read(path))
+    keep(path, _CEILINGS.dump_json(measured))
+    return measured
 
 
 def _read(path: Path) -> Ceilings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -34,6 +35,8 @@ _RESAMPLES = 1000
 # So many samples narrow an interval far below what visits differ by, which is then taken from their medians.
 _MANY_SAMPLES = 20_000
 _RESAMPLES_OF_MANY = 100
+# Samples that are gone through together, over all resamples: more than these lie in no cache.
+_AT_ONCE = 1 << 17
 _SEED = 0
 
 # The share of a normal distribution within one standard deviation, and the end of its middle 95 %.
@@ -178,12 +181,9 @@ def estimate(visits: Sequence[Sequence[float]], spread: Spread = NO_OTHERS) -> E
     return Estimate(median, min(low, median * math.exp(-least)), max(high, median * (1 + least)), everything.size)
 
 
-def narrow_enough(visits: Sequence[Sequence[float]], spread: Spread, half_width: float = TARGET_HALF_WIDTH) -> bool:
-    """Whether a cell's interval needs no further visit."""
-    if len(visits) < LEAST_VISITS:
-        return False
-    found = estimate(visits, spread)
-    return found.half_width <= half_width and found.samples >= LEAST_SAMPLES
+def narrow_enough(time_s: Estimate, visits: int, half_width: float = TARGET_HALF_WIDTH) -> bool:
+    """Whether a cell's interval, of so many visits, needs no further one."""
+    return visits >= LEAST_VISITS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES
 
 
 def student_t(freedom: float) -> float:
@@ -199,7 +199,7 @@ def student_t(freedom: float) -> float:
 
 def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: Spread) -> tuple[float, float]:
     """Half of the interval as shares of the median: what more visits average away, and what they do not."""
-    medians = np.array([np.median(np.concatenate(blocks)) for blocks in visits])
+    medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in visits])
     free = medians.size - 1
     freedom = spread.freedom + free
     own = float(np.var(medians, ddof=1)) / float(np.median(medians)) ** 2 if free else 0.0
@@ -242,10 +242,13 @@ def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resample
     samples, owner = np.concatenate(blocks), np.repeat(np.arange(len(blocks)), [block.size for block in blocks])
     order = np.argsort(samples, kind="stable")
     samples, owner = samples[order], owner[order]
-    passed = np.cumsum(times[:, owner], axis=1)
-    middle = passed[:, -1:] / 2
-    below, above = (passed < middle).sum(axis=1), (passed <= middle).sum(axis=1)
-    medians: NDArray[np.float64] = (samples[below] + samples[above]) / 2
+    medians = np.empty(resamples)
+    at_once = max(1, _AT_ONCE // samples.size)
+    for some in (slice(start, start + at_once) for start in range(0, resamples, at_once)):
+        passed = np.cumsum(times[some, owner], axis=1)
+        middle = passed[:, -1:] / 2
+        below, above = (passed < middle).sum(axis=1), (passed <= middle).sum(axis=1)
+        medians[some] = (samples[below] + samples[above]) / 2
     return medians
 
 
@@ -259,19 +262,20 @@ class NoiseReport:
 
 def noise_report(
     visits: Sequence[Sequence[float]],
+    time_s: Estimate,
     *,
     foreign_cores: float | None = None,
     throttled: Sequence[str] = (),
     machine_drift: float = 0.0,
-    spread: Spread = NO_OTHERS,
 ) -> NoiseReport:
     """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
 
-    `machine_drift` is by how much a sentinel, the same work again and again, changed its time over the run.
+    `time_s` is what `estimate` says of these visits; `machine_drift` is by how much a sentinel, the same work again and
+    again, changed its time over the run.
 
     Nothing is thrown away: a disturbed cell keeps all its samples and says what is wrong with them.
     """
-    half_width = estimate(visits, spread).half_width
+    half_width = time_s.half_width
     reasons = []
     count = sum(len(visit) for visit in visits)
     if len(visits) == 1:
@@ -280,7 +284,7 @@ def noise_report(
         reasons.append(f"interval of +-{100 * half_width:.1f} %")
     if count < LEAST_SAMPLES:
         reasons.append("a single sample" if count == 1 else f"only {count} samples")
-    medians = [float(np.median(visit)) for visit in visits if len(visit)]
+    medians = [statistics.median(visit) for visit in visits if len(visit)]
     drift = max(medians) / min(medians) - 1
     if drift > _DRIFT:
         reasons.append(f"drift of {100 * drift:.0f} % between rounds")

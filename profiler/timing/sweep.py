@@ -11,7 +11,15 @@ from profiler.engines.base import Engine
 from profiler.grid import PHASES, Cell, Grid, Phase
 from profiler.machine.machine import Machine
 from profiler.timing.outcomes import Gap, Visit, phase_medians, phase_samples
-from profiler.timing.sampling import CLAIM_VISITS, TARGET_HALF_WIDTH, Spread, narrow_enough, spread_of
+from profiler.timing.sampling import (
+    CLAIM_VISITS,
+    LEAST_VISITS,
+    TARGET_HALF_WIDTH,
+    Spread,
+    estimate,
+    narrow_enough,
+    spread_of,
+)
 from profiler.timing.visit import Bench, visit_safely
 
 _SEED = 0
@@ -50,9 +58,11 @@ class _Seen:
     gap: Gap | None = None
 
     def narrow(self, half_width: float, spreads: Mapping[Phase, Spread]) -> bool:
-        return bool(self.visits) and all(
-            narrow_enough(phase_samples(key.phase, self.visits), spreads[key.phase], half_width)
-            for key in self.visits[0].cell.keys
+        if len(self.visits) < LEAST_VISITS:
+            return False
+        samples = {key.phase: phase_samples(key.phase, self.visits) for key in self.visits[0].cell.keys}
+        return all(
+            narrow_enough(estimate(times, spreads[phase]), len(times), half_width) for phase, times in samples.items()
         )
 
 

@@ -1,28 +1,38 @@
-"""The cards' operators as the walk counted them, kept in counted.json: to place a file needs no library then.
+"""A model's operators as JSON, and those of the cards as the walk counted them, kept in counted.json.
 
-torch and transformers take two seconds and a half to load, three times as long as to place 100,000 figures.
-`python tests/work/counted.py` counts every card again and writes the file anew.
+torch and transformers take two seconds and a half to load, three times as long as to place 100,000 figures: to place
+a file on what is kept needs neither. `python tests/work/counted.py` counts every card again and writes the file anew.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from profiler.work.attention import AttentionCore
-from profiler.work.operators import Elementwise, Embedding, Experts, Linear, ModelWork, Operator
+from profiler.work.operators import (
+    Convolution,
+    Elementwise,
+    Embedding,
+    Experts,
+    Linear,
+    ModelWork,
+    Operator,
+    RecurrentState,
+)
 from profiler.work.stored import StoredWeight
 
 FILE = Path(__file__).with_name("counted.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
-    kind.__name__: kind for kind in (AttentionCore, Elementwise, Embedding, Experts, Linear)
+    kind.__name__: kind
+    for kind in (AttentionCore, Convolution, Elementwise, Embedding, Experts, Linear, RecurrentState)
 }
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -33,21 +43,36 @@ class _Dtype:
 
     @property
     def itemsize(self) -> int:
-        return _ITEMSIZE[self.name]
+        """The bits that its name has, in bytes: `float8_e4m3fn`, `bfloat16`. Raises ValueError for another name."""
+        bits = re.search(r"\d+", self.name)
+        if bits is None:
+            raise ValueError(f"{self.name} does not say its bits")
+        return int(bits[0]) // 8
 
     def __str__(self) -> str:
         return f"torch.{self.name}"
 
 
 @cache
-def counted(card: str) -> ModelWork | None:
-    """The operators of a card in its own dtype and form; None where they are not kept."""
-    kept = json.loads(FILE.read_text(encoding="utf-8")).get(card)
-    return (
-        None
-        if kept is None
-        else ModelWork(tuple(map(_operator, kept["operators"])), kept["params"], kept["params"], ())
-    )
+def counted(card: str, quant: str = "none") -> ModelWork | None:
+    """The operators of a card in its own dtype, as published or in a format; None where they are not kept."""
+    kept = json.loads(FILE.read_text(encoding="utf-8")).get(card, {})
+    if quant not in kept:
+        return None
+    # What a format leaves as it is stands there by its number among the operators as published.
+    operators = [kept["none"][item] if isinstance(item, int) else item for item in kept[quant]]
+    return from_json({**kept["model"], "operators": operators})
+
+
+def from_json(kept: Mapping[str, Any]) -> ModelWork:
+    """What `as_json` made a document of."""
+    return ModelWork(**{**_values(kept), "operators": tuple(map(_operator, kept["operators"]))})
+
+
+def as_json(work: ModelWork) -> dict[str, Any]:
+    """The operators and what the walk did not understand, as plain values."""
+    operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in work.operators]
+    return {**_plain_fields(work), "operators": operators}
 
 
 def _operator(kept: Mapping[str, Any]) -> Operator:
@@ -64,4 +89,18 @@ def _value(name: str, value: Any) -> Any:
         return _Dtype(value)
     if isinstance(value, dict):
         return StoredWeight(**_values(value))
-    return tuple(map(tuple, value)) if isinstance(value, list) else value
+    return (
+        tuple(tuple(item) if isinstance(item, list) else item for item in value) if isinstance(value, list) else value
+    )
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    return {
+        item.name: _plain(item.name, getattr(value, item.name)) for item in fields(value) if item.name != "operators"
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name.endswith("dtype"):
+        return str(value).removeprefix("torch.")
+    return _plain_fields(value) if is_dataclass(value) else value

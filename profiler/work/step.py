@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -124,21 +124,20 @@ class Work:
         return np.asarray(self.model_flops) / np.asarray(self.model_bytes)
 
     def __add__(self, other: Work) -> Work:
-        merged: dict[str, Any] = {}
-        for item in fields(Work):
-            mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            merged[item.name] = _add_maps(mine, theirs) if isinstance(mine, Mapping) else mine + theirs
-        return Work(**merged)
+        mine, theirs = vars(self), vars(other)
+        summed: dict[str, Any] = {name: mine[name] + theirs[name] for name in _AMOUNTS}
+        return Work(**summed | {name: _add_maps(mine[name], theirs[name]) for name in _BY_CAUSE})
 
     def __mul__(self, times: Count) -> Work:
         """This work `times` over."""
-        scaled: dict[str, Any] = {}
-        for item in fields(Work):
-            value = getattr(self, item.name)
-            scaled[item.name] = (
-                {name: part * times for name, part in value.items()} if isinstance(value, Mapping) else value * times
-            )
-        return replace(self, **scaled)
+        mine = vars(self)
+        scaled: dict[str, Any] = {name: mine[name] * times for name in _AMOUNTS}
+        causes = {name: {cause: part * times for cause, part in mine[name].items()} for name in _BY_CAUSE}
+        return Work(**scaled | causes)
+
+
+_BY_CAUSE = ("avoidable_flops", "avoidable_bytes")
+_AMOUNTS = tuple(item.name for item in fields(Work) if item.name not in _BY_CAUSE)
 
 
 def _add_maps(left: Mapping[Cause, Count], right: Mapping[Cause, Count]) -> dict[Cause, Count]:

@@ -37,6 +37,19 @@ print(took_s, len(page.encode()), peak)
 """
 
 
+# Judges a folder in a process of its own: CPU seconds, the peak in kB, how many samples its figures rest on.
+JUDGED = """
+import sys, time
+from pathlib import Path
+from profiler.job.judging import judge_folder
+begun_s = time.process_time()
+run = judge_folder(Path(sys.argv[1]))
+took_s = time.process_time() - begun_s
+[peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(took_s, peak, sum(result.samples for result in run.results))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timing
 def test_ten_thousand_cells(tmp_path: Path) -> None:
@@ -49,6 +62,33 @@ def test_ten_thousand_cells(tmp_path: Path) -> None:
     assert seconds < 10
     assert nbytes < 5e6
     assert 1024 * peak_kib < 1e9
+
+
+@pytest.mark.timing
+def test_a_million_samples_are_judged_in_seconds(tmp_path: Path) -> None:
+    """32,000 visits of four cells with 31 times each: 5 CPU seconds and 0.5 GB."""
+    folder = enlarge(SOURCE, tmp_path / "run", 2, 2)
+    _visit_again(folder / "samples.jsonl", times=7999, steps=31)
+    found = subprocess.run(
+        [sys.executable, "-c", JUDGED, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    )
+    seconds, peak_kib, samples = map(float, found.stdout.split())
+    assert samples == 4 * 8000 + 4 * (7999 * 30 + 6)
+    assert seconds < 15
+    assert 1024 * peak_kib < 1e9
+
+
+def _visit_again(file: Path, times: int, steps: int) -> None:
+    """Each visit of the file so many times more, with 1 % of noise from visit to visit and within each."""
+    visits = [record for record in map(json.loads, file.read_text().splitlines()) if record["kind"] == "visit"]
+    noise = np.random.default_rng(0).normal(1, 0.01, (times, steps + 1)).round(4)
+    with file.open("a") as more:
+        for number, (of_visit, *of_steps) in enumerate(noise.tolist(), start=1):
+            for visit in visits:
+                decode_s = [visit["decode_s"][0] * of_visit * of_step for of_step in of_steps]
+                prefill_s = visit["prefill_s"] * of_visit
+                again = {"round": number, "prefill_s": prefill_s, "decode_s": decode_s}
+                more.write(json.dumps(visit | again) + "\n")
 
 
 @pytest.mark.timing

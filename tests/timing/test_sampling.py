@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 
 from profiler.timing.sampling import (
     VISITED_ONCE,
+    NoiseReport,
     Spread,
     deviations,
     difference,
@@ -132,9 +134,9 @@ def test_more_visits_do_not_average_a_drift() -> None:
 def test_a_cell_is_done_after_four_visits_at_the_earliest() -> None:
     """Two that agree to a thousandth prove nothing."""
     quiet = [[1.0, 1.001, 0.999, 1.0]] * 4
-    assert not narrow_enough(quiet[:3], spread_of([]))
-    assert narrow_enough(quiet, spread_of([]))
-    assert not narrow_enough([[1.0], [1.0], [1.0], [1.0]], spread_of([])), "fewer samples than an interval needs"
+    assert not narrow_enough(estimate(quiet[:3]), 3)
+    assert narrow_enough(estimate(quiet), 4)
+    assert not narrow_enough(estimate([[1.0], [1.0], [1.0], [1.0]]), 4), "fewer samples than an interval needs"
 
 
 def test_a_difference_is_no_surer_than_its_sides() -> None:
@@ -148,19 +150,23 @@ def test_a_difference_is_no_surer_than_its_sides() -> None:
     assert found.high_s - found.median_s == pytest.approx(2.201 * sigma, rel=1e-3)
 
 
+def graded(visits: list[list[float]], **told: Any) -> NoiseReport:
+    return noise_report(visits, estimate(visits), **told)
+
+
 def test_grades() -> None:
     rng = np.random.default_rng(2)
     quiet = [list(rng.normal(1.0, 0.003, 30)) for _ in range(3)]
-    assert noise_report(quiet).grade == "quiet"
-    assert noise_report(quiet).reasons == ()
-    drifted = noise_report([quiet[0], [1.1 * value for value in quiet[1]]])
+    assert graded(quiet).grade == "quiet"
+    assert graded(quiet).reasons == ()
+    drifted = graded([quiet[0], [1.1 * value for value in quiet[1]]])
     assert drifted.grade == "noisy"
     assert any("drift of 10 %" in reason for reason in drifted.reasons)
-    assert noise_report([list(rng.lognormal(0, 0.8, 8)) for _ in range(2)]).grade == "unusable"
-    assert noise_report([[1.0]]).reasons == (VISITED_ONCE, "a single sample")
-    assert noise_report(quiet[:1]).reasons == (VISITED_ONCE,)
-    assert noise_report(quiet, foreign_cores=1.0).reasons == ("others kept 1.0 cores busy",)
-    assert noise_report(quiet, throttled=["power cap"]).grade == "noisy"
+    assert graded([list(rng.lognormal(0, 0.8, 8)) for _ in range(2)]).grade == "unusable"
+    assert graded([[1.0]]).reasons == (VISITED_ONCE, "a single sample")
+    assert graded(quiet[:1]).reasons == (VISITED_ONCE,)
+    assert graded(quiet, foreign_cores=1.0).reasons == ("others kept 1.0 cores busy",)
+    assert graded(quiet, throttled=["power cap"]).grade == "noisy"
 
 
 def test_two_modes_are_named_and_a_wide_single_one_is_not() -> None:

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from profiler.errors import RequestError
 from profiler.job.count import model_work
 from profiler.loading.catalog import card_names
-from profiler.work.counted import FILE
-from profiler.work.operators import ModelWork
+from profiler.loading.quantise import QUANTS, Quant
+from profiler.work.counted import FILE, as_json
 
 
-def document(work: ModelWork) -> dict[str, Any]:
-    """What is kept of a model that the walk understood whole."""
-    assert (work.understood_params, work.unknown, work.not_run) == (work.params, (), ())
-    operators = [{"kind": type(operator).__name__, **_values(operator)} for operator in work.operators]
-    return {"params": work.params, "operators": operators}
+def documents(card: str, quants: Sequence[Quant] = QUANTS) -> dict[str, dict[str, Any]]:
+    """A card's operators in those formats that it can be had in, by the format; the walk understands all of them."""
+    found = {}
+    for quant in quants:
+        try:
+            found[quant] = as_json(model_work(card, quant=quant))
+        except RequestError:  # no group of int4 divides every layer
+            continue
+        assert found[quant]["understood_params"] == found[quant]["params"]
+    return found
 
 
-def _values(value: Any) -> dict[str, Any]:
-    return {item.name: _plain(item.name, getattr(value, item.name)) for item in fields(value)}
+def lines(name: str, formats: dict[str, dict[str, Any]]) -> str:
+    """An operator a line, so that a change shows what it changed; one that is as published by its number there."""
+    plain = formats["none"]["operators"]
+    model = {key: value for key, value in formats["none"].items() if key != "operators"}
+    parts = [f' "model": {json.dumps(model)}', _listed("none", plain)]
+    for quant, document in formats.items():
+        assert document == {**model, "operators": document["operators"]}
+        if quant != "none":
+            parts.append(_listed(quant, [plain.index(op) if op in plain else op for op in document["operators"]]))
+    return f"{json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n}"
 
 
-def _plain(name: str, value: Any) -> Any:
-    if name.endswith("dtype"):
-        return str(value).removeprefix("torch.")
-    return _values(value) if is_dataclass(value) else value
-
-
-def lines(documents: dict[str, dict[str, Any]]) -> str:
-    """An operator a line, so that a change shows what it changed."""
-    cards = []
-    for name, kept in documents.items():
-        operators = ",\n".join(f"  {json.dumps(operator)}" for operator in kept["operators"])
-        cards.append(f'{json.dumps(name)}: {{"params": {kept["params"]}, "operators": [\n{operators}\n]}}')
-    return "{\n" + ",\n".join(cards) + "\n}\n"
+def _listed(quant: str, operators: list[Any]) -> str:
+    return f" {json.dumps(quant)}: [\n" + ",\n".join(f"  {json.dumps(operator)}" for operator in operators) + "\n ]"
 
 
 if __name__ == "__main__":
-    FILE.write_text(lines({name: document(model_work(name)) for name in card_names()}), encoding="utf-8")
+    FILE.write_text(
+        "{\n" + ",\n".join(lines(name, documents(name)) for name in card_names()) + "\n}\n", encoding="utf-8"
+    )

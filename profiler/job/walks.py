@@ -1,0 +1,78 @@
+"""A model's operators without the libraries that count them, where they were counted before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import metadata
+from pathlib import Path
+
+from profiler.loading.catalog import Source
+from profiler.machine.kept import keep, kept_file
+from profiler.work.counted import as_json, counted, from_json
+from profiler.work.operators import ModelWork
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Whose modules, formats and layouts the walk goes over.
+_LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
+
+
+def known_work(source: Source, model: str, dtype: str, quant: str) -> ModelWork:
+    """The operators of a model: a card's come with the package, those of a file are kept once it was walked.
+
+    torch and transformers are loaded only where neither is so. Raises RequestError or ModelError.
+    """
+    if source.kind == "card" and dtype == "auto" and (shipped := counted(source.name, quant)) is not None:
+        return shipped
+    config = _config(source)
+    if config is None:
+        return _walked(model, dtype, quant)
+    path = kept_file("walks", {"config": config, "asked": [dtype, quant], "rules": _rules(), **_versions()})
+    if (kept := _read(path)) is not None:
+        return kept
+    work = _walked(model, dtype, quant)
+    keep(path, json.dumps(as_json(work)).encode())
+    return work
+
+
+def _walked(model: str, dtype: str, quant: str) -> ModelWork:
+    from profiler.job.count import model_work
+
+    return model_work(model, dtype, quant)
+
+
+def _config(source: Source) -> str | None:
+    """What decides a model's config; None for that of a hub, which only the hub can tell."""
+    if source.kind == "card" and source.card is not None:
+        return json.dumps(source.card.config)
+    if source.kind == "folder" and source.path is not None:
+        return (source.path / "config.json").read_text(encoding="utf-8")
+    if source.kind == "gguf" and source.path is not None:  # gigabytes: told by what a build tool goes by
+        told = source.path.stat()
+        return f"{source.path.resolve()} {told.st_size} {told.st_mtime_ns}"
+    return None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in _LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _rules() -> str:
+    """A digest of this package's own text: whichever rule changes, nothing is kept by the old one."""
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> ModelWork | None:
+    try:
+        return from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,28 @@
+"""What is kept in the user's cache folder: found by what it follows from, and as good as none where it cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def kept_file(kind: str, facts: Mapping[str, Any]) -> Path:
+    """Where a thing of this kind is kept that follows from `facts`, and from nothing else."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return (Path(base) if base else Path.home() / ".cache") / "roofscope" / kind / f"{key}.json"
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file whole, or where the disk does not take it not at all."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError:
+        pass
