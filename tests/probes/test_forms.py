@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from machines import HOST
+from subjects import PLANTED, of_caches, subject_of
 
 from profiler.diagnosis.cell import CellEvidence
 from profiler.diagnosis.facts import COMPILED, Stepped
 from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey
-from profiler.job.engines import make_engines
 from profiler.job.options import Options
 from profiler.job.request import prepare
 from profiler.job.run import execute
@@ -27,14 +26,13 @@ from profiler.machine.machine import Machine
 from profiler.probes.bench import _copies, _cut_like
 from profiler.probes.forms import Form, forms_of
 from profiler.probes.shortened import Pattern, pattern_of, shortened, stack_of
-from profiler.probes.subject import Subject, execution_paths
+from profiler.probes.subject import Subject
 from profiler.probes.trials import try_forms
 from profiler.report.progress import QuietListener
-from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
+from profiler.roofs.values import READ, Ceilings
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
 from profiler.work.footprint import model_storage_bytes
-from profiler.work.walk import walk
 
 _SIZES = {
     "hidden_size": 64,
@@ -88,15 +86,6 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
         assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
 
 
-def subject_of(model: str) -> tuple[Subject, Any]:
-    prepared = prepare(Options(model=model, prompt_lens=[6], batch_sizes=[2], new_tokens=4, device="cpu"))
-    loaded = load(prepared.request, prepared.config)
-    work, grid = walk(loaded.module), prepared.grid
-    engines = make_engines(prepared, loaded, work, HOST)
-    paths = execution_paths(loaded, work, engines, grid)
-    return Subject(HOST, loaded, work, engines, paths, grid), prepared.config
-
-
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
     """transformers gives a dense model's config a word for its experts as well."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -130,8 +119,7 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
     )
     [cell] = subject.grid.cells
     hidden: dict[tuple[str, str], list[int]] = {}
-    roof = Roof(1e10, 1e10, 1e10, 9, "planted")
-    ceilings = Ceilings({}, {READ: roof}, 1 << 20, beyond_cache=True)
+    ceilings = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
     for trial in try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
         found = [mask for mask in masks if mask is not None]
         hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
@@ -141,13 +129,6 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["math attention", phase] == []
         assert hidden["a padding mask", phase] == count
         assert hidden["a padding mask and math attention", phase] == count
-
-
-def of_caches(first_slow: int) -> Ceilings:
-    """A memory that is ten times slower from `first_slow` bytes on."""
-    roof, sizes = Roof(1e10, 1e10, 1e10, 9, "planted"), [1 << power for power in range(16, 24)]
-    curve = tuple(CurvePoint(size, 1e10 if size >= first_slow else 1e11) for size in sizes)
-    return Ceilings({}, {READ: roof}, sizes[-1], beyond_cache=True, curve=curve)
 
 
 def test_as_many_copies_are_stepped_as_no_cache_holds(tiny_folder: Path) -> None:
