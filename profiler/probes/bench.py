@@ -153,7 +153,7 @@ def _steps(phase: Phase) -> int:
 def _cut_like(before: Stepped, whole: Stepped) -> Stepped:
     """Steps that could not be cut, as if what lies beside the layers (the head's product, mostly) took as long as in
     those `before`: compiling makes that no faster."""
-    beside_s = min(undisturbed(before.beside_s).median_s, min(whole.layers_s))
+    beside_s = min(undisturbed(before.beside_s).quartile_s, min(whole.layers_s))
     return Stepped(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
 
 
