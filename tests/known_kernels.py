@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from profiler.diagnosis.regimes import Evidence, Regime, Verdict
 from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
-from profiler.job.selftest import Label, SelftestResult
+from profiler.job.known_kernels import Label
+from profiler.job.selftest import SelftestResult
 
 
 def checked(name: str, expected: Regime, regime: Regime) -> SelftestResult:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.diagnosis.step_time import Dispatch
 from profiler.grid import Phase
-from profiler.machine.clock import Timing, undisturbed
+from profiler.machine.clock import Undisturbed, undisturbed
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
@@ -16,9 +16,9 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     alone = undisturbed(samples.alone_s)
     if not samples.bare_s:
         # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
-        return Dispatch(alone.median_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
-    among = undisturbed(samples.among_s) if samples.among_s else Timing(alone.median_s, 0.0)
-    calls_s = undisturbed(samples.bare_s).median_s + sum(call.total_s for call in samples.cores)
+        return Dispatch(alone.quartile_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
+    among = undisturbed(samples.among_s) if samples.among_s else Undisturbed(alone.quartile_s, 0.0)
+    calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
     return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
 
 
@@ -32,14 +32,14 @@ def dispatch_seconds(
     return found
 
 
-def cold_dispatch(warm: Timing, among: Timing, calls_s: float, converting_s: float = 0.0) -> Dispatch:
+def cold_dispatch(warm: Undisturbed, among: Undisturbed, calls_s: float, converting_s: float = 0.0) -> Dispatch:
     """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
 
     Cold caches cannot make a step faster than warm ones: what a busy minute says against it does not count, and the
     twin alone is the floor. The calls are a part of the step, and those that only convert between formats a part of the
     calls.
     """
-    step_s = max(among.median_s, warm.median_s)
+    step_s = max(among.quartile_s, warm.quartile_s)
     in_kernels_s = min(calls_s, step_s)
     half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
     return Dispatch(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)

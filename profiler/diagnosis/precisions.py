@@ -11,6 +11,10 @@ from profiler.diagnosis.facts import ModelFacts
 from profiler.grid import CellKey, Phase
 from profiler.timing.sampling import CLAIM_VISITS
 
+# As many rows as a screen has room for beside the sentences; of more the ends of each precision and phase are shown.
+_ROOM = 16
+_ENDS = 2
+
 
 class Measured(Protocol):
     """A run, as far as comparing it needs."""
@@ -71,6 +75,19 @@ def against_first(runs: Sequence[Measured]) -> list[Against]:
     ]
 
 
+def telling(items: Sequence[Against]) -> list[Against]:
+    """Of more cells than a screen has room for, what tells most of each precision and phase: the fastest and the
+    slowest of its claims, or of all of its cells where none is a claim. In the order in which they came."""
+    if len(items) <= _ROOM:
+        return list(items)
+    kept: set[Against] = set()
+    for phase, precision in {(item.key.phase, item.precision) for item in items}:
+        cells = [item for item in items if (item.key.phase, item.precision) == (phase, precision)]
+        ranked = sorted([item for item in cells if item.is_claim] or cells, key=lambda item: item.speed_up)
+        kept |= {*ranked[:_ENDS], *ranked[-_ENDS:]}
+    return [item for item in items if item in kept]
+
+
 def _asked(row: CellResult) -> tuple[Phase, int, int, int, str]:
     cell = row.key.cell
     return row.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine
@@ -98,8 +115,9 @@ def _fate(cells: Sequence[Against]) -> str:
     told = [item for item in cells if not item.visited_once]
     if not told:
         seen = sorted(item.speed_up for item in cells)
-        return f"was visited once ({seen[0]:.2g}x to {seen[-1]:.2g}x as fast then): no claim; --budget gives more"
-    return _claimed(told) + (f", by {len(told)} of {len(cells)} cells visited twice" if len(told) < len(cells) else "")
+        return f"was visited once ({seen[0]:.2g}x to {seen[-1]:.2g}x as fast then): no claim"
+    far = f", as far as it was visited twice ({len(told)} of {len(cells)} cells)" if len(told) < len(cells) else ""
+    return _claimed(told) + far
 
 
 def _claimed(told: Sequence[Against]) -> str:

@@ -1,4 +1,4 @@
-"""What a model costs on rented cards: what fits, how fast a range it is, and what a token costs at a stated load."""
+"""A model on rented cards: what fits, how fast a range it is, and which card answers a request cheapest."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from profiler.diagnosis.attained import Range, Steps, attained, family_of, host_index_of, peak_of
 from profiler.diagnosis.columns import Array, Demanded
+from profiler.diagnosis.costs import Cost, CostOverLoad, Curve, Span, cost_at, cost_line, span_at
 from profiler.diagnosis.forecast import MEMORY_SHARE
 from profiler.grid import Phase
 from profiler.machine.datasheet import Datasheet
@@ -21,7 +22,6 @@ CONTEXT_BYTES = 600_000_000
 """What CUDA, its modules and cuBLAS's workspace take beside a model (0.5 to 0.8 GB on cards of the last years)."""
 LOADS = (1.0, 0.5, 0.1)
 _HOUR_S = 3600.0
-_MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,6 @@ class WorkAt:
     weight_bytes: Array
     kv_bytes: Array
     """Of the cache: read, written, and copied where the engine's cache grows by concatenation."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """A figure with the range that holds nine in ten."""
-
-    low: float
-    typical: float
-    high: float
-
-    def times(self, factor: float) -> Span:
-        """The same figure in another unit."""
-        return Span(factor * self.low, factor * self.typical, factor * self.high)
-
-    def overlaps(self, other: Span) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
-
-@dataclass(frozen=True)
-class Cost:
-    """USD a million tokens at a load: that share of the batch is in flight."""
-
-    load: float
-    batch: int
-    input: Span
-    output: Span
 
 
 Meets = Literal["yes", "no", "cannot tell"]
@@ -128,7 +102,6 @@ class Offer:
 
 
 _MOST_LINES = 5
-_BATCHES_A_LINE = 60
 
 
 @dataclass(frozen=True)
@@ -150,76 +123,15 @@ class Rented:
         chosen = [offer for offer in self.offers if offer.fits][:_MOST_LINES]
         drawn = {(offer.card, offer.precision) for offer in chosen}
         lines = (
-            _cost_line(
-                offer,
+            cost_line(
                 self.curves[offer.card, offer.precision],
+                offer.precision,
+                offer.usd_per_h,
                 offer.crossover_batch if (offer.crossover_from, offer.precision) in drawn else None,
             )
             for offer in chosen
         )
         return CostOverLoad(self.model, self.prompt_len, self.new_tokens, tuple(lines))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A card's ranges at every batch size that fits it."""
-
-    card: str
-    usd_per_s: float
-    ttft: Range
-    tpot: Range
-    largest: int
-
-    def output_usd(self) -> Array:
-        """USD of one output token at each batch size."""
-        return np.asarray(self.usd_per_s * self.tpot.typical_s / np.arange(1, self.largest + 1))
-
-
-@dataclass(frozen=True)
-class CostLine:
-    """What an output token costs on one card in one precision, over the sequences in flight."""
-
-    card: str
-    precision: str
-    usd_per_h: float
-    batches: tuple[int, ...]
-    usd_per_million: tuple[Span, ...]
-    crossover_batch: int | None
-    """From here on it undercuts a card of these that is cheaper an hour."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what cannot be drawn: a kept file may hold anything."""
-        ends = [end for span in self.usd_per_million for end in (span.low, span.typical, span.high)]
-        drawable = self.batches and len(self.batches) == len(self.usd_per_million)
-        if not drawable or not all(0 < value < math.inf for value in (*self.batches, *ends)):
-            raise ValueError("a line of costs has a positive cost for every batch")
-
-
-@dataclass(frozen=True)
-class CostOverLoad:
-    """The best offers of an answer as lines over the load."""
-
-    model: str
-    prompt_len: int
-    new_tokens: int
-    lines: tuple[CostLine, ...]
-
-
-def _cost_line(offer: Offer, curve: Curve, crossover_batch: int | None) -> CostLine:
-    """USD a million output tokens of an offer, at batches evenly apart by their logarithm and at its crossover."""
-    sizes = np.geomspace(1, curve.largest, _BATCHES_A_LINE).astype(int)
-    batches = np.unique(np.append(sizes, [crossover_batch or 1]))
-    factor, tpot = _MILLION * curve.usd_per_s / batches, curve.tpot
-    times_s = (tpot.low_s[batches - 1], tpot.typical_s[batches - 1], tpot.high_s[batches - 1])
-    spans = zip(*(factor * time_s for time_s in times_s), strict=True)
-    return CostLine(
-        offer.card,
-        offer.precision,
-        offer.usd_per_h,
-        tuple(map(int, batches)),
-        tuple(Span(*map(float, span)) for span in spans),
-        crossover_batch,
-    )
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
@@ -315,11 +227,11 @@ def offer(
     if made.largest < asked:
         return replace(bare, fits=False, why=_lacks(plan, sheet, asked), largest_batch=made.largest)
     chosen = batch or _chosen(made, limits)
-    ttft, tpot = _span(made.ttft, chosen), _span(made.tpot, chosen)
-    costs = tuple(_cost(plan, made, load, chosen) for load in LOADS)
+    ttft, tpot = span_at(made.ttft, chosen), span_at(made.tpot, chosen)
+    costs = tuple(cost_at(made, load, chosen, plan.prompt_len) for load in LOADS)
     request = Span(*(
         made.usd_per_s * (first + plan.new_tokens * step) / chosen
-        for first, step in zip(_three(ttft), _three(tpot), strict=True)
+        for first, step in zip(ttft.ends, tpot.ends, strict=True)
     ))  # fmt: skip
     return replace(
         bare,
@@ -373,40 +285,6 @@ def _meets(ttft: Span, tpot: Span, limits: Limits) -> Meets:
     if all(span.high <= limit for span, limit in pairs):
         return "yes"
     return "no" if any(span.low > limit or span.typical > limit for span, limit in pairs) else "cannot tell"
-
-
-def _span(told: Range, batch: int) -> Span:
-    at = batch - 1
-    return Span(float(told.low_s[at]), float(told.typical_s[at]), float(told.high_s[at]))
-
-
-def _three(span: Span) -> tuple[float, float, float]:
-    return span.low, span.typical, span.high
-
-
-def _cost(plan: Planned, made: Curve, load: float, full: int) -> Cost:
-    batch = max(1, round(load * full))
-    usd = made.usd_per_s * _MILLION
-    return Cost(
-        load,
-        batch,
-        _span(made.ttft, batch).times(usd / (batch * plan.prompt_len)),
-        _span(made.tpot, batch).times(usd / batch),
-    )
-
-
-def crossover(dearer: Curve, cheaper: Curve) -> int | None:
-    """The batch from which a token costs less on the card that is dearer an hour; None: it never does.
-
-    More sequences than the cheaper card holds wait for it, or for another one of its kind: its cost a token stays.
-    """
-    theirs = cheaper.output_usd()
-    batches = np.arange(1, dearer.largest + 1)
-    undercuts = dearer.output_usd() < theirs[np.minimum(batches, cheaper.largest) - 1]
-    if not undercuts.any() or not undercuts[-1]:
-        return None
-    never = np.flatnonzero(~undercuts)
-    return int(never[-1]) + 2 if len(never) else 1
 
 
 def ranked(offers: Sequence[Offer]) -> tuple[Offer, ...]:

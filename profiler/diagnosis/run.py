@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
 from profiler.diagnosis import advice
-from profiler.diagnosis.cell import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, counted
+from profiler.diagnosis.cell import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of
+from profiler.diagnosis.differences import engine_differences
 from profiler.diagnosis.extremes import extreme_shares
 from profiler.diagnosis.facts import Facts
 from profiler.diagnosis.generate import GenerateTax, generate_taxes, tax_of
@@ -21,19 +19,19 @@ from profiler.diagnosis.parts import as_served, faults_of, lost_s, model_work, r
 from profiler.diagnosis.ragged import RaggedStep, ragged_step
 from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
+from profiler.diagnosis.rows import median_issue_s, or_nan, timed_row, with_ragged, with_visits
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, Series, Side, doubling_tests, series_of
-from profiler.diagnosis.step_time import TERMS, Split, adds_up
+from profiler.diagnosis.step_time import TERMS, Split
 from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
 from profiler.machine.readings import ActiveShares
 from profiler.roofs.values import drift, swing
-from profiler.timing.outcomes import Visit, phase_medians, phase_samples
+from profiler.timing.outcomes import phase_medians, phase_samples
 from profiler.timing.sampling import (
     Estimate,
     NoiseReport,
     Spread,
-    difference,
     estimate,
     narrow_enough,
     noise_report,
@@ -45,10 +43,6 @@ _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", 
 _SIXTEEN_BIT = "bfloat16"
 # A residual of more than this share of a step is looked into.
 _UNEXPLAINED_SHARE = 0.20
-_ENERGY_TICK_S = 0.1
-"""How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
-_ENERGY_TOLERANCE = 0.1
-_Name = TypeVar("_Name", bound=str)
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def judge_run(facts: Facts) -> Judgement:
     """Every cell of a run judged, and what they say together."""
     spreads = _spreads(facts)
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
-    rows = {key: _timed(facts, key, times.get(key)) for key in facts.grid.keys}
+    rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
     tests = doubling_tests(list(rows.values()), compute, memory)
     sides = {test.series: test.sides for test in tests}
@@ -84,7 +78,7 @@ def judge_run(facts: Facts) -> Judgement:
         key: _judged(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
     }
     judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in found.items()}
-    setting, differences = setting_of(facts), _differences(facts, spreads, judged)
+    setting, differences = setting_of(facts), engine_differences(facts, spreads, judged)
     better = _better_batches(judged.values())
     return Judgement(
         cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
@@ -112,7 +106,7 @@ def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult
     found = {}
     for key in (key for cell in cells for key in cell.keys):
         time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
-        row = _timed(facts, key, time_s)
+        row = timed_row(facts, key, time_s)
         found[key] = row if time_s is None else _judged(facts, key, row, time_s, spreads[key.phase], {}).row
     return found
 
@@ -178,22 +172,6 @@ def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, Spread]) -> Es
     return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
 
 
-def _timed(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
-    """A cell's work and its time, before it is split."""
-    gap = facts.gaps.get(key.cell)
-    if time_s is None:
-        return counted(key, facts.operators[key], gap.status if gap else "skipped")
-    return replace(
-        counted(key, facts.operators[key], "ok"),
-        latency_s=time_s.median_s,
-        latency_low_s=time_s.low_s,
-        latency_high_s=time_s.high_s,
-        samples=time_s.samples,
-        tokens_per_s=facts.grid.useful_tokens(key) / time_s.median_s,
-        tokens_per_s_per_seq=facts.grid.useful_tokens(key) / key.cell.batch_size / time_s.median_s,
-    )
-
-
 def _judged(
     facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: Spread, sides: Mapping[str, str]
 ) -> _Found:
@@ -240,11 +218,11 @@ def _judged(
     )
     visited = len(phase_samples(key.phase, visits))
     whole = replace(
-        _with_ragged(_with_visits(row, key, visits), ragged),
+        with_ragged(with_visits(row, key, visits), ragged),
         flops_per_s=placement.flops_per_s,
         bytes_per_s=placement.bytes_per_s,
-        mfu=_known(placement.mfu),
-        mbu=_known(placement.mbu),
+        mfu=or_nan(placement.mfu),
+        mbu=or_nan(placement.mbu),
         attained=parts.attained,
         floor_s=parts.floor_s,
         **{term: getattr(parts, term) for term in TERMS},
@@ -295,7 +273,7 @@ def _measurement(
         noise=noise.grade,
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
-        issue_s=_issue_s(visits) if runs_ahead else None,
+        issue_s=median_issue_s(visits) if runs_ahead else None,
         graph_step_s=_graph_step_s(facts, key),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
@@ -312,11 +290,6 @@ def _clock_share(facts: Facts, activity: ActiveShares) -> float:
     if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
         return 1.0
     return min(1.0, activity.clock_hz / roof_hz)
-
-
-def _issue_s(visits: Sequence[Visit]) -> float | None:
-    """Seconds until the host had submitted a decode step."""
-    return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
 
 
 def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], time_s: Estimate) -> NoiseReport:
@@ -342,58 +315,6 @@ def _graph_step_s(facts: Facts, key: CellKey) -> float | None:
     return None
 
 
-def _with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
-    """With what the visits tell beside their time; NaN where it was not measured, or belongs to the other phase."""
-    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
-    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
-    row = replace(
-        row,
-        p90_s=float(p90_s),
-        p99_s=float(p99_s),
-        peak_memory_bytes=max(peaks) if peaks else None,
-        device_memory_bytes=_known(_median([visit.device_memory_bytes for visit in visits])),
-    )
-    if key.phase == "prefill":
-        return replace(row, ttft_s=_known(_median([visit.ttft_s for visit in visits])))
-    generated = key.cell.batch_size * key.cell.new_tokens
-    return replace(
-        row,
-        first_step_s=_known(_median([visit.decode_s[0] for visit in visits])),
-        issue_s=_known(_issue_s(visits)),
-        joules_per_token=_known(joules_a_token(visits, generated)),
-    )
-
-
-def _with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
-    """With what unequal prompts cost, where they are."""
-    if ragged is None:
-        return row
-    waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
-    return replace(row, padding=ragged.padding, mask_s=_known(ragged.mask_s), waiting_s=waiting_s)
-
-
-def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
-    """Joules for each of the tokens that a visit generates, from all visits together; None where that is too coarse.
-
-    A card counts energy a few times a second, so that a visit may end on the tick that it began on, or be charged a
-    whole one more: of n visits the sum is off by about sqrt(n) / 2 ticks.
-    """
-    counted = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
-    seconds = sum(wall_s for _, wall_s in counted)
-    if not counted or math.sqrt(len(counted)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
-        return None
-    return sum(joules for joules, _ in counted) / (generated * len(counted))
-
-
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
 def _sides(row: CellResult, known: Mapping[Series, Mapping[int, Side]]) -> dict[str, str]:
     """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
     return {series[0]: known[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in known}
@@ -414,45 +335,3 @@ def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCe
         if so_far is None or cell.tokens_per_s >= so_far.tokens_per_s:
             best[cell.key.series] = cell
     return found
-
-
-def _differences(
-    facts: Facts, spreads: Mapping[Phase, Spread], judged: Mapping[CellKey, JudgedCell]
-) -> list[EngineDifference]:
-    """What each further engine saves against the first, cell by cell, with its interval."""
-    if facts.grid.ragged is not None:
-        return []  # without its mask a padded batch is another task, not another engine
-    first, *others = facts.grid.engines
-    found = []
-    for key in facts.grid.keys:
-        base = replace(key.cell, engine=first)
-        if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
-            continue
-        before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
-        saved = difference(before, after, spreads[key.phase])
-        found.append(
-            EngineDifference(
-                **columns_of(key),
-                against=first,
-                saves_s=saved.median_s,
-                low_s=saved.low_s,
-                high_s=saved.high_s,
-                terms=_gained_terms(judged[replace(key, cell=base)], judged[key]),
-                causes=_gained(judged[replace(key, cell=base)].avoidable_s, judged[key].avoidable_s),
-                how=facts.owning_engines.get(key.cell.engine, ""),
-                visits=min(len(before), len(after)),
-            )
-        )
-    return found
-
-
-def _gained_terms(before: JudgedCell, after: JudgedCell) -> dict[str, float]:
-    if not (adds_up(before.split) and adds_up(after.split)):
-        return {}
-    return _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in (before, after)))
-
-
-def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
-    """What each of two maps' names gained, without those that both lack."""
-    gained = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
-    return {name: seconds for name, seconds in gained.items() if seconds}

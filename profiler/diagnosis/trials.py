@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from profiler.diagnosis.facts import Stepped, Trial
-from profiler.machine.clock import Timing, undisturbed
+from profiler.machine.clock import Undisturbed, undisturbed
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ def tried(trials: Sequence[Trial]) -> Iterator[Tried]:
     """Every form that was tried at a step's shape."""
     for trial in trials:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
-        ratio = after.median_s / before.median_s
-        off = math.hypot(after.half_width_s / after.median_s, before.half_width_s / before.median_s)
+        ratio = after.quartile_s / before.quartile_s
+        off = math.hypot(after.half_width_s / after.quartile_s, before.half_width_s / before.quartile_s)
         yield Tried(trial.form, ratio, ratio * off, trial.layers, trial.of_layers)
 
 
-def whole_step(stepped: Stepped, times: float) -> Timing:
+def whole_step(stepped: Stepped, times: float) -> Undisturbed:
     """Seconds of a step of the whole model, which has `times` as many repeating layers: layers of a kind cost alike."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
     return undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])

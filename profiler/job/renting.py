@@ -11,15 +11,14 @@ from itertools import pairwise
 import numpy as np
 
 from profiler.diagnosis.columns import Array, Steps
+from profiler.diagnosis.costs import Curve, crossover
 from profiler.diagnosis.rent import (
-    Curve,
     Limits,
     Offer,
     Planned,
     Rented,
     WorkAt,
     basis_for,
-    crossover,
     curve,
     offer,
     ranked,

@@ -23,7 +23,7 @@ NOTCH = 1.57
 
 @dataclass(frozen=True)
 class Timing:
-    """A median of measured seconds (of `undisturbed` their lowest quartile), and how far it may be off."""
+    """A median of measured seconds, and how far it may be off."""
 
     median_s: float
     half_width_s: float
@@ -47,12 +47,19 @@ def timing_of(samples: Sequence[float]) -> Timing:
     return Timing(median_s, NOTCH * (high - low) / math.sqrt(len(samples)))
 
 
-def undisturbed(samples: Sequence[float]) -> Timing:
-    """The lowest quartile of `samples` seconds (of four the least), with the median's half-width.
+@dataclass(frozen=True)
+class Undisturbed:
+    """The lowest quartile of seconds that were measured for a moment (of four the least): a neighbour makes some of
+    them slower, and none of them faster."""
 
-    For parts and trials that are timed for a moment: a neighbour makes some of them slower, and none of them faster.
-    """
-    return Timing(sorted(samples)[(len(samples) - 1) // 4], timing_of(samples).half_width_s)
+    quartile_s: float
+    half_width_s: float
+    """The half-width of their median (see `Timing`)."""
+
+
+def undisturbed(samples: Sequence[float]) -> Undisturbed:
+    """What parts and trials take where no neighbour is in their way."""
+    return Undisturbed(sorted(samples)[(len(samples) - 1) // 4], timing_of(samples).half_width_s)
 
 
 class Clock(Protocol):

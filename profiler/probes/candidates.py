@@ -12,7 +12,7 @@ import torch
 
 from profiler.diagnosis.why import Call
 from profiler.probes.batches import padding, together
-from profiler.probes.forms import Form, other_forms
+from profiler.probes.copies import Copy, other_copies
 from profiler.probes.loops import grows_by_a_token, loop_without_cache, without_reads
 from profiler.probes.repeats import Candidate, Group, Run, repeat
 from profiler.watching.noted import Noted
@@ -83,7 +83,7 @@ def candidates(group: Group, recorder: Recorder) -> Iterator[Candidate]:
         yield candidate(
             "assistant", "an assistant model drafts", "leave assistant_model out", with_options(assistant_model=None)
         )
-    yield from _in_other_forms(group, call, noted, candidate)
+    yield from _with_copies(group, call, noted, candidate)
     if call.kind == "generate":
         yield from together(group)
     # Threads that wait for each other may take very long on a busy machine.
@@ -193,14 +193,14 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
     )  # fmt: skip
 
 
-def _in_other_forms(group: Group, call: Call, noted: Noted, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
-    """The same call of a copy of the model in another form, where there is room for one."""
-    for form in other_forms(group.model, call.settings["dtype"]):
+def _with_copies(group: Group, call: Call, noted: Noted, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
+    """The same call of a copy of the model, where there is room for one."""
+    for other in other_copies(group.model, call.settings["dtype"]):
         made: list[Any] = []
 
-        def changed(form: Form = form, made: list[Any] = made) -> object:
+        def changed(other: Copy = other, made: list[Any] = made) -> object:
             if not made:
-                made.append(form.make())
+                made.append(other.make())
             return repeat(noted, call, made[0])()
 
-        yield candidate(form.id, form.evidence, form.change, changed, where=group.loaded_at)
+        yield candidate(other.id, other.evidence, other.change, changed, where=group.loaded_at)

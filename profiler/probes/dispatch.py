@@ -118,7 +118,7 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
     """
     twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
     prefills, decodes = _twin_alone(EagerEngine(twin, machine), machine)
-    return undisturbed(prefills).median_s, undisturbed(decodes).median_s
+    return undisturbed(prefills).quartile_s, undisturbed(decodes).quartile_s
 
 
 def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,110 +1,127 @@
-"""A script's model in other forms, each a copy: in another dtype, without its quantisation, all of it in one place."""
+"""The forms that a model may be held and stepped in on this machine."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import util
 
 import torch
+from torch.nn.attention import SDPBackend
 
-from profiler.machine.memory import available_bytes
-from profiler.watching.settings import in_turn
+from profiler.diagnosis.facts import COMPILED, PADDING_MASK, UNQUANTISED
+from profiler.engines.registry import ENGINES
+from profiler.grid import CellKey
+from profiler.loading.quantise import TORCHAO, Quant
+from profiler.loading.request import DTYPES, ModelRequest, resolve_dtype
+from profiler.machine.device import compute_capability
+from profiler.machine.machine import Machine
+from profiler.probes.subject import Subject
 
-# A copy may take this share of the free memory.
-_MEMORY_SHARE = 0.8
-_WIDE = ("float32", "float64")
-_HALVES = ("bfloat16", "float16")
+_COMPILING_S = 25.0
+"""What compiling a few layers takes: of SmolLM2-135M on two cores of a Xeon one layer took 16 s and five another 8 s,
+most of it in g++; with what a cache on the disk has of an earlier run a second at most."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A copy that may be faster, and how it is asked for."""
+    """One way to hold and step a model; what is None stays as the run has it."""
 
-    id: str
-    evidence: str
-    change: str
-    make: Callable[[], Any]
+    name: str
+    """What a reader would change, as a sentence names it."""
+    dtype: torch.dtype | None = None
+    quant: Quant | None = None
+    experts: str | None = None
+    kernel: SDPBackend | None = None
+    """What `scaled_dot_product_attention` may call."""
+    masked: bool = False
+    """Whether a padding mask is handed over, as for prompts of unequal lengths."""
+    engine: str | None = None
+    threads: int | None = None
 
+    @property
+    def holds_alike(self) -> bool:
+        """Whether the model is held as it is, and only stepped in another way."""
+        return (self.dtype, self.quant, self.experts) == (None, None, None)
 
-def other_forms(model: Any, dtype: str) -> Iterator[Form]:
-    """The forms that are worth a trial and that there is room for. `dtype` is what the script's calls ran in."""
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    room_bytes = _MEMORY_SHARE * available_bytes(model.device)
-    if _is_spread(model):
-        if weights * model.dtype.itemsize <= room_bytes:
-            places = sorted({str(place) for place in model.hf_device_map.values()})
-            spread = f"weights are spread over {', '.join(places)}"
-            yield Form(
-                "offload",
-                f"{spread}: {turns}" if (turns := in_turn(model)) else f"{spread}, and cross a link at every step",
-                f'device_map={{"": "{model.device}"}}: there is room for all of them',
-                lambda: _gathered(model),
-            )
-        return
-    if getattr(model, "hf_quantizer", None) is not None:
-        if weights * _dense_ratio(model) * 2 <= room_bytes:
-            yield Form(
-                "slow-format",
-                "weights are unpacked, or their products scaled, at every step",
-                "leave the quantisation out where the model fits without: this kernel costs more than its bytes save",
-                lambda: copy.deepcopy(model).dequantize(),
-            )
-        return
-    name = _faster_dtype(model.device, dtype)
-    if name and weights * getattr(torch, name).itemsize <= room_bytes:
-        wide = dtype in _WIDE
-        auto = ' or dtype="auto" for the checkpoint\'s own' if wide else ""
-        yield Form(
-            "wide-dtype" if wide else "emulated-dtype",
-            f"weights are {dtype}{'' if wide else ', for whose products this device has no units'}",
-            f"dtype=torch.{name}{',' if auto else ''}{auto}",
-            lambda: copy.deepcopy(model).to(getattr(torch, name)),
-        )
+    @property
+    def compiled(self) -> bool:
+        """Whether its decode steps are code of their own, which runs none of the modules' Python."""
+        return self.engine is not None and not ENGINES[self.engine].hookable
+
+    @property
+    def preparing_s(self) -> float:
+        """Seconds to expect before its first step. Nothing interrupts a compiler: they are no bound."""
+        return _COMPILING_S if self.compiled else 0.0
+
+    def corners(self, keys: Sequence[CellKey]) -> Sequence[CellKey]:
+        """Those of `keys` that it is tried at. Compiled code is made anew for every shape, and prefills stay as they
+        are: the first decode step stands for all."""
+        return [key for key in keys if key.phase == "decode"][:1] if self.compiled else keys
 
 
-def _faster_dtype(device: torch.device, dtype: str) -> str | None:
-    """The dtype to try: 16 bits for 32, and for 16 bits that a CPU emulates what it has units for."""
-    if dtype in _WIDE:
-        return "bfloat16"
-    if device.type != "cpu" or dtype not in _HALVES or _has_units(dtype):
-        return None
-    return "bfloat16" if _has_units("bfloat16") else "float32"
+def forms_of(subject: Subject, compiling: bool = False) -> list[Form]:
+    """Every other form that this machine has, the most promising first; what is left out for time stands last.
+
+    With `compiling` torch.compile is one of them, but for CUDA: there graphs save the host's share without a compiler.
+    """
+    config = subject.loaded.config.get_text_config()
+    dtypes, quants = _dtypes(subject), _quants(subject)
+    # Whoever quantised has a reason, mostly memory: another format comes before none at all.
+    found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
+    if next(iter(subject.engines)) == "eager":
+        found.append(Form("a static cache", engine="static"))
+        if compiling and "compile" not in subject.engines and not subject.machine.is_cuda:
+            found.append(Form(COMPILED, engine="compile"))
+    others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != subject.experts]
+    found += [Form(f"{name} experts", experts=name) for name in others if subject.experts]
+    kernels = _kernels(subject) if getattr(config, "_attn_implementation", None) == "sdpa" else {}
+    found += [Form(f"{name} attention", kernel=kernel) for name, kernel in kernels.items()]
+    found.append(Form(PADDING_MASK, masked=True))
+    found += [
+        Form(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
+        for name, kernel in kernels.items()
+        if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda  # which takes no mask there
+    ]
+    threads = torch.get_num_threads()
+    if not subject.machine.is_cuda and threads > 1:
+        found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
+    return [*found, *dtypes[1:], *quants[3:]]
 
 
-def _has_units(dtype: str) -> bool:
-    """Whether this CPU multiplies matrices of these 16 bits by itself, as torch tells."""
-    names = {
-        "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
-        "float16": ("_is_amx_fp16_supported",),
-    }
-    return any(getattr(torch.cpu, name, lambda: False)() for name in names[dtype])
+def _dtypes(subject: Subject) -> list[Form]:
+    request = subject.request
+    dense = "" if request.quant == "none" else UNQUANTISED
+    plain = [Form(dense + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)]
+    found = [form for form in plain if (form.dtype, form.quant) != (request.dtype, request.quant)]
+    return sorted(found, key=lambda form: form.dtype is not torch.bfloat16)
 
 
-def _is_spread(model: Any) -> bool:
-    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    return len(places) > 1 or bool(places & {"disk"})
+def _quants(subject: Subject) -> list[Form]:
+    request = subject.request
+    quants: list[Quant] = ["int4wo", "nf4", "int8wo", "int8"]
+    return [Form(quant, _dtype_of(quant, request), quant) for quant in quants if _has(quant) and quant != request.quant]
 
 
-def _dense_ratio(model: Any) -> float:
-    """Weights that an element of a packed parameter stands for, at most: two of 4 bits in a byte."""
-    return 2.0 if any(parameter.dtype == torch.uint8 for parameter in model.parameters()) else 1.0
+def _kernels(subject: Subject) -> dict[str, SDPBackend]:
+    """Attention kernels behind `scaled_dot_product_attention` that this device has, but for those of the run."""
+    names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+    if subject.machine.is_cuda:
+        names |= {"memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    ran = {path.kernel for path in subject.paths.values()}
+    return {name: kernel for name, kernel in names.items() if name not in ran}
 
 
-def _gathered(model: Any) -> Any:
-    """A copy with all weights where it computes, and nothing of accelerate's hooks."""
-    from accelerate.hooks import remove_hook_from_module
-    from accelerate.utils import set_module_tensor_to_device
+def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
+    """Whether a dtype is worth a trial on a device: every one on a CPU, 16 bits that it has units for on CUDA."""
+    if not machine.is_cuda:
+        return True
+    return dtype is torch.float16 or (dtype is torch.bfloat16 and compute_capability(machine.device) >= (8, 0))
 
-    device, whole = model.device, copy.deepcopy(model)
-    for module in whole.modules():
-        hooks = getattr(module, "_hf_hook", None)
-        for hook in getattr(hooks, "hooks", (hooks,)):
-            waiting = getattr(hook, "weights_map", None) or {}
-            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-                if tensor.is_meta:
-                    set_module_tensor_to_device(module, name, device, value=waiting[name])
-    remove_hook_from_module(whole, recurse=True)
-    whole.__dict__.pop("hf_device_map", None)
-    return whole.to(device)
+
+def _has(quant: Quant) -> bool:
+    return util.find_spec("torchao" if quant in TORCHAO else "bitsandbytes") is not None
+
+
+def _dtype_of(quant: Quant, request: ModelRequest) -> torch.dtype:
+    return resolve_dtype("auto", quant, request.device, None) if request.dtype is torch.float32 else request.dtype

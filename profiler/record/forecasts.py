@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
+from profiler.diagnosis.costs import CostOverLoad
 from profiler.diagnosis.foretold import Answer
-from profiler.diagnosis.rent import CostOverLoad
 from profiler.record.store import replace_file
 from profiler.units import visible_in
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from profiler.diagnosis.precisions import against_first
+from profiler.diagnosis.precisions import Against, against_first, telling
 from profiler.record.run import Run
 from profiler.report.lines import regimes
 from profiler.report.shown import of_phase
+from profiler.timing.sampling import CLAIM_VISITS
 from profiler.units import duration, scaled, significant
 
 PRECISION_COLUMNS = ("precision", "in", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
 AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
+# A visit begins with a prefill that warms.
+_PREFILLS = 2
+# A budget is told in steps of so many seconds: how long visits take is known no better.
+_BUDGET_STEP_S = 10
 
 
 def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
@@ -44,8 +50,45 @@ def _first_decode(run: Run) -> list[str]:
 
 def against_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Every cell of the further precisions against the first, in the order of the columns."""
+    return _rows(_against(runs))
+
+
+def telling_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Those of them that a screen has room for and that tell most."""
+    return _rows(telling(_against(runs)))
+
+
+def once_line(runs: Sequence[Run]) -> str | None:
+    """How many cells rest on one visit, and how long a budget visits each often enough for a claim."""
+    items = against_first(runs)
+    if not (once := sum(item.visited_once for item in items)):
+        return None
+    line = f"{once} of {len(items)} cells rest on one visit, no claim"
+    needed_s = max(map(_claims_s, runs))
+    budget_s = math.ceil(needed_s / _BUDGET_STEP_S) * _BUDGET_STEP_S
+    return f"{line}; with --budget {budget_s} each would be visited about twice" if needed_s else line
+
+
+def _claims_s(run: Run) -> float:
+    """Seconds in which the sweep of this run would have visited every cell often enough for a claim, by what its visits
+    took; 0 where it did not keep how often it visited or how long that took.
+
+    What a sweep took beyond its prefills and decode steps counts alike for all of them.
+    """
+    done_s = wanted_s = 0.0
+    for row in run.measured:
+        visit_s = row.latency_s * (_PREFILLS if row.phase == "prefill" else row.key.cell.decode_steps)
+        done_s += visit_s * (row.visits or 0)
+        wanted_s += visit_s * max(CLAIM_VISITS, row.visits or 0)
+    return wanted_s / done_s * run.document.stage_s.get("timing", 0.0) if done_s else 0.0
+
+
+def _against(runs: Sequence[Run]) -> list[Against]:
     order = {run.model.quant: number for number, run in enumerate(runs)}
-    items = sorted(against_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
+    return sorted(against_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
+
+
+def _rows(items: Sequence[Against]) -> list[list[str]]:
     return [
         [
             item.key.name,

@@ -1,4 +1,4 @@
-"""Several precisions on the screen: what each saves, and every cell against the first."""
+"""Several precisions on the screen: what each saves, and the cells that tell most against the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from rich.text import Text
 
 from profiler.diagnosis.precisions import sentences
 from profiler.record.run import Run
-from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
+from profiler.report.comparison import (
+    AGAINST_COLUMNS,
+    PRECISION_COLUMNS,
+    against_rows,
+    once_line,
+    precision_rows,
+    telling_rows,
+)
 from profiler.report.lines import quality_line
 
 _WORDS = ("cell", "precision", "regime")
@@ -25,7 +32,15 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     console.print()
     console.print(Text(f"{runs[0].model.id} on {runs[0].document.device.name}"))
     console.print(_table(PRECISION_COLUMNS, precision_rows(runs)))
-    console.print(_table(AGAINST_COLUMNS, against_rows(runs)))
+    shown, every = telling_rows(runs), against_rows(runs)
+    console.print()
+    console.print(_table(AGAINST_COLUMNS, shown))
+    if len(shown) < len(every):
+        console.print(
+            Text(f"the fastest and the slowest of each; all {len(every)}: {runs[0].folder.parent / 'report.html'}")
+        )
+    if once := once_line(runs):
+        console.print(Text(once))
     for run in runs:
         if quality := quality_line(run):
             console.print(Text(f"{run.model.quant} {quality}"))

@@ -21,7 +21,7 @@ from profiler.record.forecasts import read_costs, read_forecast
 from profiler.record.run import Run
 from profiler.report.cell_table import COLUMNS, entries, packed
 from profiler.report.cold import cold_lines
-from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
+from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, once_line, precision_rows
 from profiler.report.doubling_table import slope_texts
 from profiler.report.forecasting import FORECAST_COLUMNS, answer_sentences, forecast_rows
 from profiler.report.generate import generate_lines
@@ -169,6 +169,7 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
             precisions=precision_rows(runs),
             against_columns=AGAINST_COLUMNS,
             against=against_rows(runs),
+            once=once_line(runs),
         )
     )
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from profiler.diagnosis.rent import LOADS, Offer, Rented, Span
+from profiler.diagnosis.costs import Span
+from profiler.diagnosis.rent import LOADS, Offer, Rented
 from profiler.machine.prices import STALE_DAYS
 from profiler.report.forecasting import table
 from profiler.units import duration, percent, significant

@@ -193,10 +193,18 @@ class Ceilings:
         return self.memory_bytes_per_s_for(working_set_bytes) > RESIDENT_GAIN * self.memory_bytes_per_s
 
     def out_of_the_cache(self, working_set_bytes: float) -> Ceilings:
-        """The same device for a working set that was served as the next smaller size of the curve is."""
+        """The same device for a working set that was served as the next smaller size of the curve is.
+
+        Only where a cache ends between the two sizes around it for certain: two sizes beyond it at least, all of them
+        read clearly slower, and the curve's end no faster than the memory roof. Otherwise one of these figures was
+        measured too low, and no cache is made of it.
+        """
         smaller = tuple(point for point in self.curve if point.nbytes < working_set_bytes)
         larger = self.curve[len(smaller) :]
-        if not smaller or not larger:
+        if not smaller or len(larger) < 2:
+            return self
+        of_memory = max(point.bytes_per_s for point in larger)
+        if smaller[-1].bytes_per_s <= RESIDENT_GAIN * of_memory or of_memory > RESIDENT_GAIN * self.memory_bytes_per_s:
             return self
         served = CurvePoint(math.ceil(working_set_bytes), smaller[-1].bytes_per_s)
         return replace(self, curve=(*smaller, served, *larger))

@@ -6,25 +6,25 @@ import pytest
 
 from profiler.diagnosis.dispatch import cold_dispatch, dispatch_of
 from profiler.diagnosis.facts import Calls, DispatchSamples
-from profiler.machine.clock import Timing
+from profiler.machine.clock import Undisturbed
 
-WARM = Timing(6e-3, 3e-4)
+WARM = Undisturbed(6e-3, 3e-4)
 
 
 def test_dispatch_is_that_of_a_step_with_cold_caches() -> None:
-    found = cold_dispatch(WARM, Timing(10.5e-3, 4e-4), 2e-3)
+    found = cold_dispatch(WARM, Undisturbed(10.5e-3, 4e-4), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (10.5e-3, 2e-3)
     assert found.half_width_s == pytest.approx(5e-4)
 
 
 def test_bare_calls_are_a_part_of_the_step() -> None:
-    assert cold_dispatch(WARM, Timing(7e-3, 4e-4), 9e-3).in_kernels_s == 7e-3
+    assert cold_dispatch(WARM, Undisturbed(7e-3, 4e-4), 9e-3).in_kernels_s == 7e-3
 
 
 @pytest.mark.parametrize("difference_s", [-4e-3, 0.0, 2e-3])
 def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_s: float) -> None:
     """Two times of a disturbed machine may differ by anything; a step with cold caches is no faster than a warm one."""
-    found = cold_dispatch(WARM, Timing(difference_s, 9e-3), 2e-3)
+    found = cold_dispatch(WARM, Undisturbed(difference_s, 9e-3), 2e-3)
     assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
     assert found.half_width_s > found.step_s
 

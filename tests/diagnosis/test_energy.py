@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from profiler.diagnosis.run import joules_a_token
+from profiler.diagnosis.rows import joules_a_token
 from profiler.grid import Cell
 from profiler.timing.outcomes import Visit
 

@@ -108,6 +108,25 @@ def test_roofs_that_agree_change_nothing() -> None:
         assert told(same) == (base, [])
 
 
+@pytest.mark.parametrize(
+    ("rates", "hidden"),
+    [((4.0, 1.0, 1.0), True), ((4.0, 2.0, 2.0), False), ((1.0, 1.0, 1.0), False), ((2.0, 1.0), False)],
+)
+def test_a_roof_that_was_measured_too_low_hides_behind_no_cache(rates: tuple[float, ...], hidden: bool) -> None:
+    """A step reads its GB at 1.6 times the memory roof. A cache that ends between 0.5 and 1 GiB may have served it;
+    where the curve beyond is twice as fast as the roof, no size is faster, or its end alone is slower, a figure is too
+    low, and that is said."""
+    curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
+    base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
+    found, warnings = told(replace(base, ceilings=replace(base.ceilings, curve=curve)))
+    [cell] = [cell for cell in found.judged if cell.key == DECODE]
+    assert (Flag.CACHE_RESIDENT in cell.verdict.flags) == hidden
+    assert (Flag.ABOVE_ROOF in cell.verdict.flags) == (not hidden)
+    if not hidden:
+        assert cell.verdict.confidence == "low"
+        assert any("a roof or a count is too low" in warning for warning in warnings)
+
+
 def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:
     """A decode of 12.5 ms at 80 % of the memory roof: with memory 40 % slower it would lie above it, and stays bound by
     memory; its prefill knows nothing of memory."""

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from profiler.diagnosis.attained import Range
-from profiler.diagnosis.rent import Curve, Limits, Rented, crossover
+from profiler.diagnosis.costs import Curve, crossover
+from profiler.diagnosis.rent import Limits, Rented
 from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices

@@ -7,38 +7,32 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from machines import HOST
+from subjects import PLANTED, of_caches, subject_of
 
 from profiler.diagnosis.cell import CellEvidence
 from profiler.diagnosis.facts import COMPILED, Stepped
 from profiler.diagnosis.trials import tried
-from profiler.job.engines import make_engines
+from profiler.grid import PHASES, Cell, CellKey
 from profiler.job.options import Options
 from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.loading.load import load
-from profiler.probes.subject import Subject, execution_paths
-from profiler.probes.trials import (
-    Form,
-    Pattern,
-    _copies,
-    _cut_like,
-    forms_of,
-    pattern_of,
-    shortened,
-    stack_of,
-    try_forms,
-)
+from profiler.machine.machine import Machine
+from profiler.probes.bench import _copies, _cut_like
+from profiler.probes.forms import Form, forms_of
+from profiler.probes.shortened import Pattern, pattern_of, shortened, stack_of
+from profiler.probes.subject import Subject
+from profiler.probes.trials import try_forms
 from profiler.report.progress import QuietListener
-from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
+from profiler.roofs.values import READ, Ceilings
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
 from profiler.work.footprint import model_storage_bytes
-from profiler.work.walk import walk
 
 _SIZES = {
     "hidden_size": 64,
@@ -92,15 +86,6 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
         assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
 
 
-def subject_of(model: str) -> tuple[Subject, Any]:
-    prepared = prepare(Options(model=model, prompt_lens=[6], batch_sizes=[2], new_tokens=4, device="cpu"))
-    loaded = load(prepared.request, prepared.config)
-    work, grid = walk(loaded.module), prepared.grid
-    engines = make_engines(prepared, loaded, work, HOST)
-    paths = execution_paths(loaded, work, engines, grid)
-    return Subject(HOST, loaded, work, engines, paths, grid), prepared.config
-
-
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
     """transformers gives a dense model's config a word for its experts as well."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -130,12 +115,11 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
     monkeypatch.setattr(
-        "profiler.probes.trials.forms_of", lambda subject: [form for form in forms_of(subject) if form.holds_alike]
+        "profiler.probes.trials.forms_of", lambda subject, _: [form for form in forms_of(subject) if form.holds_alike]
     )
     [cell] = subject.grid.cells
     hidden: dict[tuple[str, str], list[int]] = {}
-    roof = Roof(1e10, 1e10, 1e10, 9, "planted")
-    ceilings = Ceilings({}, {READ: roof}, 1 << 20, beyond_cache=True)
+    ceilings = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
     for trial in try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
         found = [mask for mask in masks if mask is not None]
         hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
@@ -154,12 +138,9 @@ def test_as_many_copies_are_stepped_as_no_cache_holds(tiny_folder: Path) -> None
     short = load(subject.request, shortened(config, 1))
     half = model_storage_bytes(short.module)
     whole = stack_of(subject.loaded.module, config)
-    roof = Roof(1e10, 1e10, 1e10, 9, "planted")
 
     def copies(first_slow: int) -> int:
-        sizes = [1 << power for power in range(16, 24)]
-        curve = tuple(CurvePoint(size, 1e10 if size >= first_slow else 1e11) for size in sizes)
-        return _copies(short, whole, Ceilings({}, {READ: roof}, sizes[-1], beyond_cache=True, curve=curve))
+        return _copies(short, whole, of_caches(first_slow))
 
     assert half < subject.model_bytes < 1 << 20
     assert copies(4 << 20) == 1
@@ -175,16 +156,62 @@ def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> Non
     assert told.beside_s == (4e-3,) * 5
 
 
+def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
+    """Its prefills are eager, and each shape would be compiled anew."""
+    subject, _ = subject_of(str(tiny_folder))
+    forms = forms_of(subject, compiling=True)
+    [compiled] = [form for form in forms if form.name == COMPILED]
+    others = [form for form in forms if form != compiled]
+    assert others == forms_of(subject)
+    assert [form.preparing_s for form in others] == [0.0] * len(others)
+    keys = [CellKey(phase, Cell(batch, 6, 4)) for batch in (1, 2) for phase in PHASES]
+    assert [(key.phase, key.cell.batch_size) for key in compiled.corners(keys)] == [("decode", 1)]
+    assert all(form.corners(keys) == keys for form in others)
+
+
+class Late(Machine):
+    """A clock by which loading the short model has taken 50 seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._asked = 0
+
+    def now_s(self) -> float:
+        self._asked += 1
+        return 0.0 if self._asked == 1 else 50.0
+
+
+def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 of 60 seconds are enough for every form but the one that takes 25 to compile."""
+    subject, config = subject_of(str(tiny_folder))
+    monkeypatch.setattr("torch.compile", None)
+    late = replace(subject, machine=Late())
+    [cell] = subject.grid.cells
+    found = list(try_forms(late, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, compiling=True))
+    assert {trial.form for trial in found} == {form.name for form in forms_of(subject)}
+
+
+def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
+    """Forms are held against a run's first engine: one that replays recorded work calls no layer's Python."""
+    subject, config = subject_of(str(tiny_folder))
+    [cell] = subject.grid.cells
+    engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES)
+    recorded = replace(subject, engines={"eager": engine})
+    assert not list(try_forms(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
+
+
 @pytest.mark.slow
 @pytest.mark.timing
 def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 64 columns are the host's work alone, of which compiled code keeps a part."""
     subject, config = subject_of(str(tiny_folder))
-    monkeypatch.setattr("profiler.probes.trials.forms_of", lambda _: [Form("a static cache", engine="static")])
-    roof, sizes = Roof(1e10, 1e10, 1e10, 9, "planted"), [1 << power for power in range(16, 24)]
-    curve = tuple(CurvePoint(size, 1e10 if size >= 4 << 20 else 1e11) for size in sizes)
-    ceilings = Ceilings({}, {READ: roof}, sizes[-1], beyond_cache=True, curve=curve)
+    ceilings = of_caches(4 << 20)
     [cell] = subject.grid.cells
+
+    def of_engines(subject: Subject, compiling: bool) -> list[Form]:
+        return [form for form in forms_of(subject, compiling) if form.engine]
+
+    monkeypatch.setattr("profiler.probes.trials.forms_of", of_engines)
 
     def told(compiling: bool) -> dict[tuple[str, str], float]:
         trials = list(try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))

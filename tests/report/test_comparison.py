@@ -11,8 +11,9 @@ from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
 from profiler.diagnosis.precisions import sentences
+from profiler.grid import Cell
 from profiler.record.run import Run, read_run
-from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows
+from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows, telling_rows
 from profiler.report.comparison_table import print_comparison
 from profiler.report.console import screen
 from profiler.report.html import html_comparison
@@ -50,11 +51,55 @@ def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
     [row] = against_rows([often, once])
     assert row[-1] == "one visit: no claim"
     assert sentences([often, once]) == [
-        "nf4 takes 4x less memory than none in bfloat16; decode was visited once (2x to 2x as fast then): no claim;"
-        " --budget gives more."
+        "nf4 takes 4x less memory than none in bfloat16; decode was visited once (2x to 2x as fast then): no claim."
     ]
     twice = replace(once, results=(replace(once.results[0], visits=2),))
     assert "is faster (up to 2x" in sentences([often, twice])[0]
+
+
+def in_many_cells(quant: str, step_s: float, more_s: float, visits: dict[int, int]) -> Run:
+    """Loops of 10 decode steps behind 20 prompts, each step `more_s` longer than behind the prompt before; the sweep
+    took 400 s."""
+    run = made(quant, 1.0, 10**9)
+    rows = tuple(
+        replace(result(replace(key(), cell=Cell(1, prompt, 10)), step_s + more_s * prompt), visits=visits[prompt])
+        for prompt in range(1, 21)
+    )
+    return replace(with_document(run, stage_s={"timing": 400.0}), results=rows)
+
+
+def test_of_many_cells_the_screen_has_what_tells_most(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nf4 was visited twice in three of its cells; of int8, in none, the ends are shown.
+
+    The first precision's 20 equal cells were visited 23 times in 400 s, so that 40 visits take 696 s; int8's cells were
+    visited once in that time: 800 s for twice.
+    """
+    thrice, once = ({prompt: 2 if prompt in some else 1 for prompt in range(1, 21)} for some in ((3, 8, 13), ()))
+    runs = [
+        in_many_cells("none", 1.0, 0.0, thrice),
+        in_many_cells("nf4", 0.5, 0.01, thrice),
+        in_many_cells("int8", 4.0, 0.01, once),
+    ]
+    assert len(against_rows(runs)) == 40
+    print_comparison(runs, screen(plain=True))
+    text = capsys.readouterr().out
+    shown = [line.split() for line in text.splitlines() if line.startswith("decode ")]
+    assert [(row[4], int(row[3])) for row in shown] == [
+        *[("nf4", prompt) for prompt in (3, 8, 13)],
+        *[("int8", prompt) for prompt in (1, 2, 19, 20)],
+    ]
+    assert "all 40: /runs/report.html" in text
+    assert "37 of 40 cells rest on one visit, no claim; with --budget 800 each would be visited about twice" in text
+    assert "as far as it was visited twice (3 of 20 cells)" in " ".join(text.split())
+    assert "with --budget 800" in Page(html_comparison(runs, Path("/runs"))).words
+
+
+def test_where_all_cells_have_room_all_are_shown(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    print_comparison(pair, screen(plain=True))
+    text = capsys.readouterr().out
+    assert telling_rows(pair) == against_rows(pair)
+    assert "the slowest" not in text
+    assert "one visit" not in text
 
 
 def test_the_page_links_to_each_run(tmp_path: Path) -> None:

@@ -220,6 +220,30 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
     assert [found.out_of_the_cache(size) for size in (1, 300)] == [found, found], "nor any beyond the curve"
 
 
+@pytest.mark.parametrize(
+    ("rates", "roof", "wrong"),
+    [
+        ({64: 1e12, 128: 1e12, 256: 5e11}, 5e11, "the end of the curve and the roof, in a bad minute"),
+        ({64: 1.1e12, 128: 1e12, 256: 5e11, 512: 5e11}, 5e11, "the end, two sizes of it: what lies before is no cache"),
+        ({64: 1.2e12, 128: 1e12, 256: 1e12, 512: 1e12}, 1e12, "none: no size is read clearly faster"),
+        ({64: 4e12, 128: 1e12, 256: 1e12, 512: 1e12}, 5e11, "the roof: the curve ends at twice of it"),
+        ({64: 4e12, 128: 3.5e12, 256: 1e12, 512: 1e12}, 1e12, "none: the cache holds the larger size, too"),
+    ],
+)
+def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, float], roof: float, wrong: str) -> None:
+    """Between 64 and 128: no cache ends there, and a step that beats the memory roof has no other one."""
+    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in rates.items())
+    found = Ceilings({}, {"read": Roof(roof, roof, roof, 9, "given")}, max(rates), True, curve)
+    assert found.out_of_the_cache(67) == found, wrong
+
+
+def test_the_last_size_of_a_curve_is_no_plateau() -> None:
+    """200 of 256 at the end, read half as fast as 128: nothing larger says that memory is so slow."""
+    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {64: 1e12, 128: 1e12, 256: 5e11}.items())
+    found = Ceilings({}, {"read": Roof(5e11, 5e11, 5e11, 9, "given")}, 256, True, curve)
+    assert found.out_of_the_cache(200) == found
+
+
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
     """A roof of 31 GB/s and a curve that ends at 48: memory is 31, and what is read three times faster is a cache."""
     sizes = {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9}

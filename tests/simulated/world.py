@@ -40,10 +40,10 @@ ENOUGH = {
     "profiler.probes.replay._ENOUGH_SAMPLES": 8,
     "profiler.timing.visit._MORE_PREFILLS": 1,
     "profiler.roofs.host._RUN_STEPS": 4,
-    "profiler.job.selftest._CHAIN": 200,
+    "profiler.job.known_kernels._CHAIN": 200,
     "profiler.job.selftest._MOST_ROUNDS": 2,
     "profiler.job.selftest._LEAST_ROUNDS": 2,
-    "profiler.job.selftest._LOOK_S": 1e-3,
+    "profiler.job.known_kernels._LOOK_S": 1e-3,
     "profiler.roofs.host.measure_host_pace.__defaults__": (1e-3,),
 }
 """A card without noise needs no hundred samples, and its clock has to be looked at while there are so few."""

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 import profiler
 from profiler.diagnosis.why import Call, Seen, judge
 from profiler.machine.clock import OwnTime
-from profiler.probes.forms import other_forms
+from profiler.probes.copies import other_copies
 from profiler.report.why import why_sentences
 from profiler.watching.settings import in_turn
 
@@ -73,9 +73,9 @@ def test_a_format_is_tried_against_a_dense_copy(tiny_folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         tiny_folder, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(load_in_4bit=True)
     )
-    [form] = other_forms(model, "bfloat16")
-    assert form.id == "slow-format"
-    dense = form.make()
+    [dense_copy] = other_copies(model, "bfloat16")
+    assert dense_copy.id == "slow-format"
+    dense = dense_copy.make()
     weight = dense.model.layers[0].mlp.up_proj.weight
     assert weight.shape == (model.config.intermediate_size, model.config.hidden_size)
     assert weight.is_floating_point()

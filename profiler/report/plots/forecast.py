@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from profiler.diagnosis.costs import CostOverLoad
 from profiler.diagnosis.foretold import Answer, ForecastCell, MeasuredPoint
-from profiler.diagnosis.rent import CostOverLoad
 from profiler.errors import RequestError
 from profiler.grid import PHASES, Phase
 from profiler.record.forecasts import read_costs, read_forecast

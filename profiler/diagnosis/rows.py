@@ -1,0 +1,95 @@
+"""A row of cells.csv before it is judged: its work, its time, and what its visits tell beside that."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from profiler.diagnosis.cell import CellResult, counted
+from profiler.diagnosis.facts import Facts
+from profiler.diagnosis.ragged import RaggedStep
+from profiler.grid import CellKey
+from profiler.timing.outcomes import Visit, phase_samples
+from profiler.timing.sampling import Estimate
+
+_ENERGY_TICK_S = 0.1
+"""How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
+_ENERGY_TOLERANCE = 0.1
+
+
+def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
+    """A cell's work and its time, before it is split."""
+    gap = facts.gaps.get(key.cell)
+    if time_s is None:
+        return counted(key, facts.operators[key], gap.status if gap else "skipped")
+    return replace(
+        counted(key, facts.operators[key], "ok"),
+        latency_s=time_s.median_s,
+        latency_low_s=time_s.low_s,
+        latency_high_s=time_s.high_s,
+        samples=time_s.samples,
+        tokens_per_s=facts.grid.useful_tokens(key) / time_s.median_s,
+        tokens_per_s_per_seq=facts.grid.useful_tokens(key) / key.cell.batch_size / time_s.median_s,
+    )
+
+
+def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
+    """With what the visits tell beside their time; NaN where it was not measured, or belongs to the other phase."""
+    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
+    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
+    row = replace(
+        row,
+        p90_s=float(p90_s),
+        p99_s=float(p99_s),
+        peak_memory_bytes=max(peaks) if peaks else None,
+        device_memory_bytes=or_nan(_median([visit.device_memory_bytes for visit in visits])),
+    )
+    if key.phase == "prefill":
+        return replace(row, ttft_s=or_nan(_median([visit.ttft_s for visit in visits])))
+    generated = key.cell.batch_size * key.cell.new_tokens
+    return replace(
+        row,
+        first_step_s=or_nan(_median([visit.decode_s[0] for visit in visits])),
+        issue_s=or_nan(median_issue_s(visits)),
+        joules_per_token=or_nan(joules_a_token(visits, generated)),
+    )
+
+
+def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
+    """With what unequal prompts cost, where they are."""
+    if ragged is None:
+        return row
+    waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
+    return replace(row, padding=ragged.padding, mask_s=or_nan(ragged.mask_s), waiting_s=waiting_s)
+
+
+def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
+    """Joules for each of the tokens that a visit generates, from all visits together; None where that is too coarse.
+
+    A card counts energy a few times a second, so that a visit may end on the tick that it began on, or be charged a
+    whole one more: of n visits the sum is off by about sqrt(n) / 2 ticks.
+    """
+    drawn = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
+    seconds = sum(wall_s for _, wall_s in drawn)
+    if not drawn or math.sqrt(len(drawn)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
+        return None
+    return sum(joules for joules, _ in drawn) / (generated * len(drawn))
+
+
+def median_issue_s(visits: Sequence[Visit]) -> float | None:
+    """Seconds until the host had submitted a decode step."""
+    return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
+
+
+def or_nan(value: float | None) -> float:
+    """As a column has what is not known."""
+    return math.nan if value is None else value
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -1,0 +1,35 @@
+"""Subjects for tests of probes: a small model on this CPU, and roofs of caches whose sizes are planted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from machines import HOST
+
+from profiler.job.engines import make_engines
+from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.loading.load import load
+from profiler.probes.subject import Subject, execution_paths
+from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
+from profiler.work.walk import walk
+
+PLANTED = Roof(1e10, 1e10, 1e10, 9, "planted")
+
+
+def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:
+    """The model in a folder, ready to be stepped over a grid, and its config."""
+    asked = {"prompt_lens": [6], "batch_sizes": [2], "new_tokens": 4, **options}
+    prepared = prepare(Options(model=model, device="cpu", **asked))
+    loaded = load(prepared.request, prepared.config)
+    work, grid = walk(loaded.module), prepared.grid
+    engines = make_engines(prepared, loaded, work, HOST)
+    paths = execution_paths(loaded, work, engines, grid)
+    return Subject(HOST, loaded, work, engines, paths, grid), prepared.config
+
+
+def of_caches(first_slow: int) -> Ceilings:
+    """A memory that is ten times slower from `first_slow` bytes on, up to 8 MiB."""
+    sizes = [1 << power for power in range(16, 24)]
+    curve = tuple(CurvePoint(size, 1e10 if size >= first_slow else 1e11) for size in sizes)
+    return Ceilings({}, {READ: PLANTED}, sizes[-1], beyond_cache=True, curve=curve)
