@@ -77,13 +77,13 @@ def ceilings(
     from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
     from profiler.loading.skeleton import quiet_libraries
     from profiler.machine.device import resolve_device
+    from profiler.machine.foreign_load import ForeignLoad
     from profiler.machine.machine import machine_for
     from profiler.roofs.host import measure_host_pace
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
     from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
-    from profiler.timing.foreign_load import ForeignLoad
 
     names = profiled_dtypes(out_dtypes, out) if out is not None else []
     machine, foreign = machine_for(resolve_device(device)), ForeignLoad()

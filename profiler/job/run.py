@@ -23,6 +23,7 @@ from profiler.job.stages import Listener, Stages
 from profiler.job.wanted import measure_wanted
 from profiler.job.warnings import device_warnings, model_warnings
 from profiler.loading.skeleton import quiet_libraries
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.machine import machine_for
 from profiler.machine.ranks import Group
 from profiler.machine.telemetry import idle_power_w
@@ -33,7 +34,6 @@ from profiler.record.run import Run, read_document, read_gathered, read_results,
 from profiler.record.samples import Fact
 from profiler.record.store import RunStore
 from profiler.report.progress import QuietListener
-from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.sweep import sweep
 
 

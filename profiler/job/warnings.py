@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from profiler.loading.request import dtype_name
 from profiler.machine.device import Device
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
-from profiler.timing.foreign_load import ForeignLoad
 from profiler.units import percent, scaled
 from profiler.work.operators import Linear
 

@@ -19,9 +19,9 @@ from profiler.engines.scheduled import Scheduled
 from profiler.errors import DeviceError, NoRoomError, RequestError, RoofscopeError
 from profiler.grid import Cell
 from profiler.machine.clock import Clock, no_gc
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
-from profiler.timing.foreign_load import ForeignLoad
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sampling import LEAST_SAMPLES
 from profiler.units import scaled

@@ -9,8 +9,8 @@ import pytest
 from profiler.job.warnings import device_warnings, health_warnings
 from profiler.machine.datasheet import gpus
 from profiler.machine.device import Device
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.roofs.values import Ceilings, Roof
-from profiler.timing.foreign_load import ForeignLoad
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 

@@ -27,7 +27,7 @@ TIMED = (
     "profiler.machine.machine",
     "profiler.machine.telemetry",
     "profiler.roofs.cache",
-    "profiler.timing.foreign_load",
+    "profiler.machine.foreign_load",
 )
 """The modules of the profiler that read a clock."""
 
