@@ -38,11 +38,11 @@ class ForeignLoad:
     @staticmethod
     def _busy_s() -> float:
         """Seconds that the cores of this process's set have spent on anybody's work."""
-        every = psutil.cpu_times(percpu=True)
+        every, own = psutil.cpu_times(percpu=True), _own_cores()
         return sum(
             times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
             for number, times in enumerate(every)
-            if number in _own_cores()
+            if number in own
         )
 
 
