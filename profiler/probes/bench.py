@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 
 from profiler.diagnosis.facts import Stepped
+from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.grid import CellKey, Phase
 from profiler.loading.request import LoadedModel
@@ -32,11 +34,20 @@ _TURNS = 2
 """How often the model as it is and the other form are stepped in turn."""
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """One copy of a short model, with the engine that steps it."""
+
+    module: Any
+    stack: nn.ModuleList
+    engine: Engine
+
+
 class Bench:
     """A short model in one form, and how it is stepped.
 
-    A few layers would stay in a cache from step to step where the whole model's weights come from memory: then as many
-    copies as no cache holds are stepped in turn.
+    A few layers would stay in a cache from step to step where the whole model's do not: as many copies are stepped in
+    turn as hold what the whole one touches in a step.
     """
 
     def __init__(self, form: Form, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
@@ -44,16 +55,24 @@ class Bench:
         self.cuts = not form.compiled
         """Whether a step can be cut at its layers: a mark inside of compiled code would break it into pieces."""
         self._machine = subject.machine
-        self._vocab_size = subject.vocab_size
-        count = _copies(loaded, stack_of(subject.loaded.module, subject.loaded.config.get_text_config()), ceilings)
-        self._modules = [loaded.module, *(copy.deepcopy(loaded.module) for _ in range(count - 1))]
-        self._stacks = [stack_of(module, loaded.config.get_text_config()) for module in self._modules]
-        self._engines = [ENGINES[form.engine or "eager"](module, subject.machine) for module in self._modules]
+        self._loaded, self._subject = loaded, subject
+        self._past_caches_bytes = ceilings.past_caches_bytes
+        self._held: list[_Copy] = []
+
+    def _copies(self, key: CellKey) -> list[_Copy]:
+        """As many copies as a cell's step asks for, the first of them the model that was handed over."""
+        count = copies_of(self._loaded, self._subject, key, self._past_caches_bytes)
+        while len(self._held) < count:
+            module = copy.deepcopy(self._loaded.module) if self._held else self._loaded.module
+            engine = ENGINES[self._form.engine or "eager"](module, self._machine)
+            self._held.append(_Copy(module, _stack(module, self._loaded.config), engine))
+        return self._held[:count]
 
     def stepped(self, key: CellKey, first: int) -> Stepped:
         """Steps of a cell, each cut where the layer `first` begins and the last one ends; those that cannot be cut are
         given as layers and nothing beside."""
         clock, cell, decode = self._machine.clock, key.cell, key.phase == "decode"
+        copies = self._copies(key)
         marks: list[Any] = []
 
         def mark(*_: object) -> None:
@@ -62,27 +81,26 @@ class Bench:
         with torch.inference_mode(), no_gc(), _threads(self._form.threads), ExitStack() as hooks:
             if self._form.kernel is not None:
                 hooks.enter_context(sdpa_kernel(self._form.kernel))
-            ids = seeded_prompts(cell, self._vocab_size).to(self._machine.device)
+            ids = seeded_prompts(cell, self._subject.vocab_size).to(self._machine.device)
             slots = key.context_len + _WARM + _DECODE_STEPS + 1
-            for engine in self._engines:
-                engine.prepare(cell.batch_size, slots)
-            states = [engine.fill(cell.batch_size, key.context_len, slots) for engine in self._engines if decode]
-            for module, stack in zip(self._modules, self._stacks, strict=True):
-                assert stack is not None, "the whole model has one"
+            for each in copies:
+                each.engine.prepare(cell.batch_size, slots)
+            states = [each.engine.fill(cell.batch_size, key.context_len, slots) for each in copies if decode]
+            for each in copies:
                 if self._form.masked:
                     hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
-                    hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                    hooks.callback(each.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 if self.cuts:
-                    hooks.callback(stack[first].register_forward_pre_hook(mark).remove)
-                    hooks.callback(stack[-1].register_forward_hook(mark).remove)
+                    hooks.callback(each.stack[first].register_forward_pre_hook(mark).remove)
+                    hooks.callback(each.stack[-1].register_forward_hook(mark).remove)
             for step in range(_steps(key.phase)):
-                turn = step % len(self._engines)
+                turn = step % len(copies)
                 clock.synchronize()
                 mark()
                 if decode:
-                    states[turn] = self._engines[turn].decode(states[turn])
+                    states[turn] = copies[turn].engine.decode(states[turn])
                 else:
-                    self._engines[turn].prefill(ids, cell.prompt_len)
+                    copies[turn].engine.prefill(ids, cell.prompt_len)
                 mark()
             clock.synchronize()
         pieces = clock.seconds(marks)
@@ -96,16 +114,23 @@ class Bench:
         )
 
 
-def _copies(loaded: LoadedModel, whole: nn.ModuleList | None, ceilings: Ceilings) -> int:
-    """How many copies of a short model leave the caches as the model with all its layers would: no more than are
-    stepped."""
-    short = stack_of(loaded.module, loaded.config.get_text_config())
-    assert short is not None
-    assert whole is not None
-    nbytes, of_layers = model_storage_bytes(loaded.module), model_storage_bytes(short)
-    if ceilings.cache_resident(nbytes + of_layers * (len(whole) / len(short) - 1)):
-        return 1
-    return min(_WARM + _DECODE_STEPS, math.ceil(ceilings.past_caches_bytes / nbytes))
+def copies_of(loaded: LoadedModel, subject: Subject, key: CellKey, past_caches_bytes: int) -> int:
+    """How many copies of a short model touch in a cell's step what the whole one in its form does, weights and KV
+    cache, or what no cache holds; no more than are stepped."""
+    short, whole = (_stack(each.module, each.config) for each in (loaded, subject.loaded))
+    times = len(whole) / len(short)
+    weight_bytes = model_storage_bytes(loaded.module)
+    whole_bytes = weight_bytes + (times - 1) * model_storage_bytes(short)
+    cache_bytes = subject.touched_cache_bytes(key) * loaded.request.dtype.itemsize / subject.request.dtype.itemsize
+    touched_bytes = min(whole_bytes + cache_bytes, past_caches_bytes)
+    count: int = math.ceil(touched_bytes / (weight_bytes + cache_bytes / times))
+    return min(_steps(key.phase), count)
+
+
+def _stack(module: nn.Module, config: Any) -> nn.ModuleList:
+    found = stack_of(module, config.get_text_config())
+    assert found is not None, "no trial without the pattern of its layers"
+    return found
 
 
 def _padding(contexts: Iterator[int]) -> Callable[..., tuple[Any, dict[str, Any]]]:

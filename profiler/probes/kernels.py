@@ -17,7 +17,6 @@ from profiler.probes.calls import answered, callable_modules, caught_calls, step
 from profiler.probes.replay import replay_calls, replay_linears
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
-from profiler.work.causes import Cause
 from profiler.work.conversions import conversion_calls
 from profiler.work.footprint import model_storage_bytes
 from profiler.work.operators import Linear, ModelWork
@@ -101,13 +100,10 @@ def _between_bytes(subject: Subject, key: CellKey, ceilings: Ceilings) -> int:
     """Bytes of the KV cache, old and copied, that a decode step on a CPU touches between its linears, to the nearest
     `_TOLD_APART` of the model's weights: they push out of a cache what it would keep of those weights from step to
     step. No more than what leaves none of them there."""
-    if subject.machine.captures or key.phase == "prefill":
+    if subject.machine.captures:
         return 0
-    work = subject.work.work(Step.of(key), subject.path_of(key))
-    # What is copied is read once and written once.
-    touched = float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
     least = _TOLD_APART * model_storage_bytes(subject.loaded.module)
-    return int(min(round(touched / least) * least, ceilings.past_caches_bytes))
+    return int(min(round(subject.touched_cache_bytes(key) / least) * least, ceilings.past_caches_bytes))
 
 
 def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey, int]:

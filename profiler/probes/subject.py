@@ -84,6 +84,14 @@ class Subject:
         )
         return tuple(map(_from_outside, found)) if self.engines[key.cell.engine].owns_model else found
 
+    def touched_cache_bytes(self, key: CellKey) -> float:
+        """Bytes of the KV cache, old and copied, that a decode step touches; 0 of a prefill."""
+        if key.phase == "prefill":
+            return 0.0
+        work = self.work.work(Step.of(key), self.path_of(key))
+        # What is copied is read once and written once.
+        return float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
+
     def predicted_peak(self, cell: Cell) -> int:
         """Bytes of memory that a cell will need at most, weights included."""
         weights = self.model_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.loading.load import load
 from profiler.machine.machine import Machine
-from profiler.probes.bench import _copies, _cut_like
+from profiler.probes.bench import _cut_like, copies_of
 from profiler.probes.forms import Form, forms_of
 from profiler.probes.shortened import Pattern, pattern_of, shortened, stack_of
 from profiler.probes.subject import Subject
@@ -131,21 +132,25 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["a padding mask and math attention", phase] == count
 
 
-def test_as_many_copies_are_stepped_as_no_cache_holds(tiny_folder: Path) -> None:
-    """One of two layers of a model of 362 KB, before a memory that is slow from 4 MiB on: a cache keeps the model and
-    the layer. Before one that is slow from 256 KiB on it keeps neither: three copies of 214 KB are past twice that."""
-    subject, config = subject_of(str(tiny_folder))
-    short = load(subject.request, shortened(config, 1))
-    half = model_storage_bytes(short.module)
-    whole = stack_of(subject.loaded.module, config)
+def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder: Path, tmp_path: Path) -> None:
+    """4 layers of 12, of 147,968 bytes each beside 65,856 of embedding, head, norm and frequencies: 657,728 of
+    1,841,472. Half-way through 8 new tokens a step reads the cache of what came before, 256 bytes a token and layer,
+    and copies it with one more. A cache of 1 MiB keeps neither."""
+    sizes = json.loads((tiny_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
+    grid = {"prompt_lens": [16, 200], "batch_sizes": [1, 64], "new_tokens": 8}
+    subject, config = subject_of(str(tmp_path), weights="random", **grid)
+    short = load(subject.request, shortened(config, 4))
+    assert (model_storage_bytes(short.module), subject.model_bytes) == (657_728, 1_841_472)
+    little, much = CellKey("decode", Cell(1, 16, 8)), CellKey("decode", Cell(64, 200, 8))
+    prefill = CellKey("prefill", Cell(1, 16, 8))
 
-    def copies(first_slow: int) -> int:
-        return _copies(short, whole, of_caches(first_slow))
-
-    assert half < subject.model_bytes < 1 << 20
-    assert copies(4 << 20) == 1
-    below = 1 << (subject.model_bytes.bit_length() - 1)
-    assert copies(below) == math.ceil(2 * below / half)
+    cached = (20 + 21) * 12 * 256
+    assert copies_of(short, subject, little, 1 << 30) == math.ceil((1_841_472 + cached) / (657_728 + cached / 3)) == 3
+    assert copies_of(short, subject, much, 1 << 30) == 3
+    assert copies_of(short, subject, little, 1 << 20) == math.ceil((1 << 20) / (657_728 + cached / 3)) == 2
+    assert copies_of(short, subject, much, 1 << 20) == 1, "the cache of these layers alone is larger than 1 MiB"
+    assert copies_of(short, subject, prefill, 1 << 30) == 2, "as many as are stepped"
 
 
 def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> None:
