@@ -204,8 +204,9 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert {page.resolve() for page in DOCS if page.name != "index.md"} <= reached
 
 
-TRIED = dict(re.findall(r"^    roofscope (.+?) +# (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE))
-"""The commands of README's list, each with what it says of them."""
+LISTS = (ROOT / "README.md", ROOT / "docs/how-to/a-line-for-every-question.md")
+TRIED = dict(re.findall(r"^    roofscope (.+?) +# (.*)$", "\n".join(map(Path.read_text, LISTS)), re.MULTILINE))
+"""The commands of both lists, each with what they say of it."""
 PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
 LOOKING = ("compare", "gate", "place", "forecast", "rent", "count", "gpus", "models", "explain", "plot", "report")
 LOOKING += ("judge", "export")
@@ -229,7 +230,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("command", [command for command in TRIED if command not in ELSEWHERE])
-def test_readmes_list_runs(
+def test_the_listed_commands_run(
     command: str,
     roofscope: Callable[..., Any],
     folder: Path,
@@ -258,6 +259,6 @@ def test_readmes_list_runs(
         assert "it would begin now." in found.err, found.err
 
 
-def test_readmes_other_commands_are_run_elsewhere() -> None:
+def test_the_other_commands_are_run_elsewhere() -> None:
     assert set(ELSEWHERE) <= set(TRIED)
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
