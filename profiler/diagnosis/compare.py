@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -26,7 +26,8 @@ _LEAST_MOVED = 0.25
 _MEMORY_TERMS = ("weights_s", "kv_s", "avoidable_s")
 _COMPUTE_TERMS = ("compute_s", "kernel_s", "dequantise_s")
 # Settings that move the roofs themselves: with one of them changed, a roof that fell is no fault of the machine's.
-_SETTINGS_OF_ROOFS = ("threads", "torch_threads", "allowed_cores", "cgroup_cpu_quota", "clock", "precision")
+_PRECISION = "precision"
+_SETTINGS_OF_ROOFS = ("threads", "torch_threads", "allowed_cores", "cgroup_cpu_quota", "clock", _PRECISION)
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,10 @@ class _Pair:
 def _pair(before: Side, after: Side) -> _Pair:
     found = differences(before, after)
     comparable = not any(item.weight == "refuses" for item in found)
-    settings_same = not any(item.name in _SETTINGS_OF_ROOFS for item in found)
+    changed = {item.name for item in found if item.name in _SETTINGS_OF_ROOFS}
     shifts = _shifts(before.witness, after.witness) if comparable else ()
-    same_precision = not any(item.name == "precision" for item in found)
-    restate = _restating(before.witness, after.witness, shifts, same_precision) if comparable else {}
-    divided = tuple(shift for shift in shifts if shift.is_claim and settings_same)
+    restate = _restating(before.witness, after.witness, shifts, changed) if comparable else {}
+    divided = tuple(shift for shift in shifts if shift.is_claim and not changed)
     return _Pair(found, comparable, shifts, divided, restate, before.is_cpu)
 
 
@@ -262,19 +262,20 @@ def _divided(before: Timed, shifts: Sequence[Shift], is_cpu: bool) -> tuple[floa
 
 
 def _restating(
-    before: Witness | None, after: Witness | None, shifts: Sequence[Shift], same_precision: bool
+    before: Witness | None, after: Witness | None, shifts: Sequence[Shift], changed: Collection[str]
 ) -> dict[str, float]:
     """By what to multiply terms of the later split, so that both stand under the same roofs; by term.
 
     Two measurements of one roof differ by some percent, which would move time between the terms of a split. Where a
-    roof has really moved, the terms that stand under it have as well, and are left alone.
+    roof has really moved, the terms that stand under it have as well, and are left alone; and so they are where a
+    setting `changed` that moves roofs (a precision moves that of the arithmetic alone).
     """
-    if before is None or after is None:
+    if before is None or after is None or set(changed) - {_PRECISION}:
         return {}
     moved = {shift.resource for shift in shifts if shift.is_claim}
     memory = 1.0 if "memory" in moved else after.memory_bytes_per_s / before.memory_bytes_per_s
     compute = after.compute_flops_per_s / before.compute_flops_per_s
-    if "compute" in moved or not same_precision:
+    if "compute" in moved or _PRECISION in changed:
         compute = 1.0
     return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
 

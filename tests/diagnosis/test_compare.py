@@ -94,15 +94,18 @@ def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
     assert compare(before(), after).changes[0].machine == 0
 
 
-def test_threads_that_were_halved_are_no_drift() -> None:
-    """The roofs fall with a setting: nothing is divided out, and the arithmetic has moved."""
+@pytest.mark.parametrize("spread", [0.001, 0.9])
+def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
+    """The roofs fall with a setting: nothing is divided out, and the arithmetic has moved, however the sentinel
+    wavers meanwhile."""
     first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)})
     halved = side(
         {asked(phase="prefill"): timed(0.019, compute_s=0.018)},
         settings={"threads": "1"},
-        witness=witness(1.0, 2.0, at=1.0),
+        witness=witness(1.0, 2.0, spread=spread, at=1.0),
     )
     comparison = compare(first, halved)
+    assert comparison.shifts[1].is_claim == (spread < 0.5)
     [change] = comparison.changes
     assert comparison.comparable
     assert [item.words for item in comparison.differences] == ["threads 2 -> 1"]
