@@ -31,10 +31,12 @@ class Options:
     prompt_lens: str | Sequence[int] | Ragged | None = _option(  # noqa: RUF009  Ragged is frozen, too
         None,
         "Prompt lengths: 128, or 64,256, or 64..2048*2; of unequal prompts in a batch ragged:32..512 or ragged:FILE.",
-        shown="64,128,256,512",
+        shown="64,128,256,512; 64,512 to compare precisions, engines or devices",
     )
     context_lens: str | Sequence[int] = _option("", "Decode this deep in a filled cache, without a prefill.")
-    batch_sizes: str | Sequence[int] = _option("1,2,4,8", "Batch sizes, in the same grammar.")
+    batch_sizes: str | Sequence[int] | None = _option(
+        None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"
+    )
     new_tokens: int = _option(32, "Tokens to decode after each prompt.")
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16.")
     quant: str = _option("none", f"{QUANT_HELP}; or several: none,nf4.")

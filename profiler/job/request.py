@@ -51,15 +51,25 @@ class Prepared:
     command: str
 
 
-_DEFAULT_PROMPT_LENS = "64,128,256,512"
+_PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"
+# A difference is claimed of cells that both sides visited twice: a few of them, then, instead of all of them once.
+_COMPARED_PROMPT_LENS, _COMPARED_BATCH_SIZES = "64,512", "1,8"
 
 
-def prepare(options: Options) -> Prepared:
-    """Check a request; raises RequestError with one line before anything is loaded or written."""
+def prepare(options: Options, compared: bool = False) -> Prepared:
+    """Check a request; raises RequestError with one line before anything is loaded or written.
+
+    A grid that was not named is the default one, or where runs are to be `compared`, or engines, its corners.
+    """
     quant = options.quant
-    prompts = _DEFAULT_PROMPT_LENS if options.prompt_lens is None and not options.context_lens else options.prompt_lens
     engines = with_own_loop([name.strip() for name in options.engine.split(",") if name.strip()]) or [DEFAULT_ENGINE]
-    grid = make_grid(prompts or (), options.batch_sizes, options.new_tokens, options.context_lens, engines)
+    compared = compared or len(engines) > 1
+    prompts, batches = options.prompt_lens, options.batch_sizes
+    if prompts is None and not options.context_lens:
+        prompts = _COMPARED_PROMPT_LENS if compared else _PROMPT_LENS
+    if batches is None:
+        batches = _COMPARED_BATCH_SIZES if compared else _BATCH_SIZES
+    grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
     if quant not in QUANTS:
         raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")

@@ -25,8 +25,8 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     """
     if len(set(precisions)) < len(precisions):
         raise RequestError(f"--quant {','.join(precisions)}: a precision is named twice.")
-    base = Path(options.out) if options.out is not None else prepare(replace(options, quant=precisions[0])).out
-    prepared = [prepare(replace(options, quant=name, out=base / name)) for name in precisions]
+    base = Path(options.out or prepare(replace(options, quant=precisions[0]), compared=True).out)
+    prepared = [prepare(replace(options, quant=name, out=base / name), compared=True) for name in precisions]
     runs = [execute(one, listener) for one in prepared]
     from profiler.report.page import write_comparison
 
@@ -41,10 +41,10 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
     """
     if len(set(devices)) < len(devices):
         raise RequestError(f"--device {','.join(devices)}: a device is named twice.")
-    base = Path(options.out) if options.out is not None else prepare(replace(options, device=devices[0])).out
+    base = Path(options.out or prepare(replace(options, device=devices[0]), compared=True).out)
     # Roofs that were kept are another card's, if it is of the same kind.
     asked = [replace(options, device=name, fresh=True, out=base / name.replace(":", "")) for name in devices]
-    prepared = [prepare(one) for one in asked]
+    prepared = [prepare(one, compared=True) for one in asked]
     runs = []
     for one in prepared:
         runs.append(execute(one, listener))
