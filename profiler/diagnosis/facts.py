@@ -73,6 +73,8 @@ class Replay:
     seconds: tuple[float, ...]
     conversion_seconds: tuple[float, ...] = ()
     """Of its kernels that only convert between formats, where it has some."""
+    without_faults: bool = False
+    """Whether the time of its own page faults is taken off (CPU): those of a step are counted in the step."""
 
     @property
     def whole(self) -> Timing:

@@ -110,7 +110,7 @@ def _small_kernels(
     rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs, faults_s: float
 ) -> Demand:
     """All kernels between the replayed ones, run alone: what they take beyond their traffic, and beyond the fresh pages
-    that they fill, is lost to their number or to their arithmetic.
+    that they fill (`faults_s`, where the replay's own are not off already), is lost to their number or arithmetic.
 
     Where they take less than was counted (a cache kept what one handed to the next), `outside_s` is cut to that.
     """
@@ -120,7 +120,7 @@ def _small_kernels(
     if counted_s > beyond_s:
         for cause in outside_s:
             outside_s[cause] *= max(0.0, beyond_s) / counted_s
-    lost_s = max(0.0, beyond_s - counted_s - faults_s)
+    lost_s = max(0.0, beyond_s - counted_s - (0.0 if rest.without_faults else faults_s))
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 

@@ -54,12 +54,13 @@ def replay_kernels(subject: Subject, cells: Sequence[Cell], ceilings: Ceilings, 
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
-    for (*_, between_bytes), users in shapes.items():
+    for users in shapes.values():
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s)))
+        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], ceilings, share_s)))
     keys = [key for users in shapes.values() for key in users]
     for key in keys:
-        yield Replays((key,), tuple(_calls_alone(subject, key, budget_s * _CALLS_SHARE / len(keys))))
+        share_s = budget_s * _CALLS_SHARE / len(keys)
+        yield Replays((key,), tuple(_calls_alone(subject, key, ceilings, share_s)))
 
 
 def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
@@ -72,13 +73,13 @@ def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes = sorted(_alike(subject, linears, keys, ceilings).items(), key=lambda item: item[1][0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
-    for index, ((*_, between_bytes), users) in enumerate(shapes):
+    for index, (_, users) in enumerate(shapes):
         left_s = end_s - machine.now_s()
         # Twice the rows take at most about twice as long.
         if left_s < 2 * pass_s:
             break
         share_s = left_s / (len(shapes) - index)
-        replays = tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s))
+        replays = tuple(_linears_alone(subject, linears, users[0], ceilings, share_s))
         yield Replays(tuple(users), replays)
         counts = (op.count for op in linears.operators.values())
         pass_s = sum(count * replay.whole.median_s for count, replay in zip(counts, replays, strict=True))
@@ -111,37 +112,39 @@ def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey
     return {key: int(op.executed(step, path)) for key, op in linears.operators.items()}
 
 
-def _calls_alone(subject: Subject, key: CellKey, budget_s: float) -> Iterator[Replay]:
+def _calls_alone(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
     """Attention and experts of a cell's step, called again as that step calls them.
 
     What a step cannot be had for (a cache that only a prefill fills, memory for its operands) is not replayed.
     """
-    machine, step, cold_bytes = subject.machine, Step.of(key), _cold_bytes(subject)
+    machine, step, page_fault_s = subject.machine, Step.of(key), ceilings.page_fault_s
     try:
         modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
         calls = caught_calls(modules, step_of(subject, key)) if modules else {}
-        times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes)
+        times = replay_calls(
+            calls, machine, budget_s=budget_s, cold_bytes=_cold_bytes(subject), page_fault_s=page_fault_s
+        )
         for operator, seconds in times.items():
-            yield Replay(subject.names[operator], seconds)
+            yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
         # On a CPU those of a decode step are next to nothing beside their dispatch.
         eager = key.phase in subject.engines[key.cell.engine].eager_phases
         if eager and (machine.captures or key.phase == "prefill"):
             with answered(subject.loaded.module, modules):
-                yield Replay(REST, _small_alone(subject, key, budget_s, cold_bytes))
+                seconds = _small_alone(subject, key, page_fault_s, budget_s)
+                yield Replay(REST, seconds, without_faults=page_fault_s > 0)
     except (RequestError, torch.OutOfMemoryError):
         return
 
 
-def _small_alone(subject: Subject, key: CellKey, budget_s: float, cold_bytes: int) -> tuple[float, ...]:
+def _small_alone(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
     """A step whose linears, attention and experts are answered: captured, or less the same prefill of one token, which
     is its dispatch (CPU)."""
     machine, small = subject.machine, step_of(subject, key)
     if machine.captures:
-        return replay_calls({REST: [small]}, machine, budget_s=budget_s, cold_bytes=cold_bytes, captured_alone=True)[
-            REST
-        ]
+        calls, cold_bytes = {REST: [small]}, _cold_bytes(subject)
+        return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, captured_alone=True)[REST]
     one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
-    times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s)
+    times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s, page_fault_s=page_fault_s)
     dispatch_s = timing_of(times["one token"]).median_s
     return tuple(max(0.0, seconds - dispatch_s) for seconds in times[REST])
 
@@ -153,7 +156,7 @@ def _cold_bytes(subject: Subject) -> int:
 
 
 def _linears_alone(
-    subject: Subject, linears: Linears, key: CellKey, between_bytes: int, budget_s: float
+    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
 ) -> Iterator[Replay]:
     """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
@@ -162,7 +165,7 @@ def _linears_alone(
     sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
-    cold_bytes = _cold_bytes(subject)
+    cold_bytes, page_fault_s = _cold_bytes(subject), ceilings.page_fault_s
     times = replay_linears(
         linears.modules,
         rows,
@@ -171,11 +174,14 @@ def _linears_alone(
         budget_s=budget_s - conversions_s,
         sliced=sliced,
         cold_bytes=cold_bytes,
-        between_bytes=between_bytes,
+        between_bytes=_between_bytes(subject, key, ceilings),
+        page_fault_s=page_fault_s,
     )
-    converted = replay_calls(converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes)
+    converted = replay_calls(
+        converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s
+    )
     for name, op in linears.operators.items():
-        yield Replay(subject.names[op], times[name], converted.get(name, ()))
+        yield Replay(subject.names[op], times[name], converted.get(name, ()), without_faults=page_fault_s > 0)
 
 
 def conversions(

@@ -69,7 +69,7 @@ def try_forms(
             loaded = held if form.holds_alike else _loaded(form, subject.request, short)
             other = Bench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
             for key in form.corners(keys):
-                if subject.machine.now_s() > deadline_s:
+                if subject.machine.now_s() + _cost_s(key, latencies_s) * layers / pattern.layers > deadline_s:
                     break
                 before, after = in_turn(plain, other, key, pattern.first)
                 yield Trial(key, form.name, inside, of_inside, before, after)

@@ -15,7 +15,7 @@ from profiler.roofs.values import Ceilings
 
 _KEPT_S = 24 * 3600.0
 # Counted up whenever a roof comes to be measured in another way: what was kept before is then none.
-_METHOD = 2
+_METHOD = 3
 _CEILINGS = TypeAdapter(Ceilings)
 
 

@@ -66,6 +66,22 @@ def test_small_kernels_are_a_loss_beyond_their_traffic_and_no_more_than_they_tak
     assert causes[Cause.OPERANDS] == pytest.approx(0.2e-3)
 
 
+def test_page_faults_are_taken_off_small_kernels_once() -> None:
+    """Norms of 0.5 ms of traffic take 2.2 ms alone, in a step of 1,000 faults at 0.5 us. Where the replay's own
+    are off the 2.2 ms already, the step's are not taken off as well."""
+    norm = OperatorWork("norm", "norm", 64, "float16", 0, 0, 0, 0.5e9)
+
+    def parts_of(rest: Replay) -> Split:
+        made = facts([norm], {REST: rest}, flops_per_s=1e14, bytes_per_s=1e12)
+        faulting = replace(made, ceilings=replace(made.ceilings, page_fault_s=0.5e-6))
+        return split_of(faulting, KEY, 3e-3, faults=1000)[0]
+
+    alone = Replay(REST, (2.2e-3,) * 9)
+    told, untold = parts_of(replace(alone, without_faults=True)), parts_of(alone)
+    assert (told.avoidable_s, told.kernel_s) == (pytest.approx(1.0e-3), pytest.approx(1.7e-3))
+    assert (untold.avoidable_s, untold.kernel_s) == (pytest.approx(1.0e-3), pytest.approx(1.2e-3))
+
+
 @pytest.mark.parametrize(("latency_ms", "dispatch_ms"), [(9, 5), (6, 2), (5, 1), (10, 5)])
 def test_of_a_step_that_waits_for_its_device_what_the_device_does_not_take_is_dispatch(
     latency_ms: float, dispatch_ms: float

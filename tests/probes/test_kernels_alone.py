@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,12 +49,11 @@ def test_each_decode_step_is_given_its_own_bytes_between_its_products(
     subject, _ = subject_of(str(tiny_folder), **grid, engine="eager,static")
     given: list[int] = []
 
-    def linears_alone(*handed: Any) -> Iterator[Any]:
-        *_, between_bytes, _ = handed
+    def replay_linears(linears: Any, *_: Any, between_bytes: int, **__: Any) -> dict[Any, tuple[float, ...]]:
         given.append(between_bytes)
-        return iter(())
+        return dict.fromkeys(linears, (1e-3,))
 
-    monkeypatch.setattr("profiler.probes.kernels._linears_alone", linears_alone)
+    monkeypatch.setattr("profiler.probes.kernels.replay_linears", replay_linears)
     monkeypatch.setattr("profiler.probes.kernels._calls_alone", lambda *_: iter(()))
     replays = list(replay_kernels(subject, subject.grid.cells, of_caches(SLOW), 1.0))
     found = {key: nbytes for nbytes, replay in zip(given, replays, strict=False) for key in replay.keys}
