@@ -123,13 +123,15 @@ def _fate(cells: Sequence[Against]) -> str:
 def _claimed(told: Sequence[Against]) -> str:
     claims = [item for item in told if item.is_claim]
     wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
-    best, worst = max(told, key=lambda item: item.speed_up), min(told, key=lambda item: item.speed_up)
-    if not wins and not losses:
+    if not claims:
         return "is the same within its intervals"
-    if not wins:
-        return f"is slower throughout (down to {worst.speed_up:.2g}x at batch {worst.key.cell.name})"
-    if not losses:
-        return f"is faster (up to {best.speed_up:.2g}x at batch {best.key.cell.name})"
+    best, worst = max(claims, key=lambda item: item.speed_up), min(claims, key=lambda item: item.speed_up)
+    if not (wins and losses):
+        word, bound, end = ("faster", "up", best) if wins else ("slower", "down", worst)
+        where, rest = "throughout", ""
+        if len(claims) < len(told):
+            where, rest = f"in {len(claims)} of {len(told)} cells", ", the others cannot be told apart"
+        return f"is {word} {where} ({bound} to {end.speed_up:.2g}x at batch {end.key.cell.name}){rest}"
     first = min(losses, key=lambda item: item.key.tokens)
     return (
         f"gains up to {best.speed_up:.2g}x and loses in {len(losses)} of {len(told)} cells, first at batch"

@@ -46,11 +46,16 @@ def test_words_say_where_it_wins_and_loses() -> None:
     base = scaled_run("none", 1.0, 1.0)
     [faster] = sentences([base, scaled_run("nf4", 0.5, 0.25)])
     assert "nf4 takes 4x less memory" in faster
-    assert "decode is faster (up to 2x" in faster
+    assert "decode is faster throughout (up to 2x" in faster
     [slower] = sentences([base, scaled_run("int8", 4.0, 0.5)])
     assert "decode is slower throughout (down to 0.25x" in slower
     [same] = sentences([base, scaled_run("fp4", 1.0, 0.25)])
     assert "the same within its intervals" in same
+    decodes = [row.key for row in base.measured if row.phase == "decode"]
+    run = scaled_run("int8", 4.0, 0.5)
+    wide = [replace(row, latency_low_s=row.latency_s / 5) if row.key in decodes[1:] else row for row in run.results]
+    [partly] = sentences([base, replace(run, results=tuple(wide))])
+    assert f"decode is slower in 1 of {len(decodes)} cells (down to 0.25x at batch {decodes[0].cell.name})" in partly
 
 
 def test_a_precision_named_twice_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
