@@ -50,7 +50,8 @@ def _inside_row(item: GroupTime) -> Row:
 
 
 def split_rows(run: Run) -> list[Row]:
-    """Each term and how far it may be off, for the cells that `shown_cells` picks: a heading, then a row a term."""
+    """Each term and how far it may be off, for the cells that `shown_cells` picks: a heading, then a row for each term
+    that one of them has."""
     evidence, shown = evidence_of(run), shown_cells(run)
     if not shown:
         return []
@@ -59,6 +60,7 @@ def split_rows(run: Run) -> list[Row]:
     return rows + [
         [name, *(_term(term, result, evidence.get(result.key)) for result in shown)]
         for term, name in TERM_NAMES.items()
+        if any(getattr(result, term) for result in shown)
     ]
 
 

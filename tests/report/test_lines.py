@@ -178,6 +178,7 @@ def test_terms_stand_with_how_far_they_may_be_off(run: Run) -> None:
     assert rows[0] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert rows[1] == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert rows[2] == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
+    assert len(rows) == 3, "no row of a term that none of them has"
 
 
 def test_health_is_in_words() -> None:
