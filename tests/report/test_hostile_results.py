@@ -252,9 +252,9 @@ def test_a_folder_with_what_is_no_file_is_not_read(tmp_path: Path, name: str) ->
         folder = shutil.copytree(OLD, tmp_path / str(number))
         (folder / name).unlink(missing_ok=True)
         spoil(folder / name)
-        with pytest.raises(RunError, match="no plain file|it has no"):
+        with pytest.raises(RunError, match=r"no plain file|it has no"):
             read_run(folder)
-        with pytest.raises(RunError, match="no plain file|it has no"):
+        with pytest.raises(RunError, match=r"no plain file|it has no"):
             judge_folder(folder)
 
 
