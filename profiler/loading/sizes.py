@@ -46,11 +46,11 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_sizes(config: Any) -> None:
-    """Raises ModelError for a transformers config with a size below 1."""
+    """Raises ModelError for a transformers config with a size below 1, or a window below 0 (0: none)."""
     text = config.get_text_config()
-    for name in _AT_LEAST_ONE:
+    for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
         value = getattr(text, name, None)
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int) and value < least:
             raise ModelError(f"its configuration says {name} = {value}, which no model has.")
 
 
