@@ -10,9 +10,11 @@ from typing import Any
 from profiler.errors import ModelError
 
 MOST_PARTS = 4096
-"""Layers, experts, heads: each is built one by one. The deepest published model has 1,000 (DeepNet, arXiv 2203.00555),
-the widest 2,048 experts (Switch-C, arXiv 2101.03961)."""
-_PARTS = re.compile(r"(^|[_.])(layers?|blocks?|experts?|heads?)(_count|_count_kv)?$|^n_(layer|head)$|(^|_)depths?$")
+"""Layers, experts, heads, labels: each is built one by one. The deepest published model has 1,000 layers (DeepNet,
+arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv 2101.03961)."""
+_PARTS = re.compile(
+    r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)(_count|_count_kv)?$|^n_(layer|head)$|(^|_)depths?$"
+)
 _AT_LEAST_ONE = (
     "vocab_size",
     "hidden_size",
@@ -38,17 +40,17 @@ def check_claims(content: Mapping[str, Any]) -> None:
 
 
 def check_count(name: str, value: object) -> None:
-    """Raises ModelError where so many layers, blocks, experts or heads are claimed that building them never ends."""
+    """Raises ModelError where so many layers, experts or labels are claimed that building them never ends."""
     if isinstance(value, int) and value > MOST_PARTS and _PARTS.search(name):
         raise ModelError(f"its description says {name} = {value}; models of at most {MOST_PARTS} are read.")
 
 
 def check_sizes(config: Any) -> None:
-    """Raises ModelError for a transformers config with a size below 1."""
+    """Raises ModelError for a transformers config with a size below 1, or a window below 0 (0: none)."""
     text = config.get_text_config()
-    for name in _AT_LEAST_ONE:
+    for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
         value = getattr(text, name, None)
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int) and value < least:
             raise ModelError(f"its configuration says {name} = {value}, which no model has.")
 
 

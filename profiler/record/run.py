@@ -90,12 +90,15 @@ def _shown(value: object) -> object:
 
 
 def read_document(folder: Path) -> RunDocument:
-    """Read run.json. Raises RunError when it is missing, damaged, or from a newer version."""
+    """Read run.json. Raises RunError when it is missing, damaged, from a newer version, or beside what is no file."""
     document_path = folder / RUN_FILE
     if not folder.is_dir():
         raise RunError(f"there is no run folder at {folder}.")
     if not document_path.is_file():
         raise RunError(f"{folder} is no run folder: it has no {RUN_FILE}.")
+    for path in sorted(folder.iterdir()):  # a pipe would be waited for, and a link to a device read without end
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunError(f"{path} is no plain file, and of such a run folder nothing is read.")
     try:
         content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
         document = document_of(migrated(folder, content))

@@ -35,8 +35,10 @@ def attention_path(
     return replace(path, kernel=pick(False), masked_kernel=pick(True))
 
 
-# What is asked about is really allocated, and no kernel is chosen by a length beyond this.
+# What is asked about is really allocated, and no kernel is chosen by a length beyond this, nor by how much wider than
+# this a head is, but for whether its width is a multiple.
 _LONGEST_ASKED = 1 << 16
+_WIDEST_ASKED = 1 << 10
 
 
 def sdpa_kernel(
@@ -55,9 +57,10 @@ def sdpa_kernel(
     if grouped and not in_kernel:
         heads, kv_heads = (heads, heads) if query > 1 else (kv_heads, kv_heads)
         rows = query if query > 1 else core.query_heads // core.kv_heads
-    q = torch.empty(1, heads, rows, core.qk_dim, device=device, dtype=dtype)
-    k = torch.empty(1, kv_heads, keys, core.qk_dim, device=device, dtype=dtype)
-    v = torch.empty(1, kv_heads, keys, core.v_dim, device=device, dtype=dtype)
+    qk_dim, v_dim = (dim if dim <= _WIDEST_ASKED else _WIDEST_ASKED + dim % 64 for dim in (core.qk_dim, core.v_dim))
+    q = torch.empty(1, heads, rows, qk_dim, device=device, dtype=dtype)
+    k = torch.empty(1, kv_heads, keys, qk_dim, device=device, dtype=dtype)
+    v = torch.empty(1, kv_heads, keys, v_dim, device=device, dtype=dtype)
     mask = torch.empty(1, 1, 1, keys, device=device, dtype=torch.bool).expand(1, 1, rows, keys) if masked else None
     choice = torch._fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=query > 1 and not masked, enable_gqa=in_kernel)
     return _BACKENDS.get(int(choice), UNFUSED_KERNEL)

@@ -383,7 +383,8 @@ class _Visitor:
             )
         down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
         if down is not None and not is_attention(module) and formats.is_linear(down):
-            width = formats.stored(down).in_features
+            # Of a format without a rule, too, whose linear is listed as unknown.
+            width = getattr(down, "in_features", None) or formats.stored(down).in_features
             gated = "gate_proj" in children or "gate_up_proj" in children
             yield Elementwise(
                 name=f"{short}.activation",

@@ -26,6 +26,8 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     few = ("none", "nf4", "int8wo")  # one that converts by groups, one by rows; each is tested of itself elsewhere
     monkeypatch.setattr(acceptance, "_shares", lambda bench: [pair for pair in shares(bench) if pair[0] in few])
     monkeypatch.setattr(acceptance, "PLOTS", ("roofline",))
+    monkeypatch.setattr("profiler.job.selftest._BUDGET_S", 0.3)  # of each kernel, whose label is judged on cards alone
+    monkeypatch.setattr("profiler.job.batch_test.MOST_SEQUENCES", 64)  # what a doubling reaches is shown, not judged
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
     assert found["passed"] >= 12

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, SAYS, WEIGHTS, Spoil, pickled, remote_code
+from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, SAYS, WEIGHTS, Spoil, config, pickled, remote_code
 
 from profiler.errors import ModelError
 from profiler.loading.catalog import resolve
@@ -122,6 +122,16 @@ def test_the_config_that_a_run_folder_kept(tiny_folder: Path, changes: dict[str,
         config_from({**content, **changes}, "run/config.json")
     named = {"AutoModelForCausalLM": "stranger/repository--modeling_own.OwnModel"}
     assert not hasattr(config_from({**content, "auto_map": named}, "run/config.json"), "auto_map")
+
+
+@pytest.mark.parametrize(("method", "linear"), [("bitnet", "BitLinear"), ("metal", "MetalLinear")])
+def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, linear: str) -> None:  # type: ignore[no-untyped-def]
+    """transformers plans it, and nobody here knows its bytes: the linears are left out, and each is said to be."""
+    config(quantization_config={"quant_method": method})(folder)
+    found = roofscope("count", str(folder), "--format", "json")
+    counted = json.loads(found.out)
+    assert found.code == 0
+    assert sum(linear in unknown for unknown in counted["unknown"]) == 7, "four of attention, three of the MLP"
 
 
 def test_a_pickle_that_is_not_called_one_is_no_checkpoint(folder: Path) -> None:

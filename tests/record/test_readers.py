@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -267,6 +269,24 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
     assert len(text.splitlines()) == 1
     assert text.isprintable()
     assert len(text) < 700
+
+
+def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device, and a pipe that gives more than is read of a file; one that ends is read as a file is."""
+    monkeypatch.setattr("profiler.record.readers.reading._MOST_BYTES", 1 << 20)
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(RequestError, match="no plain file"):
+        read_foreign(tmp_path / "zero")
+    os.mkfifo(tmp_path / "pipe")
+    content = (FILES / "llama-bench.json").read_bytes()
+    for more in (0, 2 << 20):
+        (tmp_path / "given").write_bytes(content + b" " * more)
+        with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', tmp_path / "given", tmp_path / "pipe"]):
+            if more:
+                with pytest.raises(RequestError, match="more than the 1048576 bytes"):
+                    read_foreign(tmp_path / "pipe")
+            else:
+                assert read_foreign(tmp_path / "pipe").figures == figures("llama-bench.json")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir() if path.suffix != ".txt"))

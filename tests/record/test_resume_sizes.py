@@ -51,7 +51,6 @@ def _visited(batch: int, prompt: int) -> Visit:
 
 
 @pytest.mark.slow
-@pytest.mark.timing
 def test_ten_thousand_cells_are_resumed_in_seconds(
     interrupted: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

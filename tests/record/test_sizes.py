@@ -1,4 +1,7 @@
-"""A run that is many times as large takes as many times as long, and its page does not grow without end."""
+"""A run that is many times as large takes as many times as long, and its page does not grow without end.
+
+All by CPU seconds, for which nothing needs to stand still beside it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,6 @@ print(took_s, peak, sum(result.samples for result in run.results))
 
 
 @pytest.mark.slow
-@pytest.mark.timing
 def test_ten_thousand_cells(tmp_path: Path) -> None:
     """20,000 rows, read from the disk, judged and shown: a page in under 10 s and 5 MB, all of it in under 1 GB."""
     folder = enlarge(SOURCE, tmp_path / "run", 100, 100)
@@ -64,7 +66,6 @@ def test_ten_thousand_cells(tmp_path: Path) -> None:
     assert 1024 * peak_kib < 1e9
 
 
-@pytest.mark.timing
 def test_a_million_samples_are_judged_in_seconds(tmp_path: Path) -> None:
     """32,000 visits of four cells with 31 times each: 5 CPU seconds and 0.5 GB."""
     folder = enlarge(SOURCE, tmp_path / "run", 2, 2)
@@ -91,7 +92,6 @@ def _visit_again(file: Path, times: int, steps: int) -> None:
                 more.write(json.dumps(visit | again) + "\n")
 
 
-@pytest.mark.timing
 def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
     """Both phases of 100 batches by 100 prompts, in one go; each is what counting it alone gives."""
     work = counted("smollm2-135m")
@@ -105,7 +105,6 @@ def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
     assert (found[1].model_flops[6, 49], found[1].model_bytes[6, 49]) == (alone.model_flops, alone.model_bytes)
 
 
-@pytest.mark.timing
 def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> None:
     """Four times the cells; looking at every pair of them would take sixteen times as long."""
     took_s, pages = [], []
@@ -137,7 +136,6 @@ def test_a_row_of_a_judgement_takes_little_memory(tmp_path: Path) -> None:
     assert (peaks[12] - peaks[4]) / (2 * 12**2 - 2 * 4**2) < 20_000
 
 
-@pytest.mark.timing
 def test_readings_of_a_span_are_found_without_a_look_at_all() -> None:
     """A hundred times the readings, each span as full as before: a look at all would take a hundred times as long."""
     took_s = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from pages import Page
 from test_browser import BROWSER
 
 from profiler.errors import RunError
+from profiler.job.judging import judge_folder
 from profiler.record.run import read_results, read_run
 from profiler.record.store import write_cells
 from profiler.report.changes_page import html_changes
@@ -241,6 +243,19 @@ print(*opened, sep="\\n")
     opened = done.stdout.split()
     assert str(folder / "run.json") in opened
     assert {Path(name).suffix for name in opened if not Path(name).is_relative_to(folder)} <= {".mplstyle", ".py"}
+
+
+@pytest.mark.parametrize("name", ["cells.csv", "samples.jsonl", "operators.csv", "config.json", "run.json"])
+def test_a_folder_with_what_is_no_file_is_not_read(tmp_path: Path, name: str) -> None:
+    """A pipe would be waited for, and what leads to a device fill the memory."""
+    for number, spoil in enumerate((os.mkfifo, lambda path: path.symlink_to("/dev/zero"))):
+        folder = shutil.copytree(OLD, tmp_path / str(number))
+        (folder / name).unlink(missing_ok=True)
+        spoil(folder / name)
+        with pytest.raises(RunError, match=r"no plain file|it has no"):
+            read_run(folder)
+        with pytest.raises(RunError, match=r"no plain file|it has no"):
+            judge_folder(folder)
 
 
 def test_cells_that_are_written_hold_no_formula(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,14 @@ def tiny_mistral(window: int | None) -> Any:
 
 def core_of(model: Any) -> AttentionCore:
     return next(op for op in walk(model).operators if isinstance(op, AttentionCore))
+
+
+def test_a_head_of_any_width_is_asked_about_in_little_memory() -> None:
+    """4 x 2048 keys of 10^9 bfloat16 numbers would be 16 TB."""
+    core = replace(core_of(tiny_mistral(None)), query_heads=4, kv_heads=4)
+    wide, wider = (replace(core, qk_dim=width, v_dim=width) for width in (1024, 10**9))
+    asked = {"query": 1, "keys": 2048, "masked": False}
+    assert sdpa_kernel(wider, CPU, torch.bfloat16, **asked) == sdpa_kernel(wide, CPU, torch.bfloat16, **asked)
 
 
 @pytest.mark.parametrize("window", [None, 24])

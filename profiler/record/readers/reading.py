@@ -75,14 +75,18 @@ def _records(path: Path) -> list[Record]:
     if path.is_dir():
         raise RequestError(f"{path} is a folder; give a result file (a run's own: `roofscope judge` or `compare`).")
     try:
+        if path.exists() and not (path.is_file() or path.is_fifo()):
+            raise RequestError(f"{path} is no plain file.")
         size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise RequestError(f"{path} has {size} bytes, more than the {_MOST_BYTES} that are read of a result file.")
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            # What a pipe gives, nobody knows before; characters are not more than their bytes.
+            text = file.read(_MOST_BYTES + 1) if size <= _MOST_BYTES else ""
     except UnicodeDecodeError:
         raise RequestError(f"{path} is no text file.") from None
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if max(size, len(text)) > _MOST_BYTES:
+        raise RequestError(f"{path} has more than the {_MOST_BYTES} bytes that are read of a result file.")
     if not text.strip():
         raise RequestError(f"{path} is empty.")
     is_json = text.lstrip()[0] in "[{"
