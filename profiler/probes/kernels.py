@@ -63,26 +63,33 @@ def replay_kernels(subject: Subject, cells: Sequence[Cell], ceilings: Ceilings, 
         yield Replays((key,), tuple(_calls_alone(subject, key, budget_s * _CALLS_SHARE / len(keys))))
 
 
-def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
-    """The linears of steps that no cell takes (`keys_between`), fewest rows first, as far as `budget_s` reaches.
+def replay_between(
+    subjects: Sequence[Subject], keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float
+) -> Iterator[tuple[Replays, ...]]:
+    """The linears of steps that no cell takes (`keys_between`, a rank's), fewest rows first, as far as `budget_s`
+    reaches: those of each of `subjects` in turn, which are one model on one machine, whole or a rank's share of it.
 
     A library may change its kernel between two cells: oneDNN's AMX products of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
-    machine = subject.machine
-    linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
-    shapes = sorted(_alike(subject, linears, keys, ceilings).items(), key=lambda item: item[1][0].tokens)
+    first, machine = subjects[0], subjects[0].machine
+    each = [replayable_linears(subject.work, linear_modules(subject.loaded.module)) for subject in subjects]
+    shapes = sorted(_alike(first, each[0], keys, ceilings).values(), key=lambda users: users[0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
-    for index, ((*_, between_bytes), users) in enumerate(shapes):
+    for index, users in enumerate(shapes):
         left_s = end_s - machine.now_s()
         # Twice the rows take at most about twice as long.
         if left_s < 2 * pass_s:
             break
-        share_s = left_s / (len(shapes) - index)
-        replays = tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s))
-        yield Replays(tuple(users), replays)
-        counts = (op.count for op in linears.operators.values())
-        pass_s = sum(count * replay.whole.median_s for count, replay in zip(counts, replays, strict=True))
+        share_s = left_s / (len(shapes) - index) / len(subjects)
+        found, pass_s = [], 0.0
+        for subject, linears in zip(subjects, each, strict=True):
+            between_bytes = _between_bytes(subject, users[0], ceilings)
+            replays = tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s))
+            found.append(Replays(tuple(users), replays))
+            calls = map(len, linears.modules.values())
+            pass_s += sum(count * replay.whole.median_s for count, replay in zip(calls, replays, strict=True))
+        yield tuple(found)
 
 
 def _alike(

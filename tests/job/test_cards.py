@@ -17,6 +17,7 @@ from profiler.job.cards import AskedRanks, forecast_ranks, parse_ranks
 from profiler.job.forecast import Wanted
 from profiler.record.run import read_run
 from profiler.report.healths import health_lines
+from profiler.report.progress import QuietListener
 from profiler.report.ranks import rank_rows, worse_lines
 
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
@@ -27,15 +28,16 @@ MESSAGES = 2 * 30 + 2
 
 @pytest.fixture(autouse=True, scope="module")
 def _read_once() -> Iterator[None]:
-    """Reading the run trains its forecast, which is the same in every test."""
+    """Reading the run trains its forecast, which is the same in every test; its device is another one than this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards, "known_of", cache(cards.known_of))
+        patch.setattr(cards, "machine_of", lambda _: "this is another one")
         yield
 
 
 def cell_of(link: str, batch: int = 1) -> RankCell:
     wanted = Wanted(batch_sizes=str(batch), prompt_lens="128")
-    answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY)
+    answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY, QuietListener())
     return next(cell for cell in answer.cells if cell.phase == "decode")
 
 
@@ -67,7 +69,9 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
 
 def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> None:
     wanted = Wanted(batch_sizes="1,64", prompt_lens="512")
-    answer, card = forecast_ranks("llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY)
+    answer, card = forecast_ranks(
+        "llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY, QuietListener()
+    )
     sentence = answer.sentence(card)
     assert sentence.startswith("Two H100 SXM over pcie5x16 give ")
     assert "at batch 1 and" in sentence
@@ -81,20 +85,22 @@ def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> Non
 @pytest.mark.parametrize(
     ("source", "on", "words"),
     [
-        (str(EPYC), "", "none was run"),
+        (str(EPYC), "", "none was run (this is another one)"),
         ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile tells of its width"),
         ("smollm2-135m", "H100 SXM", "by their published figures"),
     ],
 )
 def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
     wanted = Wanted(batch_sizes="1", prompt_lens="64")
-    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY)
+    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY, QuietListener())
     assert words in answer.notes[0]
 
 
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = Wanted(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
-    answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY)
+    answer, card = forecast_ranks(
+        "llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY, QuietListener()
+    )
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
     assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB a card
     assert decode.base is decode.times[1]
@@ -114,7 +120,7 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
 )
 def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY)
+        forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
 
 

@@ -13,6 +13,8 @@ from profiler.grid import Grid
 from profiler.job.cards import AskedRanks, forecast_ranks
 from profiler.job.forecast import Wanted
 from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.job.run import execute
 from profiler.job.several import device_healths, run_devices
 from profiler.machine.links import link_called
 from profiler.report.healths import health_lines
@@ -20,6 +22,7 @@ from profiler.report.progress import QuietListener
 from profiler.watching.settings import in_turn
 
 from .guard import why_not
+from .ranks import LinkTruth, linked
 from .scenario import Scenario
 from .truth import A100
 from .world import simulated
@@ -53,6 +56,41 @@ def test_the_ill_card_is_named_and_a_link_binds_where_it_must(tmp_path: Path) ->
     assert "memory roof" in line
 
     _links(runs[0].folder, runs[0].document.asked)
+
+
+@pytest.mark.parametrize(
+    ("link", "binds"),
+    [(LinkTruth(12e-6, 250e9), False), (LinkTruth(120e-6, 12e9), True)],
+    ids=["NVLink", "PCIe"],
+)
+def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
+    link: LinkTruth, binds: bool, tmp_path: Path
+) -> None:
+    """A layer of Mistral-7B and its head shared by two A100: a rank reads 349 MB at 1.4 TB/s, 250 us of a decode step.
+    Four messages cost 48 us and their bytes over NVLink, 480 us and theirs over PCIe: more than half of a step."""
+    batch, prompt = 8, 128
+    folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
+    with simulated(A100, A100) as world, linked(world.card, link, 2) as group:
+        options = Options(
+            model=str(folder), prompt_lens=[prompt], batch_sizes=[batch], new_tokens=8, dtype="float16", tp=2,
+            weights="random", budget_s=2.0, device="cuda", out=tmp_path / "run", no_levers=True,
+        )  # fmt: skip
+        run = execute(prepare(options), QuietListener(), group=group)
+    measured = run.document.ceilings.collective
+    assert measured is not None
+    assert measured.alpha_s == pytest.approx(link.alpha_s, rel=0.05)
+    assert measured.bus_bytes_per_s == pytest.approx(link.bus_bytes_per_s, rel=0.05)
+    for row in run.measured:
+        rows = batch * prompt if row.phase == "prefill" else batch
+        messages_s = (2 * LAYERS + 1) * link.seconds("all_reduce", rows * HIDDEN * 2, 2)
+        true_s = messages_s + link.seconds("all_gather", batch * 32000 * 2, 2)
+        assert row.link_s == pytest.approx(true_s, rel=0.05)
+        assert row.link_s + row.floor_s < 1.05 * row.latency_s
+        [told] = [step for step in run.document.rank_steps if step.key == row.key]
+        assert told.predicted_s == pytest.approx(row.latency_s, rel=0.1 if row.phase == "decode" else 0.15)
+        if row.phase == "decode":
+            assert (row.regime == "link-bound") is binds
+            assert (true_s > row.latency_s / 2) is binds
 
 
 def test_layers_that_a_device_map_spreads_run_card_after_card_and_are_called_so() -> None:
@@ -103,7 +141,9 @@ def _links(folder: Path, asked: Grid) -> None:
     messages = 2 * LAYERS + 2
     for text, binds in (("10,250", False), ("2000,20", True)):
         link = link_called(text, 2)
-        answer, _ = forecast_ranks(str(folder), "", Wanted(batch_sizes=str(batch)), AskedRanks("2", text), date.today())
+        answer, _ = forecast_ranks(
+            str(folder), "", Wanted(batch_sizes=str(batch)), AskedRanks("2", text), date.today(), QuietListener()
+        )
         cell = next(cell for cell in answer.cells if cell.phase == "decode")
         one, two = cell.times
         sums = (2 * LAYERS + 1) * batch * HIDDEN * 2
