@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -11,16 +12,17 @@ import pytest
 
 from profiler.diagnosis.devices import Measured, healths
 from profiler.diagnosis.ranks import RankCell, RankTime
-from profiler.errors import RequestError
+from profiler.errors import RequestError, RunError
 from profiler.job import cards
 from profiler.job.cards import AskedRanks, forecast_ranks, parse_ranks
 from profiler.job.forecast import Wanted
-from profiler.record.run import read_run
+from profiler.record.run import read_document, read_run
 from profiler.report.healths import health_lines
 from profiler.report.progress import QuietListener
 from profiler.report.ranks import rank_rows, worse_lines
 
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
+NF4 = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-nf4"
 TODAY = date(2026, 11, 1)
 MESSAGES = 2 * 30 + 2
 """Of SmolLM2-135M: two sums a layer, one after the embedding, the logits gathered."""
@@ -124,6 +126,17 @@ def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
     assert parse_ranks("8,2,2") == (2, 8)
 
 
+def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be cut; give a run of the model as it is"):
+        forecast_ranks(str(NF4), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+    document = replace(read_document(EPYC), ranks=2)
+    monkeypatch.setattr("profiler.job.forecast.read_document", lambda _: document)
+    with pytest.raises(RunError, match="holds one rank's share of 2: forecast a run on one card, with --tp"):
+        forecast_ranks(str(tmp_path), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+
+
 def test_worse_is_told_among_the_numbers_that_fit() -> None:
     def time(ranks: int, seconds: float, fits: bool = True) -> RankTime:
         return RankTime(ranks, seconds, seconds, seconds, 0.0, 1 / seconds, "mixed", fits, None)
@@ -135,8 +148,6 @@ def test_worse_is_told_among_the_numbers_that_fit() -> None:
 
 
 def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
-    from dataclasses import replace
-
     run = read_run(EPYC)
     narrow = [
         replace(row, latency_low_s=0.99 * row.latency_s, latency_high_s=1.01 * row.latency_s) for row in run.measured
