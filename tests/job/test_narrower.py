@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_cut_weights_cannot_be_trained_and_whole_ones_can() -> None:
 
 
 def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
     """Linears whose time is planted as 1 ms whole and 0.75 ms in half the width, on a model of 2 x 7 of them and a
     head: a rank's step takes 15 x 0.25 ms less, but for what else is cut in half, next to nothing."""
@@ -148,6 +148,11 @@ def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
     unexplained = float(forecast.latency_s[0] / forecast.terms.total_s[0])
     saved_s = decode.times[0].latency_s - decode.times[1].latency_s
     assert saved_s / unexplained == pytest.approx(15 * 0.25e-3, rel=0.02)
+
+    printed = roofscope("forecast", str(tmp_path / "run"), "--tp", "2,4", "--link", "pcie4x16", "--plain")
+    assert printed.code == 0, printed.err
+    assert [line.split()[5] for line in printed.err.splitlines()] == ["2", "4"], "each number of ranks is told"
+    assert "A rank's linears were replayed here" in " ".join(printed.out.split())
 
 
 class Told(QuietListener):

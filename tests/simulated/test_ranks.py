@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,10 +23,12 @@ from profiler.report.healths import health_lines
 from profiler.report.progress import QuietListener
 from profiler.watching.settings import in_turn
 
+from . import card
+from .card import Kernel, duration_s
 from .guard import why_not
 from .ranks import LinkTruth, linked
 from .scenario import Scenario
-from .truth import A100
+from .truth import A100, Truth
 from .world import simulated
 
 pytestmark = [
@@ -90,6 +94,48 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
         if row.phase == "decode":
             assert (row.regime == "link-bound") is binds
             assert (true_s > row.latency_s / 2) is binds
+
+
+WHOLE = {2 * HIDDEN * outs for outs in (HIDDEN, 1024, 14336, 32000)}
+"""Bytes of the weights of Mistral-7B in 16 bits."""
+
+
+def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_two(tmp_path: Path) -> None:
+    """Kernels of any other width take 1.5 times as long here: the forecast from one card knows what two really take,
+    and one that keeps the share of the whole kernels' roof does not."""
+    link = LinkTruth(12e-6, 250e9)
+    folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
+
+    def planted(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
+        weights = max((nbytes for _, nbytes in kernel.work.reads), default=0)
+        cut = kernel.work.flops and weights > 1 << 22 and weights not in WHOLE
+        return duration_s(kernel, truth, clock_share) * (1.5 if cut else 1.0)
+
+    asked: dict[str, Any] = {
+        "model": str(folder), "prompt_lens": [128], "batch_sizes": [8], "new_tokens": 8, "dtype": "float16",
+        "weights": "random", "budget_s": 2.0, "device": "cuda", "no_levers": True,
+    }  # fmt: skip
+    with simulated(A100, A100) as world, mock.patch.object(card, "duration_s", planted):
+        execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
+        typed = AskedRanks("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
+        answers = [
+            forecast_ranks(str(tmp_path / "one"), "", Wanted(batch_sizes="8"), typed, date.today(), QuietListener())[0]
+        ]
+        with linked(world.card, link, 2) as group:
+            two = execute(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group=group)
+    answers.append(
+        forecast_ranks(str(tmp_path / "one"), "", Wanted(batch_sizes="8"), typed, date.today(), QuietListener())[0]
+    )
+    assert "replayed here" in answers[0].notes[0]
+    assert "none was run" in answers[1].notes[0], "the card is gone"
+    taken_s = {row.phase: row.latency_s for row in two.measured}
+    off = [
+        {cell.phase: cell.times[1].latency_s / taken_s[cell.phase] - 1 for cell in answer.cells} for answer in answers
+    ]
+    assert abs(off[0]["decode"]) < 0.10
+    assert abs(off[0]["prefill"]) < 0.15
+    assert off[1]["decode"] < -0.15
+    assert off[1]["prefill"] < -0.15
 
 
 def test_layers_that_a_device_map_spreads_run_card_after_card_and_are_called_so() -> None:
