@@ -12,6 +12,7 @@ from profiler.diagnosis.facts import Replays
 from profiler.diagnosis.forecast import Fitted
 from profiler.diagnosis.replayed import KernelTimes, alone_roof_s
 from profiler.grid import CellKey, Phase
+from profiler.machine.clock import undisturbed
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,11 @@ def narrower(
 
 def _shares(whole: Replays, share: Replays) -> dict[str, float]:
     """By operator: the time of a rank's, as a share of the whole one's."""
-    of_whole = {replay.operator: replay.whole.median_s for replay in whole.operators}
-    return {replay.operator: replay.whole.median_s / of_whole[replay.operator] for replay in share.operators}
+    of_whole = {replay.operator: undisturbed(replay.seconds).quartile_s for replay in whole.operators}
+    return {
+        replay.operator: undisturbed(replay.seconds).quartile_s / of_whole[replay.operator]
+        for replay in share.operators
+    }
 
 
 def _share(rows: Array, steps: Steps, points: Sequence[tuple[Phase, float, float]]) -> Array:

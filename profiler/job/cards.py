@@ -14,7 +14,9 @@ from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
 from profiler.job.forecast import Known, Wanted, forecast_known, forecast_on, known_of, profile_of
 from profiler.job.narrower import SET_S, machine_of, replay_narrower
+from profiler.job.warnings import busy_warnings
 from profiler.machine.datasheet import gpu_called
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.links import Link, link_called, published_links
 from profiler.machine.prices import cheapest
 from profiler.record.run import read_document
@@ -53,7 +55,7 @@ def forecast_ranks(
     each = [(1, wanted), *((count, replace(wanted, ranks=count, link=links[count])) for count in ranks)]
     if on:
         answers = [(count, forecast_on(source, on, one)) for count, one in each]
-        narrower = _narrower_on(on)
+        narrower: tuple[str, ...] = (_narrower_on(on),)
     else:
         known = known_of(Path(source), wanted.engine)
         _check_cut(known)
@@ -76,7 +78,7 @@ def forecast_ranks(
         price=price,
         error=one.error,
         cells=across([(count, answer.cells) for count, answer in answers], usd_per_h),
-        notes=(narrower, *_notes(one, answers)),
+        notes=(*narrower, *_notes(one, answers)),
     ), card
 
 
@@ -124,21 +126,24 @@ def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
     )
 
 
-def _narrower(known: Known, each: Sequence[Wanted], listener: QuietListener) -> tuple[dict[int, Narrower], str]:
+def _narrower(
+    known: Known, each: Sequence[Wanted], listener: QuietListener
+) -> tuple[dict[int, Narrower], tuple[str, ...]]:
     """(a rank's kernels by the number of ranks, how they are known)."""
-    machine = machine_of(known.facts.device)
+    machine, foreign = machine_of(known.facts.device), ForeignLoad()
     if isinstance(machine, str):
-        return {}, _kept(machine)
+        return {}, (_kept(machine),)
     found: dict[int, Narrower] = {}
     for wanted in each:
         listener.stage(f"replaying linears of one of {wanted.ranks} ranks beside whole ones, {duration(SET_S)}")
         kernels = replay_narrower(known, wanted, machine)
         if isinstance(kernels, str):
-            return {}, _kept(kernels)
+            return {}, (_kept(kernels),)
         found[wanted.ranks] = kernels
     return found, (
         "A rank's linears were replayed here, in turn with the whole ones; its attention and experts keep the share of"
-        " their roof that the whole ones have."
+        " their roof that the whole ones have.",
+        *(f"Meanwhile {warning}" for warning in busy_warnings(machine.info, foreign)),
     )
 
 

@@ -28,6 +28,8 @@ from profiler.work.walk import LinearKey, linear_key, linear_modules
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and are run inside the linears as well.
 _CONVERSIONS_SHARE = 0.3
+# What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
+_TURNS = 3
 # Caches that differ by less of the weights' bytes leave about as much of them where they were.
 _TOLD_APART = 0.25
 
@@ -81,15 +83,31 @@ def replay_between(
         # Twice the rows take at most about twice as long.
         if left_s < 2 * pass_s:
             break
-        share_s = left_s / (len(shapes) - index) / len(subjects)
-        found, pass_s = [], 0.0
-        for subject, linears in zip(subjects, each, strict=True):
-            between_bytes = _between_bytes(subject, users[0], ceilings)
-            replays = tuple(_linears_alone(subject, linears, users[0], between_bytes, share_s))
-            found.append(Replays(tuple(users), replays))
-            calls = map(len, linears.modules.values())
-            pass_s += sum(count * replay.whole.median_s for count, replay in zip(calls, replays, strict=True))
-        yield tuple(found)
+        shape_s, turns = left_s / (len(shapes) - index), 1 if len(subjects) == 1 else _TURNS
+        until_s, share_s = machine.now_s() + shape_s, shape_s / turns / len(subjects)
+        found: list[list[Replay]] | None = None
+        for _ in range(turns):
+            if found is not None and machine.now_s() + pass_s > until_s:
+                break
+            now = [
+                list(_linears_alone(subject, own, users[0], _between_bytes(subject, users[0], ceilings), share_s))
+                for subject, own in zip(subjects, each, strict=True)
+            ]
+            pass_s = sum(map(_pass_s, each, now))
+            found = now if found is None else [[*map(_together, *both)] for both in zip(found, now, strict=True)]
+        assert found is not None
+        yield tuple(Replays(tuple(users), tuple(replays)) for replays in found)
+
+
+def _pass_s(linears: Linears, replays: Sequence[Replay]) -> float:
+    """Seconds of each call once."""
+    calls = map(len, linears.modules.values())
+    return sum(count * replay.whole.median_s for count, replay in zip(calls, replays, strict=True))
+
+
+def _together(one: Replay, other: Replay) -> Replay:
+    """The samples of two turns."""
+    return Replay(one.operator, one.seconds + other.seconds, one.conversion_seconds + other.conversion_seconds)
 
 
 def _alike(

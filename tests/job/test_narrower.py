@@ -23,6 +23,7 @@ from profiler.grid import Cell, CellKey
 from profiler.job.cards import AskedRanks, forecast_ranks
 from profiler.job.forecast import Wanted, known_of, skeleton_of
 from profiler.job.narrower import machine_of
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.narrower import shorten, trained_alike
 from profiler.record.run import read_document
 from profiler.report.progress import QuietListener
@@ -149,10 +150,13 @@ def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
     saved_s = decode.times[0].latency_s - decode.times[1].latency_s
     assert saved_s / unexplained == pytest.approx(15 * 0.25e-3, rel=0.02)
 
+    monkeypatch.setattr(ForeignLoad, "cores", lambda _: 64.0)
     printed = roofscope("forecast", str(tmp_path / "run"), "--tp", "2,4", "--link", "pcie4x16", "--plain")
     assert printed.code == 0, printed.err
     assert [line.split()[5] for line in printed.err.splitlines()] == ["2", "4"], "each number of ranks is told"
-    assert "A rank's linears were replayed here" in " ".join(printed.out.split())
+    words = " ".join(printed.out.split())
+    assert "A rank's linears were replayed here" in words
+    assert "Meanwhile others keep 64.0 of" in words
 
 
 class Told(QuietListener):
