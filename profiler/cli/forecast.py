@@ -91,9 +91,11 @@ def _print_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, output
 
     from profiler.job.cards import forecast_ranks
     from profiler.report.console import screen
+    from profiler.report.progress import make_listener
     from profiler.report.ranks import print_ranks, ranks_json
 
-    answer, card = forecast_ranks(source, on, wanted, asked, datetime.now(UTC).date())
+    with make_listener(quiet=False, plain=plain) as listener:
+        answer, card = forecast_ranks(source, on, wanted, asked, datetime.now(UTC).date(), listener)
     if output_format == "json":
         print(json.dumps(ranks_json(answer, card), indent=2))
     else:

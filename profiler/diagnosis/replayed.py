@@ -132,7 +132,10 @@ def replayed_kernels(measured: Measured, device: Device) -> Kernels:
     for column in measured.demanded.columns:
         if column.heads is None or (known := _known(replayed.seconds, column)) is None:
             continue
-        seconds, roof_s = replayed.seconds[column.operator][known], _alone_roof_s(column, replayed, device)[known]
+        seconds, roof_s = (
+            replayed.seconds[column.operator][known],
+            alone_roof_s(column, replayed.demanded, device)[known],
+        )
         least_s[column.operator] = float(seconds.min())
         ratio = np.log(seconds / (roof_s + least_s[column.operator]))
         surfaces[column.operator] = surface(octaves(steps.at(known)), ratio, np.full(len(seconds), 0.01))
@@ -154,7 +157,7 @@ def _lines(parts: Sequence[Replayed], device: Device) -> tuple[dict[str, Line], 
     converting: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
         for column in (column for column in part.demanded.columns if column.heads is None):
-            roof_s = _alone_roof_s(column, part, device)
+            roof_s = alone_roof_s(column, part.demanded, device)
             if (known := _known(part.seconds, column)) is not None:
                 points = column.rows[known], part.seconds[column.operator][known], roof_s[known]
                 found.setdefault(column.operator, []).append(points)
@@ -175,8 +178,8 @@ def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None
     return None if found is None or not (found > 0).any() else np.asarray(found > 0)
 
 
-def _alone_roof_s(column: OperatorColumn, replayed: Replayed, device: Device) -> Array:
+def alone_roof_s(column: OperatorColumn, demanded: Demanded, device: Device) -> Array:
     """Seconds that one instance of an operator would take at its roof."""
-    bandwidth = device.memory_bytes_per_s(replayed.demanded.working_set_bytes)
+    bandwidth = device.memory_bytes_per_s(demanded.working_set_bytes)
     arithmetic_s = column.flops / device.ceilings.compute_flops_per_s(column.dtype)
     return np.maximum(np.maximum(arithmetic_s, column.model_bytes / bandwidth) / column.count, 1e-12)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiler.diagnosis.cell import Keyed, columns_of
 from profiler.diagnosis.facts import Facts
-from profiler.diagnosis.parts import exchanged_s
+from profiler.diagnosis.parts import exchanged_s, split_of
 from profiler.grid import CellKey
 
 STRAGGLES = 0.1
@@ -25,11 +25,13 @@ class RankStep(Keyed):
     exchanged_s: float
     """What the collectives take, by the measured link."""
     measured_s: float
+    hidden_s: float = 0.0
+    """Of the shares, what a device waits for its host in them, and not while the link is busy."""
 
     @property
     def predicted_s(self) -> float:
-        """The shares and then the link: collectives wait for the last rank, and hide behind nothing."""
-        return self.last_s + self.exchanged_s
+        """The shares and then the link: collectives wait for the last rank, and no arithmetic hides them."""
+        return self.last_s + self.exchanged_s - self.hidden_s
 
     @property
     def slowest(self) -> int:
@@ -44,14 +46,22 @@ class RankStep(Keyed):
 def rank_steps(facts: Facts, latencies_s: Mapping[CellKey, float]) -> tuple[RankStep, ...]:
     """Every measured step whose shares were timed alone."""
     found = []
+    apart = replace(facts, ceilings=replace(facts.ceilings, collective=None))
     for key, latency_s in latencies_s.items():
         own = facts.rank_steps.get(key.cell)
         if own is not None and latency_s == latency_s and (seconds := own.seconds(key.phase)):
             exchanged = exchanged_s(facts, key)
             last_s = own.last_s(key.phase)
+            waits_s = [
+                split_of(each, key, latency)[0].dispatch_s for each, latency in ((apart, last_s), (facts, latency_s))
+            ]
+            hidden_s = max(0.0, waits_s[0] - waits_s[1]) if facts.device.overlaps_dispatch else 0.0
             found.append(
-                RankStep(**columns_of(key), own_s=seconds, last_s=last_s, exchanged_s=exchanged, measured_s=latency_s)
-            )
+                RankStep(
+                    **columns_of(key), own_s=seconds, last_s=last_s, exchanged_s=exchanged, measured_s=latency_s,
+                    hidden_s=hidden_s,
+                )
+            )  # fmt: skip
     return tuple(found)
 
 

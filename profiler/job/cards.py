@@ -9,13 +9,18 @@ from datetime import date
 from pathlib import Path
 
 from profiler.diagnosis.foretold import Answer
+from profiler.diagnosis.narrower import Narrower
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
-from profiler.job.forecast import Wanted, forecast_known, forecast_on, known_of, profile_of
+from profiler.job.forecast import Known, Wanted, forecast_known, forecast_on, known_of, profile_of
+from profiler.job.narrower import SET_S, machine_of, replay_narrower
+from profiler.job.warnings import busy_warnings
 from profiler.machine.datasheet import gpu_called
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.links import Link, link_called, published_links
 from profiler.machine.prices import cheapest
 from profiler.record.run import read_document
+from profiler.report.progress import QuietListener
 from profiler.units import duration, scaled, significant
 
 _MOST_RANKS = 64
@@ -30,8 +35,13 @@ class AskedRanks:
     usd_per_h: float | None = None
 
 
-def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, today: date) -> tuple[RanksAnswer, str]:
-    """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError."""
+def forecast_ranks(
+    source: str, on: str, wanted: Wanted, asked: AskedRanks, today: date, listener: QuietListener
+) -> tuple[RanksAnswer, str]:
+    """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError.
+
+    Of a run on this very device a rank's narrower linears are replayed for it; the listener is told.
+    """
     ranks = parse_ranks(asked.tp)
     if not asked.link:
         raise RequestError(
@@ -45,9 +55,12 @@ def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, toda
     each = [(1, wanted), *((count, replace(wanted, ranks=count, link=links[count])) for count in ranks)]
     if on:
         answers = [(count, forecast_on(source, on, one)) for count, one in each]
+        narrower: tuple[str, ...] = (_narrower_on(on),)
     else:
         known = known_of(Path(source), wanted.engine)
-        answers = [(count, forecast_known(known, one)) for count, one in each]
+        _check_cut(known)
+        kernels, narrower = _narrower(known, [one for _, one in each[1:]], listener)
+        answers = [(count, forecast_known(known, one, kernels.get(count))) for count, one in each]
     one = answers[0][1]
     card, sheet = _card(source, on)
     usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
@@ -65,7 +78,7 @@ def forecast_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, toda
         price=price,
         error=one.error,
         cells=across([(count, answer.cells) for count, answer in answers], usd_per_h),
-        notes=(_narrower(on), *_notes(one, answers)),
+        notes=(*narrower, *_notes(one, answers)),
     ), card
 
 
@@ -78,6 +91,17 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
         raise RequestError(f"--tp {text!r} is not possible; give numbers of cards from 2 to {_MOST_RANKS}: 2,4,8.")
     return tuple(found)
+
+
+def _check_cut(known: Known) -> None:
+    """Raises RequestError for a run whose weights no rank can have a part of."""
+    model = known.facts.model
+    if model.quant != "none" or model.kind == "gguf":
+        packed = model.quant if model.quant != "none" else "a GGUF file"
+        raise RequestError(
+            f"--tp: the weights of {known.run.folder} are packed ({packed}) and cannot be cut; give a run of the model"
+            " as it is."
+        )
 
 
 def _card(source: str, on: str) -> tuple[str, str | None]:
@@ -102,13 +126,36 @@ def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
     )
 
 
-def _narrower(on: str) -> str:
-    """How it is known what one rank's kernels take."""
-    if not on:
-        return (
-            "A narrower kernel keeps the share of its roof that the whole one has: none was run. A profile of the card"
-            " knows kernels by their width (roofscope ceilings --out card.json, then MODEL --on card.json --tp)."
-        )
+def _narrower(
+    known: Known, each: Sequence[Wanted], listener: QuietListener
+) -> tuple[dict[int, Narrower], tuple[str, ...]]:
+    """(a rank's kernels by the number of ranks, how they are known)."""
+    machine, foreign = machine_of(known.facts.device), ForeignLoad()
+    if isinstance(machine, str):
+        return {}, (_kept(machine),)
+    found: dict[int, Narrower] = {}
+    for wanted in each:
+        listener.stage(f"replaying linears of one of {wanted.ranks} ranks beside whole ones, {duration(SET_S)}")
+        kernels = replay_narrower(known, wanted, machine)
+        if isinstance(kernels, str):
+            return {}, (_kept(kernels),)
+        found[wanted.ranks] = kernels
+    return found, (
+        "A rank's linears were replayed here, in turn with the whole ones; its attention and experts keep the share of"
+        " their roof that the whole ones have.",
+        *(f"Meanwhile {warning}" for warning in busy_warnings(machine.info, foreign)),
+    )
+
+
+def _kept(why: str) -> str:
+    return (
+        f"A narrower kernel keeps the share of its roof that the whole one has: none was run ({why}). A profile of the"
+        " card knows kernels by their width (roofscope ceilings --out card.json, then MODEL --on card.json --tp)."
+    )
+
+
+def _narrower_on(on: str) -> str:
+    """How it is known what one rank's kernels take on a card that was described."""
     if profile_of(on) is not None:
         return "A narrower kernel takes what the card's profile tells of its width."
     return "A rank attains as much of the card as whole models do by their published figures."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from profiler.diagnosis.held_out import Trained, train
 from profiler.diagnosis.parts import faults_of
 from profiler.diagnosis.profile import CardProfile, fitted_on, held_out_kernels
 from profiler.diagnosis.rent import basis_for, card_steps
-from profiler.diagnosis.replayed import Measured, Replayed
+from profiler.diagnosis.replayed import KernelTimes, Measured, Replayed
 from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.traffic import Device
 from profiler.diagnosis.trials import tried
@@ -70,6 +70,8 @@ class Known:
 def known_of(folder: Path, engine: str = "") -> Known:
     """A run folder, ready to be forecast from. Raises RunError for one that kept too little."""
     document = read_document(folder)
+    if document.ranks > 1:
+        raise RunError(f"{folder} holds one rank's share of {document.ranks}: forecast a run on one card, with --tp.")
     facts = read_facts(folder, document, read_gathered(folder, document))
     run = Run(folder, document, read_results(folder))
     chosen = engine or document.engine.names[0]
@@ -84,10 +86,11 @@ def known_of(folder: Path, engine: str = "") -> Known:
 def _work_of(folder: Path, document: RunDocument) -> ModelWork:
     """The operators of a run's model, from the config that it kept."""
     with quiet_libraries():
-        return walk(_skeleton_of(folder, document))
+        return walk(skeleton_of(folder, document))
 
 
-def _skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
+def skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
+    """A run's model on the meta device, from the config that it kept. Raises RunError."""
     path, model = folder / CONFIG_FILE, document.model
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -182,11 +185,11 @@ def forecast_run(folder: Path, wanted: Wanted) -> Answer:
     return forecast_known(known_of(folder, wanted.engine if wanted.engine in document.engine.names else ""), wanted)
 
 
-def forecast_known(known: Known, wanted: Wanted) -> Answer:
-    """The same of a run that has been read. Raises RequestError."""
+def forecast_known(known: Known, wanted: Wanted, kernels: KernelTimes | None = None) -> Answer:
+    """The same of a run that has been read, with a rank's own `kernels` where they are known. Raises RequestError."""
     folder, document = known.run.folder, known.run.document
     facts, trained = known.facts, known.trained
-    found = _forecast(known, wanted)
+    found = _forecast(known, wanted, kernels)
     forms = _forms(known, wanted)
     factor, off = _factors(known, forms, found)
     how = "from the split of its measured cells: roofs, replayed kernels, dispatch, and what these leave unexplained"
@@ -206,15 +209,16 @@ def forecast_known(known: Known, wanted: Wanted) -> Answer:
     )
 
 
-def _forecast(known: Known, wanted: Wanted) -> Forecast:
+def _forecast(known: Known, wanted: Wanted, kernels: KernelTimes | None) -> Forecast:
     """The wanted steps on this device, or on each of several that share the model."""
     steps = Steps.of(wanted_grid(known, wanted).keys)
     if wanted.ranks == 1:
         return known.forecast(steps)
-    module = _skeleton_of(known.run.folder, known.run.document)
+    module = skeleton_of(known.run.folder, known.run.document)
     work = walk_rank(module, wanted.ranks)
     needed = demanded(work, steps, known.paths, planned_weight_bytes(module), wanted.link)
-    return known.trained.fitted.forecast(needed)
+    fitted = known.trained.fitted
+    return replace(fitted, kernels=kernels or fitted.kernels).forecast(needed)
 
 
 def _forms(known: Known, wanted: Wanted) -> list[str]:

@@ -172,7 +172,7 @@ def _replay_between(session: Session, measured: list[Cell]) -> None:
     known = session.ledger.gathered.replays
     keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
     ceilings, budget_s = session.ledger.facts.ceilings, _BETWEEN_SHARE * session.budget_s
-    for replays in replay_between(session.subject, keys, ceilings, budget_s):
+    for (replays,) in replay_between((session.subject,), keys, ceilings, budget_s):
         session.ledger.add(replays)
 
 

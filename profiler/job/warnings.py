@@ -13,15 +13,20 @@ from profiler.work.operators import Linear
 
 def device_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
     """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""
-    warnings = []
-    busy, cores = foreign.cores(), foreign.watched
-    if busy is not None and busy + _threads(info) > cores + _BUSY_CORES:
-        warnings.append(f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work.")
+    warnings = busy_warnings(info, foreign)
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
     return warnings
+
+
+def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
+    """Whether others leave fewer cores than a device needs, since `foreign` looks."""
+    busy, cores = foreign.cores(), foreign.watched
+    if busy is None or busy + _threads(info) <= cores + _BUSY_CORES:
+        return []
+    return [f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work."]
 
 
 def _threads(info: Device) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,18 +132,22 @@ class Group:
     def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> Point:
         message = torch.ones(nbytes // 4, dtype=torch.float32, device=self.device)
 
-        def once() -> float:
+        def each_s(calls: int) -> float:
+            """Of so many in a row, as in a step: where the host runs ahead, what submits one is no part of it."""
             machine.clock.synchronize()
-            start_s = machine.now_s()
-            dist.all_reduce(message)
+            marks = [machine.clock.mark()]
+            for _ in range(calls):
+                dist.all_reduce(message)
+            marks.append(machine.clock.mark())
             machine.clock.synchronize()
-            return machine.now_s() - start_s
+            return machine.clock.seconds(marks)[0] / calls
 
-        warm_s = [once() for _ in range(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)][-1]
+        each_s(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)
+        warm_s = each_s(1)
         # Rank 0 says for how many there is time: all must make the same number of calls.
         calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, int(budget_s / max(warm_s, 1e-9))))])
         dist.broadcast(calls, src=0, group=self._orders)
-        slowest = torch.tensor(statistics.fmean(once() for _ in range(int(calls))), dtype=torch.float64)
+        slowest = torch.tensor(each_s(int(calls)), dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self._orders)
         return Point(self.size, nbytes, float(slowest))
 

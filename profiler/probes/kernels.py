@@ -27,6 +27,8 @@ from profiler.work.walk import LinearKey, linear_key, linear_modules
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and are run inside the linears as well.
 _CONVERSIONS_SHARE = 0.3
+# What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
+_TURNS = 3
 # Caches that differ by less of the weights' bytes leave about as much of them where they were.
 _TOLD_APART = 0.25
 
@@ -63,26 +65,53 @@ def replay_kernels(subject: Subject, cells: Sequence[Cell], ceilings: Ceilings, 
         yield Replays((key,), tuple(_calls_alone(subject, key, ceilings, share_s)))
 
 
-def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
-    """The linears of steps that no cell takes (`keys_between`), fewest rows first, as far as `budget_s` reaches.
+def replay_between(
+    subjects: Sequence[Subject], keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float
+) -> Iterator[tuple[Replays, ...]]:
+    """The linears of steps that no cell takes (`keys_between`, a rank's), fewest rows first, as far as `budget_s`
+    reaches: those of each of `subjects` in turn, which are one model on one machine, whole or a rank's share of it.
 
     A library may change its kernel between two cells: oneDNN's AMX products of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
-    machine = subject.machine
-    linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
-    shapes = sorted(_alike(subject, linears, keys, ceilings).items(), key=lambda item: item[1][0].tokens)
+    first, machine = subjects[0], subjects[0].machine
+    each = [replayable_linears(subject.work, linear_modules(subject.loaded.module)) for subject in subjects]
+    shapes = sorted(_alike(first, each[0], keys, ceilings).values(), key=lambda users: users[0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
-    for index, (_, users) in enumerate(shapes):
+    for index, users in enumerate(shapes):
         left_s = end_s - machine.now_s()
         # Twice the rows take at most about twice as long.
         if left_s < 2 * pass_s:
             break
-        share_s = left_s / (len(shapes) - index)
-        replays = tuple(_linears_alone(subject, linears, users[0], ceilings, share_s))
-        yield Replays(tuple(users), replays)
-        counts = (op.count for op in linears.operators.values())
-        pass_s = sum(count * replay.whole.median_s for count, replay in zip(counts, replays, strict=True))
+        shape_s, turns = left_s / (len(shapes) - index), 1 if len(subjects) == 1 else _TURNS
+        until_s, share_s = machine.now_s() + shape_s, shape_s / turns / len(subjects)
+        found: list[list[Replay]] | None = None
+        for _ in range(turns):
+            if found is not None and machine.now_s() + pass_s > until_s:
+                break
+            now = [
+                list(_linears_alone(subject, own, users[0], ceilings, share_s))
+                for subject, own in zip(subjects, each, strict=True)
+            ]
+            pass_s = sum(map(_pass_s, each, now))
+            found = now if found is None else [[*map(_together, *both)] for both in zip(found, now, strict=True)]
+        assert found is not None
+        yield tuple(Replays(tuple(users), tuple(replays)) for replays in found)
+
+
+def _pass_s(linears: Linears, replays: Sequence[Replay]) -> float:
+    """Seconds of each call once."""
+    calls = map(len, linears.modules.values())
+    return sum(count * replay.whole.median_s for count, replay in zip(calls, replays, strict=True))
+
+
+def _together(one: Replay, other: Replay) -> Replay:
+    """The samples of two turns."""
+    return replace(
+        one,
+        seconds=one.seconds + other.seconds,
+        conversion_seconds=one.conversion_seconds + other.conversion_seconds,
+    )
 
 
 def _alike(

@@ -107,9 +107,10 @@ def rank_lines(run: Run) -> list[str]:
     ]
     for step in run.document.rank_steps:
         own = ", ".join(duration(seconds) for seconds in step.own_s)
+        hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
         lines.append(
             f"{step.key.name}: the ranks' own shares take {own}, {duration(step.last_s)} waiting for the last at every"
-            f" exchange, the link {duration(step.exchanged_s)}:"
+            f" exchange, the link {duration(step.exchanged_s)}{hides}:"
             f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
         )
     return lines

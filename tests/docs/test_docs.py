@@ -217,6 +217,7 @@ ELSEWHERE = {
     "run ./my-model --quant nf4 --check-quality": "tests/loading/test_quantise.py",
     "run --resume runs/INTERRUPTED": "tests/job/test_folder.py",
     "forecast runs/MINE --quant int4wo --check": "tests/job/test_checking.py",
+    "forecast runs/MINE --tp 2,4 --link pcie4x16": "tests/job/test_narrower.py",
     "run MODEL --tp 2": "tests/ranks/test_ranks.py",
     "run MODEL --device cuda:0,cuda:1": "tests/job/test_cards.py",
     "why my_script.py --its arguments": "tests/why/test_watching.py",
@@ -249,8 +250,9 @@ def test_the_listed_commands_run(
     shutil.copytree(tiny_folder, folder / "my-model")
     config = json.loads((folder / "my-model/config.json").read_text()) | {"max_position_embeddings": 4096}
     (folder / "my-model/config.json").write_text(json.dumps(config))
-    default = "runs/reference/mistral-7b-nf4-zen4" if "--tp" in command else f"{RUNS}zen4"
-    words = [re.sub("^runs/[A-Z]+$", lambda at: PLACES.get(at[0], default), word) for word in shlex.split(command)]
+    words = [
+        re.sub("^runs/[A-Z]+$", lambda at: PLACES.get(at[0], f"{RUNS}zen4"), word) for word in shlex.split(command)
+    ]
     found = roofscope(*words)
     if words[0] in LOOKING:
         assert found.code in ((0, 1, 3) if words[0] == "gate" else (0,)), found.err

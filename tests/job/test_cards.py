@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -11,15 +12,17 @@ import pytest
 
 from profiler.diagnosis.devices import Measured, healths
 from profiler.diagnosis.ranks import RankCell, RankTime
-from profiler.errors import RequestError
+from profiler.errors import RequestError, RunError
 from profiler.job import cards
 from profiler.job.cards import AskedRanks, forecast_ranks, parse_ranks
 from profiler.job.forecast import Wanted
-from profiler.record.run import read_run
+from profiler.record.run import read_document, read_run
 from profiler.report.healths import health_lines
+from profiler.report.progress import QuietListener
 from profiler.report.ranks import rank_rows, worse_lines
 
 EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
+NF4 = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-nf4"
 TODAY = date(2026, 11, 1)
 MESSAGES = 2 * 30 + 2
 """Of SmolLM2-135M: two sums a layer, one after the embedding, the logits gathered."""
@@ -27,15 +30,16 @@ MESSAGES = 2 * 30 + 2
 
 @pytest.fixture(autouse=True, scope="module")
 def _read_once() -> Iterator[None]:
-    """Reading the run trains its forecast, which is the same in every test."""
+    """Reading the run trains its forecast, which is the same in every test; its device is another one than this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards, "known_of", cache(cards.known_of))
+        patch.setattr(cards, "machine_of", lambda _: "this is another one")
         yield
 
 
 def cell_of(link: str, batch: int = 1) -> RankCell:
     wanted = Wanted(batch_sizes=str(batch), prompt_lens="128")
-    answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY)
+    answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY, QuietListener())
     return next(cell for cell in answer.cells if cell.phase == "decode")
 
 
@@ -67,7 +71,9 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
 
 def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> None:
     wanted = Wanted(batch_sizes="1,64", prompt_lens="512")
-    answer, card = forecast_ranks("llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY)
+    answer, card = forecast_ranks(
+        "llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY, QuietListener()
+    )
     sentence = answer.sentence(card)
     assert sentence.startswith("Two H100 SXM over pcie5x16 give ")
     assert "at batch 1 and" in sentence
@@ -81,20 +87,22 @@ def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> Non
 @pytest.mark.parametrize(
     ("source", "on", "words"),
     [
-        (str(EPYC), "", "none was run"),
+        (str(EPYC), "", "none was run (this is another one)"),
         ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile tells of its width"),
         ("smollm2-135m", "H100 SXM", "by their published figures"),
     ],
 )
 def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
     wanted = Wanted(batch_sizes="1", prompt_lens="64")
-    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY)
+    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY, QuietListener())
     assert words in answer.notes[0]
 
 
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = Wanted(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
-    answer, card = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY)
+    answer, card = forecast_ranks(
+        "llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY, QuietListener()
+    )
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
     assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB a card
     assert decode.base is decode.times[1]
@@ -114,8 +122,19 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
 )
 def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY)
+        forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
+
+
+def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be cut; give a run of the model as it is"):
+        forecast_ranks(str(NF4), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+    document = replace(read_document(EPYC), ranks=2)
+    monkeypatch.setattr("profiler.job.forecast.read_document", lambda _: document)
+    with pytest.raises(RunError, match="holds one rank's share of 2: forecast a run on one card, with --tp"):
+        forecast_ranks(str(tmp_path), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
 
 
 def test_worse_is_told_among_the_numbers_that_fit() -> None:
@@ -129,8 +148,6 @@ def test_worse_is_told_among_the_numbers_that_fit() -> None:
 
 
 def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
-    from dataclasses import replace
-
     run = read_run(EPYC)
     narrow = [
         replace(row, latency_low_s=0.99 * row.latency_s, latency_high_s=1.01 * row.latency_s) for row in run.measured

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,15 +15,20 @@ from profiler.grid import Grid
 from profiler.job.cards import AskedRanks, forecast_ranks
 from profiler.job.forecast import Wanted
 from profiler.job.options import Options
+from profiler.job.request import prepare
+from profiler.job.run import execute
 from profiler.job.several import device_healths, run_devices
 from profiler.machine.links import link_called
 from profiler.report.healths import health_lines
 from profiler.report.progress import QuietListener
 from profiler.watching.settings import in_turn
 
+from . import card
+from .card import Kernel, duration_s
 from .guard import why_not
+from .ranks import LinkTruth, linked
 from .scenario import Scenario
-from .truth import A100
+from .truth import A100, Truth
 from .world import simulated
 
 pytestmark = [
@@ -53,6 +60,82 @@ def test_the_ill_card_is_named_and_a_link_binds_where_it_must(tmp_path: Path) ->
     assert "memory roof" in line
 
     _links(runs[0].folder, runs[0].document.asked)
+
+
+@pytest.mark.parametrize(
+    ("link", "binds"),
+    [(LinkTruth(12e-6, 250e9), False), (LinkTruth(120e-6, 12e9), True)],
+    ids=["NVLink", "PCIe"],
+)
+def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
+    link: LinkTruth, binds: bool, tmp_path: Path
+) -> None:
+    """A layer of Mistral-7B and its head shared by two A100: a rank reads 349 MB at 1.4 TB/s, 250 us of a decode step.
+    Four messages cost 48 us and their bytes over NVLink, 480 us and theirs over PCIe: more than half of a step."""
+    batch, prompt = 8, 128
+    folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
+    with simulated(A100, A100) as world, linked(world.card, link, 2) as group:
+        options = Options(
+            model=str(folder), prompt_lens=[prompt], batch_sizes=[batch], new_tokens=8, dtype="float16", tp=2,
+            weights="random", budget_s=2.0, device="cuda", out=tmp_path / "run", no_levers=True,
+        )  # fmt: skip
+        run = execute(prepare(options), QuietListener(), group=group)
+    measured = run.document.ceilings.collective
+    assert measured is not None
+    assert measured.alpha_s == pytest.approx(link.alpha_s, rel=0.05)
+    assert measured.bus_bytes_per_s == pytest.approx(link.bus_bytes_per_s, rel=0.05)
+    for row in run.measured:
+        rows = batch * prompt if row.phase == "prefill" else batch
+        messages_s = (2 * LAYERS + 1) * link.seconds("all_reduce", rows * HIDDEN * 2, 2)
+        true_s = messages_s + link.seconds("all_gather", batch * 32000 * 2, 2)
+        assert row.link_s == pytest.approx(true_s, rel=0.05)
+        [told] = [step for step in run.document.rank_steps if step.key == row.key]
+        assert told.predicted_s == pytest.approx(row.latency_s, rel=0.05)
+        if row.phase == "decode":
+            assert (row.regime == "link-bound") is binds
+            assert (true_s > row.latency_s / 2) is binds
+
+
+WHOLE = {2 * HIDDEN * outs for outs in (HIDDEN, 1024, 14336, 32000)}
+"""Bytes of the weights of Mistral-7B in 16 bits."""
+
+
+def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_two(tmp_path: Path) -> None:
+    """Kernels of any other width take 1.5 times as long here: the forecast from one card knows what two really take,
+    and one that keeps the share of the whole kernels' roof does not."""
+    link = LinkTruth(12e-6, 250e9)
+    folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
+
+    def planted(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
+        weights = max((nbytes for _, nbytes in kernel.work.reads), default=0)
+        cut = kernel.work.flops and weights > 1 << 22 and weights not in WHOLE
+        return duration_s(kernel, truth, clock_share) * (1.5 if cut else 1.0)
+
+    asked: dict[str, Any] = {
+        "model": str(folder), "prompt_lens": [128], "batch_sizes": [8], "new_tokens": 8, "dtype": "float16",
+        "weights": "random", "budget_s": 2.0, "device": "cuda", "no_levers": True,
+    }  # fmt: skip
+    with simulated(A100, A100) as world, mock.patch.object(card, "duration_s", planted):
+        execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
+        typed = AskedRanks("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
+        answers = [
+            forecast_ranks(str(tmp_path / "one"), "", Wanted(batch_sizes="8"), typed, date.today(), QuietListener())[0]
+        ]
+        with linked(world.card, link, 2) as group:
+            two = execute(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group=group)
+    answers.append(
+        forecast_ranks(str(tmp_path / "one"), "", Wanted(batch_sizes="8"), typed, date.today(), QuietListener())[0]
+    )
+    assert "replayed here" in answers[0].notes[0]
+    assert "none was run" in answers[1].notes[0], "the card is gone"
+    taken_s = {row.phase: row.latency_s for row in two.measured}
+    off = [
+        {cell.phase: cell.times[1].latency_s / taken_s[cell.phase] - 1 for cell in answer.cells} for answer in answers
+    ]
+    assert abs(off[0]["decode"]) < 0.10
+    assert abs(off[0]["prefill"]) < 0.15
+    assert off[1]["decode"] < -0.15
+    assert off[1]["prefill"] < -0.15
 
 
 def test_layers_that_a_device_map_spreads_run_card_after_card_and_are_called_so() -> None:
@@ -103,7 +186,9 @@ def _links(folder: Path, asked: Grid) -> None:
     messages = 2 * LAYERS + 2
     for text, binds in (("10,250", False), ("2000,20", True)):
         link = link_called(text, 2)
-        answer, _ = forecast_ranks(str(folder), "", Wanted(batch_sizes=str(batch)), AskedRanks("2", text), date.today())
+        answer, _ = forecast_ranks(
+            str(folder), "", Wanted(batch_sizes=str(batch)), AskedRanks("2", text), date.today(), QuietListener()
+        )
         cell = next(cell for cell in answer.cells if cell.phase == "decode")
         one, two = cell.times
         sums = (2 * LAYERS + 1) * batch * HIDDEN * 2

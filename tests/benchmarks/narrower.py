@@ -1,0 +1,128 @@
+"""How far off a rank's own share is forecast from a run of the whole model: python tests/benchmarks/narrower.py
+
+On this CPU: a run, its forecast over `--tp` ranks behind a link that takes no time, once as the linears are replayed
+and once as if they kept the share of their roof; then the share itself, stepped in turn with the whole model in this
+process. By how much the share is faster stands beside what both forecasts say. It wants a machine that does nothing
+else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+import profiler
+from profiler.diagnosis.ranks import RanksAnswer
+from profiler.engines.transformers import EagerEngine
+from profiler.job import cards
+from profiler.job.cards import AskedRanks, forecast_ranks
+from profiler.job.forecast import Wanted
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.request import DTYPES
+from profiler.loading.skeleton import from_config, quiet_libraries
+from profiler.machine.machine import machine_for
+from profiler.probes.narrower import trained_alike
+from profiler.record.run import read_run
+from profiler.report.progress import QuietListener
+from profiler.timing.visit import Bench, follow
+from profiler.work.parallel import keep_share
+
+WITHIN = {"prefill": 0.15, "decode": 0.10}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-0.5b")
+    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch-sizes", default="1,4")
+    parser.add_argument("--prompts", default="64,256")
+    parser.add_argument("--budget", type=float, default=40.0)
+    parser.add_argument("--turns", type=int, default=4)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.profile(
+            asked.model, dtype=asked.dtype, prompt_lens=asked.prompts, batch_sizes=asked.batch_sizes, new_tokens=16,
+            weights="random", budget_s=asked.budget, no_levers=True, device="cpu", out=Path(folder) / "run",
+        )  # fmt: skip
+        replayed, kept = forecasts(Path(folder) / "run", asked.tp)
+        cells = [key.cell for key in read_run(Path(folder) / "run").document.asked.keys]
+    truth = shares(asked, list(dict.fromkeys(cells)))
+    print(kept.notes[0], replayed.notes[0], sep="\n")
+    print(f"{'step':<20} {'whole ms':>9} {'share ms':>9} {'faster':>7} {'kept':>16} {'replayed':>16}")
+    for one, other in zip(kept.cells, replayed.cells, strict=True):
+        whole_s, share_s = truth[one.phase, one.batch_size, one.prompt_len]
+        gains = [cell.times[0].latency_s / cell.times[1].latency_s for cell in (one, other)]
+        off = [whole_s / share_s / gain - 1 for gain in gains]
+        told = [f"{gain:5.2f} {100 * apart:+4.0f} % {'yes' if abs(apart) <= WITHIN[one.phase] else 'no':>3}"
+                for gain, apart in zip(gains, off, strict=True)]  # fmt: skip
+        name = f"{one.phase} {one.batch_size} x {one.prompt_len}"
+        print(
+            f"{name:<20} {1e3 * whole_s:9.2f} {1e3 * share_s:9.2f} {whole_s / share_s:7.2f} {told[0]:>16} {told[1]:>16}"
+        )
+
+
+def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
+    """(with the linears replayed, with the share of their roof kept), over a link that takes no time."""
+    sizes = read_run(run).document.grid
+    wanted = Wanted(
+        prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
+    )
+    free = AskedRanks(str(ranks), "0,1e9")
+    replayed, _ = forecast_ranks(str(run), "", wanted, free, date.today(), QuietListener())
+    with mock.patch.object(cards, "machine_of", return_value="left out"):
+        kept, _ = forecast_ranks(str(run), "", wanted, free, date.today(), QuietListener())
+    return replayed, kept
+
+
+def shares(asked: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[float, float]]:
+    """(whole, share) in seconds of each step, stepped in turn in this process."""
+    config, machine = load_config(resolve(asked.model)), machine_for(torch.device("cpu"))
+    whole, share = (drawn(config, DTYPES[asked.dtype]) for _ in range(2))
+    keep_share(share, asked.tp)
+    trained_alike(whole, share)
+    fill(share)
+    rows = share.get_input_embeddings().weight.shape[0]
+    share.get_input_embeddings().register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))
+    engines, bench = [EagerEngine(module, machine) for module in (whole, share)], Bench(machine, config.vocab_size)
+    found: dict[tuple[str, int, int], tuple[float, float]] = {}
+    for cell in cells:
+        taken: list[list[tuple[float, float]]] = [[], []]
+        for turn in range(asked.turns):
+            for engine, times in zip(engines, taken, strict=True):
+                prefill_s, decode_s = follow(engine, cell, cell.decode_steps, bench)
+                if turn:  # shapes warm up in the first
+                    times.append((prefill_s, statistics.median(decode_s[1:])))
+        # The least: what holds a step up is no part of it.
+        of_whole, of_share = (tuple(min(times) for times in zip(*each, strict=True)) for each in taken)
+        for index, phase in enumerate(("prefill", "decode")):
+            found[phase, cell.batch_size, cell.prompt_len] = of_whole[index], of_share[index]
+    return found
+
+
+def drawn(config: Any, dtype: torch.dtype) -> Any:
+    with quiet_libraries():
+        module: Any = from_config(config, dtype, None).eval()
+    fill(module)
+    return module
+
+
+def fill(module: nn.Module) -> None:
+    with torch.no_grad():
+        for param in module.parameters():
+            param.normal_(std=0.02) if param.dim() > 1 else param.fill_(1.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""One of several equal simulated cards that share a model: the link between them has a truth of its own.
+
+This process is rank 0. The others have the same card and the same share, so that nobody waits for anybody: a collective
+is a kernel that takes alpha + S x (busbw / algbw) / bandwidth. torch.distributed is stood in for, transformers' hooks
+by ones that send what its plan says; both are held against real ranks (gloo) in `tests/ranks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+
+from profiler.loading.ranks import Share
+from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.machine.links import CollectiveKind, bus_share
+from profiler.machine.ranks import Group
+from profiler.work.parallel import _SENDS
+from profiler.work.walk import collapse_numbers
+
+from .card import Card, Work
+
+
+@dataclass(frozen=True)
+class LinkTruth:
+    """A link as it is."""
+
+    alpha_s: float
+    bus_bytes_per_s: float
+
+    def seconds(self, kind: CollectiveKind, nbytes: float, ranks: int) -> float:
+        return self.alpha_s + nbytes * bus_share(kind, ranks) / self.bus_bytes_per_s
+
+
+class SimulatedGroup(Group):
+    """Rank 0 of `size` equal cards."""
+
+    def __init__(self, size: int) -> None:
+        self.device = torch.device("cuda", 0)
+        self.rank, self.size = 0, size
+        self._orders = None
+
+    def order(self, order: object) -> None:
+        """The others do the same at the same time."""
+
+    def gather(self, value: object) -> list[Any]:
+        return [value] * self.size
+
+    def lost(self) -> tuple[int, ...]:
+        return ()
+
+
+@contextlib.contextmanager
+def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
+    """Within, `card` is one of `size` equal ones behind such a link."""
+
+    def all_reduce(tensor: torch.Tensor, *_: object, group: object = card, **__: object) -> None:
+        if group is card:  # figures of the host have a group of their own, and cost nothing
+            card.launch(Work("all_reduce", link_s=link.seconds("all_reduce", tensor.nbytes, size)))
+
+    def all_gather(tensor: torch.Tensor, gather_dim: int, *_: object) -> torch.Tensor:
+        # NCCL writes the pieces where they belong: the gathering itself is no kernel beside it.
+        whole = tensor.new_empty([extent * (size if at == gather_dim else 1) for at, extent in enumerate(tensor.shape)])
+        card.launch(Work("all_gather", link_s=link.seconds("all_gather", whole.nbytes, size)))
+        return whole
+
+    with (
+        mock.patch.object(dist, "all_reduce", all_reduce),
+        mock.patch.object(dist, "broadcast"),
+        mock.patch.object(functional, "all_gather_tensor", all_gather),
+        mock.patch("profiler.job.ranks.load_share", _share),
+    ):
+        yield SimulatedGroup(size)
+
+
+def _share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Module) -> Share:
+    """A share whose joined model sends behind each module what transformers' plan says."""
+    alone: Any = skeleton.to_empty(device=group.device).eval()
+    rows = alone.get_input_embeddings().weight.shape[0]
+    alone.get_input_embeddings().register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))
+    joined = copy.deepcopy(alone, {id(tensor): tensor for tensor in (*alone.parameters(), *alone.buffers())})
+    for name, module in joined.named_modules():
+        kind = _SENDS.get(joined.tp_plan.get(collapse_numbers(name), ""))
+        if kind is not None:
+            module.register_forward_hook(_summed if kind == "all_reduce" else _gathered)
+    return Share(joined, LoadedModel(alone, request, 0.0))
+
+
+def _summed(module: nn.Module, args: object, output: torch.Tensor) -> None:
+    dist.all_reduce(output)
+
+
+def _gathered(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+    return functional.all_gather_tensor(output, output.dim() - 1, None)
