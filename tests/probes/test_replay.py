@@ -7,7 +7,8 @@ import time
 
 import pytest
 import torch
-from machines import HOST
+from clocks import FakeClock
+from machines import HOST, small
 from torch import nn
 
 from profiler.probes.replay import replay_calls, replay_linears
@@ -42,19 +43,17 @@ def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
 
 
 def test_page_faults_are_taken_off_the_call_that_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 ms of which 20 fresh pages at 0.1 ms are 2 ms, and 3 ms without any: counted between the calls, by name."""
+    """A clock of a second a call: of one that takes 20 fresh pages at 20 ms, 0.6 s is its own; of none, all of it."""
     faults = [0]
     monkeypatch.setattr("profiler.probes.replay.page_faults", lambda: faults[0])
 
     def call(pages: int) -> None:
         faults[0] += pages
-        time.sleep(0.003)
 
     calls = {"fresh": [lambda: call(20)] * 2, "plain": [lambda: call(0)] * 2}
-    found = replay_calls(calls, HOST, budget_s=0.1, page_fault_s=1e-4)
-    fresh_s, plain_s = (statistics.median(found[name]) for name in ("fresh", "plain"))
-    assert plain_s >= 0.003
-    assert plain_s - fresh_s == pytest.approx(0.002, abs=0.0005)
+    found = replay_calls(calls, small(clock=FakeClock()), budget_s=0.1, page_fault_s=0.02)
+    assert found["fresh"] == pytest.approx([0.6] * len(found["fresh"]))
+    assert found["plain"] == pytest.approx([1.0] * len(found["plain"]))
 
 
 def test_what_is_called_in_between_is_made_in_every_pass_and_not_timed() -> None:
