@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -262,7 +262,7 @@ def _divided(before: Timed, shifts: Sequence[Shift], is_cpu: bool) -> tuple[floa
 
 
 def _restating(
-    before: Witness | None, after: Witness | None, shifts: Sequence[Shift], changed: Collection[str]
+    before: Witness | None, after: Witness | None, shifts: Sequence[Shift], changed: set[str]
 ) -> dict[str, float]:
     """By what to multiply terms of the later split, so that both stand under the same roofs; by term.
 
@@ -270,7 +270,7 @@ def _restating(
     roof has really moved, the terms that stand under it have as well, and are left alone; and so they are where a
     setting `changed` that moves roofs (a precision moves that of the arithmetic alone).
     """
-    if before is None or after is None or set(changed) - {_PRECISION}:
+    if before is None or after is None or changed - {_PRECISION}:
         return {}
     moved = {shift.resource for shift in shifts if shift.is_claim}
     memory = 1.0 if "memory" in moved else after.memory_bytes_per_s / before.memory_bytes_per_s
