@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from profiler.diagnosis.facts import DispatchSamples, RankSteps
+from profiler.engines.base import Engine
 from profiler.engines.ranks import LeadingEngine
 from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell
@@ -47,13 +48,26 @@ class Order:
 
 @dataclass(frozen=True)
 class Alone:
-    """One rank's share of a cell, with nothing exchanged."""
+    """One rank's share of a cell, with nothing exchanged nor waited for."""
 
     prefill_s: float | None
     decode_s: tuple[float, ...]
     reached_s: tuple[float, ...]
     """When each exchange would have begun: as many in the first pass, which fills the cache, as in each step behind it;
     nothing where that is not known."""
+
+
+def own_work(engine: Engine, cell: Cell, steps: int, bench: Bench, ranks: int) -> Alone:
+    """What this rank's share of a cell takes; all ranks work at once."""
+    with silent(ranks, bench.machine) as silence:
+        prefill_s, decode_s = follow(engine, cell, steps, bench)
+    away_s = sum(silence.away_s) / (1 + len(decode_s))
+    # A host that runs ahead of its device tells nothing of when the device was there.
+    return Alone(
+        None if prefill_s is None else prefill_s - away_s,
+        tuple(step_s - away_s for step_s in decode_s),
+        () if bench.machine.clock.ahead else tuple(silence.reached_s),
+    )
 
 
 def together(cell: Cell, every: Sequence[Alone]) -> RankSteps:
@@ -87,6 +101,7 @@ class Ranks:
         self.machine = machine
         self.work: ModelWork = walk_rank(skeleton, group.size, group.rank)
         self.share: Share = load_share(request, prepared.config, group, skeleton)
+        group.share_cores()
         self.bench = Bench(machine, int(prepared.config.get_text_config().vocab_size))
         self._engine = EagerEngine(self.share.joined, machine)
 
@@ -133,11 +148,9 @@ class Ranks:
 
     def _alone(self, cell: Cell) -> Alone:
         """This rank's share of a cell; the second of two, since shapes warm up."""
-        for _ in range(2):
-            with silent(self.group.size, self.machine.now_s) as reached_s:
-                prefill_s, decode_s = follow(self._engine, cell, min(_OWN_STEPS, cell.decode_steps), self.bench)
-        # A host that runs ahead of its device tells nothing of when the device was there.
-        return Alone(prefill_s, decode_s, () if self.machine.is_cuda else tuple(reached_s))
+        steps = min(_OWN_STEPS, cell.decode_steps)
+        own_work(self._engine, cell, steps, self.bench, self.group.size)
+        return own_work(self._engine, cell, steps, self.bench, self.group.size)
 
 
 def set_up_ranks(

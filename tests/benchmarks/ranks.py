@@ -24,12 +24,12 @@ from transformers import LlamaConfig
 from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell, CellKey
 from profiler.job.options import Options
-from profiler.job.ranks import Alone, Ranks, together
+from profiler.job.ranks import Alone, Ranks, own_work, together
 from profiler.job.request import prepare
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.links import Link, fitted
 from profiler.machine.machine import machine_for
-from profiler.machine.ranks import Group, silent, under_torchrun
+from profiler.machine.ranks import Group, under_torchrun
 from profiler.timing.visit import follow
 from profiler.work.parallel import Collective
 from profiler.work.step import ExecutionPath, Step
@@ -94,16 +94,16 @@ def _under(
         own: list[Alone] = []
         whole: list[Any] = []
         for turn in range(turns):
-            with silent(group.size, machine.now_s) as reached_s:
-                alone = Alone(*follow(engine, cell, cell.decode_steps, held.bench), tuple(reached_s))
+            share = own_work(engine, cell, cell.decode_steps, held.bench, group.size)
+            dist.barrier()  # nobody waits in the first exchange for who took longer alone
             with slowed(*planted):
                 joint = follow(engine, cell, cell.decode_steps, held.bench)
             if turn:  # shapes warm up in the first
-                own.append(alone)
+                own.append(share)
                 whole.append(joint)
         every = group.gather(own)
         for key in cell.keys if every else ():
-            shares = [together(cell, alone) for alone in zip(*every, strict=True)]
+            shares = [together(cell, every_rank) for every_rank in zip(*every, strict=True)]
             own_s = [
                 statistics.median(times) for times in zip(*(share.seconds(key.phase) for share in shares), strict=True)
             ]

@@ -7,6 +7,7 @@ What the ranks generate, hold and run is written to FOUND as soon as they are lo
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def made_roofs(*_: Any, **__: Any) -> Ceilings:
 
 
 def look(ranks: Any, found: Path) -> None:
-    """What each rank generates, holds, runs in a prefill, and could not train, as JSON by rank 0."""
+    """What each rank generates, holds, runs in a prefill, could not train, and where it runs, as JSON by rank 0."""
     joined, alone = ranks.share.joined, ranks.share.alone.module
     tokens = greedy_tokens(EagerEngine(joined, ranks.machine), IDS, 12)
     every = ranks.group.gather(
@@ -41,6 +42,8 @@ def look(ranks: Any, found: Path) -> None:
             "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
             "frozen": [name for name, param in joined.named_parameters() if not param.requires_grad],
             "products": [products_of(part) for part in (joined, alone)],
+            "cores": sorted(os.sched_getaffinity(0)),
+            "loops": [os.sched_getscheduler(int(thread.name)) == os.SCHED_BATCH for thread in _loops()],
         }
     )
     if ranks.group.rank == 0:
@@ -54,6 +57,13 @@ def products_of(model: Any) -> dict[str, int]:
         model(IDS, logits_to_keep=1)
     counts = {event.key: event.count for event in taken.key_averages() if event.key.startswith("aten::")}
     return {name: counts[name] for name in sorted(counts) if name.endswith("mm") or "attention" in name}
+
+
+def _loops() -> list[Path]:
+    """This process's threads that run gloo's event loop."""
+    return [
+        each for each in Path("/proc/self/task").iterdir() if (each / "comm").read_text().strip() == "gloo_tcp_loop"
+    ]
 
 
 def _local(module: torch.nn.Module) -> list[torch.Tensor]:
