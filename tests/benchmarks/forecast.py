@@ -14,10 +14,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from left_out import LeftOut, as_published_again, family, left_out
 
 from profiler.diagnosis.columns import Array
