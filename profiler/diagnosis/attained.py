@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,7 +20,7 @@ RANGE_SHARE = 0.9
 """A range is to hold nine in ten."""
 Kind = Literal["prefill", "one sequence", "several sequences"]
 """Of a step. Decoding one sequence streams weights, and figures of it lie close together; several also read caches, of
-lengths that sources seldom state, and lie further apart."""
+lengths that sources seldom state, beside prompts that are read between steps."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,10 @@ class Shares:
     """Of the datasheet's bandwidth, while it streams weights and cache."""
     compute: float
     """Of its dense peak, while it multiplies."""
-    layer_s: float
-    """Seconds that the host needs to dispatch a layer: below that no card makes a step faster."""
+    layer_s: float = 0.0
+    """Seconds that the host needs to dispatch a layer, where it dispatches: below that no card makes a step faster."""
+    layer_cycles: float = 0.0
+    """Cycles of the card in each layer in which nothing streams: its kernels start, drain and wait for each other."""
 
     def compute_bound(self, work: Steps) -> Array:
         """Whether the arithmetic of its linears takes longer than streaming them."""
@@ -42,7 +45,9 @@ class Shares:
         linears_s = np.maximum(
             work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth)
         )
-        device_s = linears_s + work.kv_bytes / (self.memory * work.bandwidth)
+        device_s = (
+            linears_s + work.kv_bytes / (self.memory * work.bandwidth) + self.layer_cycles * work.layers / work.clock
+        )
         return np.asarray(np.maximum(device_s, self.layer_s * work.host_index * work.layers))
 
 
@@ -57,6 +62,8 @@ class Steps:
     peak: Array
     """FLOP/s of the dtype that it multiplies in, dense."""
     bandwidth: Array
+    clock: Array
+    """Hz, as rated."""
     host_index: Array
     """How many times as long as the typical host of the published figures dispatch takes."""
     batch: Array
@@ -124,6 +131,7 @@ def steps_of(points: Sequence[Published]) -> Steps:
         np.array([point.layers for point in points], dtype=np.float64),
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
+        np.array([sheets[point.gpu].rated_clock_hz for point in points]),
         np.array([host_index_of(point.gpu) for point in points]),
         np.array([point.batch for point in points]),
     )
@@ -149,49 +157,64 @@ def peak_of(sheet: Datasheet, format_: str) -> float:
     return sheet.peak_fp16_flops_per_s or sheet.peak_fp32_flops_per_s or 1.0
 
 
-_MEMORY = np.geomspace(0.2, 1.0, 28)
-_COMPUTE = np.geomspace(0.2, 1.0, 28)
-_LAYER_S = np.geomspace(4e-5, 4e-3, 40)
+_GRIDS = {
+    "memory": np.geomspace(0.2, 1.0, 14),
+    "compute": np.geomspace(0.2, 1.0, 28),
+    "layer_s": np.geomspace(1e-4, 4e-3, 20),
+    "layer_cycles": np.geomspace(3e4, 6e5, 16),
+}
+_FINER = np.geomspace(0.87, 1.15, 13)
+"""Around the best of a grid, as factors of it: each grid's steps are less than twice as wide."""
 _LEAST_POINTS = 12
 _LEAST_CARDS = 4
 """Below these, the points of both kinds of decode, or of all formats of the engine, tell how far figures stray."""
-_PULL = 0.05
+_PULL = 0.6
 """How much a share that the points do not tell is pulled towards what is known of others: a factor of e costs as much
-as every point being off by 5 %."""
+as the points of one card being off by a factor of e to the power of this."""
 _OUTSIDE = {
-    "eager": (0.75, 0.60, 7e-4),
-    "compiled": (0.75, 0.60, 1.5e-4),
-    "llama.cpp": (0.75, 0.60, 1.5e-4),
+    "eager": Shares(0.75, 0.60, layer_s=7e-4),
+    "compiled": Shares(0.75, 0.60, layer_cycles=1e5),
+    "llama.cpp": Shares(0.75, 0.60, layer_cycles=1e5),
 }
-"""(memory, compute, seconds a layer) before any point is seen: what healthy cards reach in copies and large products
-(gpus.csv), some 40 launches a layer at 10 to 20 us with Python in between, and a tenth of them for fused kernels."""
+"""Before any point is seen: what healthy cards reach in copies and large products (gpus.csv); some 40 launches a layer
+at 10 to 20 us with Python in between, and where a graph or C++ launches some ten kernels that take 5 us each to start
+and drain, at 2 GHz. An engine either keeps its card waiting for the host or it does not: the other share is none."""
 
 
 def fitted(points: Sequence[Published], near: Shares) -> Shares:
-    """The shares that come nearest to the points: the least mean |log(published / predicted)| and pull towards `near`,
-    over a grid, one share after the other until none moves."""
+    """The shares that come nearest to the points: the least |log(published / predicted)|, every card counting alike,
+    and pull towards `near`. On a grid, then on a finer one around its best: streaming and layers together, since a step
+    tells them apart by its model's size alone."""
     work, log_s = steps_of(points), np.log([point.latency_s for point in points])
+    of_card = Counter(point.gpu for point in points)
+    weight = np.array([1 / of_card[point.gpu] for point in points])
+    streaming = ("memory", "layer_s" if near.layer_s else "layer_cycles")
+
+    def best_of(values: dict[str, Array], shares: Shares) -> Shares:
+        axes = np.meshgrid(*values.values(), indexing="ij")
+        every: dict[str, Any] = {name: axis.reshape(-1, 1) for name, axis in zip(values, axes, strict=True)}
+        off = (weight * np.abs(log_s - np.log(replace(shares, **every).step_s(work)))).sum(axis=1)
+        pull = sum(_PULL * np.log(tried[:, 0] / getattr(near, name)) ** 2 for name, tried in every.items())
+        chosen: dict[str, Any] = {name: float(tried[np.argmin(off + pull), 0]) for name, tried in every.items()}
+        return replace(shares, **chosen)
+
     best = near
-    for _ in range(2):
-        for name, grid in (("layer_s", _LAYER_S), ("memory", _MEMORY), ("compute", _COMPUTE)):
-            values = np.append(grid, getattr(best, name))
-            every: dict[str, Any] = {name: values[:, None]}
-            off = np.abs(log_s - np.log(replace(best, **every).step_s(work))).mean(axis=1)
-            chosen: dict[str, Any] = {
-                name: float(values[np.argmin(off + _PULL * np.log(values / getattr(near, name)) ** 2)])
-            }
-            best = replace(best, **chosen)
-    return best
+    for names in (streaming, ("compute",)):
+        best = best_of({name: np.append(_GRIDS[name], getattr(best, name)) for name in names}, best)
+    finer = {name: getattr(best, name) * _FINER for name in streaming}
+    return best_of({**finer, "memory": np.minimum(finer["memory"], 1.0)}, best)
 
 
-def shares_of(points: Sequence[Published], kind: EngineKind, family: str) -> Shares:
-    """What one engine kind attains with one format family; dense weights tell of what the others leave open."""
-    outside = Shares(*_OUTSIDE[kind])
-    of_kind = [point for point in points if point.kind == kind]
-    dense = [point for point in of_kind if _family(point) == "dense"]
-    near = fitted(dense, outside) if dense else outside
-    own = [point for point in of_kind if _family(point) == family]
-    return fitted(own, near) if own and family != "dense" else near
+def dense_shares(points: Sequence[Published], kind: EngineKind) -> Shares:
+    """What one engine kind attains with dense weights, which most figures are of."""
+    dense = [point for point in points if point.kind == kind and _family(point) == "dense"]
+    return fitted(dense, _OUTSIDE[kind]) if dense else _OUTSIDE[kind]
+
+
+def shares_of(points: Sequence[Published], kind: EngineKind, family: str, dense: Shares) -> Shares:
+    """What it attains with one format family; `dense` tells of what its points leave open."""
+    own = [point for point in points if point.kind == kind and _family(point) == family]
+    return fitted(own, dense) if own and family != "dense" else dense
 
 
 def _family(point: Published) -> str:
@@ -221,9 +244,10 @@ def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
         for value in sorted({getattr(point, name) for point in of_kind}):
             inside = [point for point in of_kind if getattr(point, name) == value]
             others = [point for point in of_kind if getattr(point, name) != value]
+            dense = dense_shares(others, kind)
             for family in sorted({_family(point) for point in inside}):
                 chosen = [point for point in inside if _family(point) == family]
-                shares = shares_of(others, kind, family)
+                shares = shares_of(others, kind, family, dense)
                 found += [
                     Stray(*pair, name) for pair in zip(chosen, map(float, residuals(chosen, shares)), strict=True)
                 ]
@@ -242,7 +266,7 @@ def attained_by(
     return Attained(
         kind,
         family,
-        shares_of(points, kind, family),
+        shares_of(points, kind, family, dense_shares(points, kind)),
         spread,
         len(mine),
         len({point.gpu for point in mine}),
@@ -257,7 +281,8 @@ def _kind(point: Published) -> Kind:
 
 
 def _spread(own: Sequence[Stray], of_engine: Sequence[Stray], kind: Kind) -> tuple[float, float]:
-    """Factors (low, high) that are to hold nine in ten of a card, or a model, that was not seen.
+    """Factors (low, high) that are to hold nine in ten of a card, or a model, that was not seen: as far to one side as
+    to the other, since too few cards tell each side's own tail.
 
     The figures of one card are not independent, so that the number of cards (and of models) decides how much wider than
     the left-out figures themselves the range must be: as Student's t is than the normal distribution.
@@ -274,18 +299,15 @@ def _spread(own: Sequence[Stray], of_engine: Sequence[Stray], kind: Kind) -> tup
             break
     if len({stray.point.gpu for stray in chosen}) < _LEAST_KIND_CARDS:
         return _UNKNOWN
-    tail = (1 - RANGE_SHARE) / 2
-    low, high = 0.0, 0.0
+    spread = _LEAST_SPREAD
     for name in ("gpu", "model"):
         of_axis = [stray for stray in chosen if stray.without == name]
         if not of_axis:
             continue
+        off = np.abs([stray.log_ratio for stray in of_axis])
         wider = _student(len({getattr(stray.point, name) for stray in of_axis}))
-        ratios = np.array([stray.log_ratio for stray in of_axis])
-        low = min(low, wider * float(np.quantile(ratios, tail, method="lower")))
-        high = max(high, wider * float(np.quantile(ratios, 1 - tail, method="higher")))
-    low, high = min(low, -_LEAST_SPREAD), max(high, _LEAST_SPREAD)
-    return math.exp(low), math.exp(high)
+        spread = max(spread, wider * float(np.quantile(off, RANGE_SHARE)))
+    return math.exp(-spread), math.exp(spread)
 
 
 _LEAST_KIND_CARDS = 3

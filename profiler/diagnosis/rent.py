@@ -154,6 +154,7 @@ def card_steps(needed: Demanded, sheet: Datasheet, format_: str, layers: int) ->
         np.full(count, float(layers)),
         np.full(count, peak_of(sheet, format_)),
         np.full(count, sheet.bandwidth_bytes_per_s),
+        np.full(count, sheet.rated_clock_hz),
         np.full(count, host_index_of(sheet.gpu)),
         needed.steps.batch,
     )
@@ -187,6 +188,7 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
             np.full(len(chosen), float(plan.layers)),
             np.full(len(chosen), peak_of(sheet, plan.format)),
             np.full(len(chosen), sheet.bandwidth_bytes_per_s),
+            np.full(len(chosen), sheet.rated_clock_hz),
             np.full(len(chosen), host),
             plan.batches[chosen],
         )

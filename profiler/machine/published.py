@@ -12,8 +12,8 @@ _TABLE = Path(__file__).with_name("published.csv")
 _MODELS = Path(__file__).with_name("published_models.csv")
 
 EngineKind = Literal["eager", "compiled", "llama.cpp"]
-"""transformers as it comes; engines that compile, capture or fuse (gpt-fast, torchao, TensorRT-LLM, TurboMind,
-ExLlamaV2, MLC); llama.cpp."""
+"""transformers as it comes; engines that compile, capture or fuse (vLLM, gpt-fast, torchao, TensorRT-LLM, TurboMind,
+ExLlamaV2, MLC, pegainfer); llama.cpp."""
 
 
 @dataclass(frozen=True)

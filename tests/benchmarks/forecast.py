@@ -14,12 +14,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from profiler.diagnosis.attained import Stray, attained_by, family_of, steps_of, strays
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from left_out import LeftOut, as_published_again, family, left_out
+
 from profiler.diagnosis.columns import Array
 from profiler.diagnosis.forecast import fit
 from profiler.diagnosis.profile import CardProfile, fitted_on
@@ -27,7 +31,6 @@ from profiler.diagnosis.replayed import Measured
 from profiler.grid import DEFAULT_ENGINE, CellKey
 from profiler.grid.between import keys_between
 from profiler.job.forecast import Known, known_of
-from profiler.machine.published import published
 from profiler.record.profiles import read_profile
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
@@ -134,25 +137,21 @@ def on_card(known: Known, profile: CardProfile) -> None:
 
 
 def ranges() -> None:
-    rows: dict[tuple[str, str], list[tuple[bool, float]]] = {}
-    for name in ("gpu", "model"):
-        for value in sorted({getattr(point, name) for point in published()}):
-            others = [point for point in published() if getattr(point, name) != value]
-            known: dict[str, list[Stray]] = {}
-            for point in (point for point in published() if getattr(point, name) == value):
-                if not any(other.kind == point.kind for other in others):
-                    continue
-                left_out = known.setdefault(point.kind, strays(others, point.kind))
-                family = family_of(point.format, point.batch, point.query_tokens)
-                told = attained_by(others, point.kind, family, left_out).range_s(steps_of([point]), point.phase)
-                low, high = float(told.low_s[0]), float(told.high_s[0])
-                inside = 0.999 * low <= point.latency_s <= 1.001 * high
-                several = ", several sequences" if point.phase == "decode" and point.batch > 1 else ""
-                for key in ((point.kind, f"{family} {point.phase}{several}"), (point.kind, "in all"), ("all", "")):
-                    rows.setdefault(key, []).append((inside, high / low))
+    rows: dict[tuple[str, str], list[LeftOut]] = {}
+    for one in left_out():
+        point = one.point
+        several = ", several sequences" if point.phase == "decode" and point.batch > 1 else ""
+        what = f"{family(point)} {point.phase}{several}"
+        for key in ((point.kind, what), (point.kind, "in all"), ("all", "")):
+            rows.setdefault(key, []).append(one)
     for (kind, what), found in sorted(rows.items()):
-        share, width = statistics.mean(inside for inside, _ in found), statistics.median(wide for _, wide in found)
+        share, width = statistics.mean(one.inside for one in found), statistics.median(one.width for one in found)
         print(f"published {kind} {what}: {100 * share:.0f} % of {len(found)} inside, upper/lower {width:.2f}")
+    differ = as_published_again()
+    print(
+        f"the same card, model and format published again: {len(differ)} figures, nine in ten within a range of"
+        f" upper/lower {np.exp(2 * np.quantile(differ, 0.9)):.2f} around what the others of it say"
+    )
 
 
 def say(what: str, errors: Array) -> None:
