@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from profiler.timing.sweep import Progress as SweepProgress
 
 
+_EVERY_S = 30.0
+
+
 class QuietListener:
     """Says nothing; the base of the listeners that do."""
 
@@ -36,24 +39,25 @@ class QuietListener:
         """A cell is about to be visited."""
 
 
+def _left(progress: SweepProgress) -> str:
+    """`about 1:09 of timing left`: what cells unseen will take is an estimate; later rounds end with the budget."""
+    return f"{'at most' if progress.round else 'about'} {clock_time(progress.left_s)} of timing left"
+
+
 class LineListener(QuietListener):
-    """Plain lines, for logs and pipes: one a stage and one a round."""
+    """Plain lines, for logs and pipes: one a stage, one a round, and one in every half minute of a round."""
 
     def __init__(self) -> None:
         self._round = -1
+        self._told_s = 0.0
 
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        if progress.round != self._round:
-            self._round = progress.round
-            left = clock_time(progress.left_s)
-            print(
-                f"round {progress.round + 1} of {total_cells} cells, at most {left} of timing left",
-                file=sys.stderr,
-                flush=True,
-            )
+        if progress.round != self._round or progress.elapsed_s >= self._told_s + _EVERY_S:
+            self._round, self._told_s = progress.round, progress.elapsed_s
+            print(f"round {progress.round + 1} of {total_cells} cells, {_left(progress)}", file=sys.stderr, flush=True)
 
 
 class BarListener(QuietListener):
@@ -87,7 +91,7 @@ class BarListener(QuietListener):
             description=f"batch {progress.cell.name}, round {progress.round + 1}",
             completed=progress.elapsed_s,
             total=whole_s or 1.0,
-            detail=f"at most {clock_time(progress.left_s)} of timing left",
+            detail=_left(progress),
         )
         self._bars.refresh()
 
