@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from profiler.loading.request import dtype_name
+from collections.abc import Sequence
+
+from profiler.loading.request import Fit, dtype_name
 from profiler.machine.device import Device
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.subject import Subject
@@ -63,6 +65,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
             else f"{subject.request.source.name} is published as {packed}, but random weights are dense: these are"
             f" {dtype}'s figures; `roofscope count` has those of the published form."
         )
+    warnings += fit_warnings(loaded.fit)
     warnings += roof_warnings(ceilings)
     if not dispatch_known:
         warnings.append("the hollow twin of this model could not be built: dispatch was not measured.")
@@ -75,6 +78,27 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
             f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step."
         )
     return warnings
+
+
+def fit_warnings(fit: Fit) -> list[str]:
+    """Whether checkpoint and config are of one model."""
+    warnings = []
+    if fit.missing:
+        warnings.append(
+            f"{_named(fit.missing)} of this model are not in the checkpoint, and random: times hold, its answers would"
+            " not; look at the config's layers and sizes."
+        )
+    if fit.unused:
+        warnings.append(
+            f"{_named(fit.unused)} of the checkpoint have no place in this model, and were left out: its config is of"
+            " another model, a smaller one, or this one's text part alone."
+        )
+    return warnings
+
+
+def _named(tensors: Sequence[str]) -> str:
+    """`9 tensors (first: model.layers.2.mlp.up_proj.weight)`."""
+    return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 
 def roof_warnings(ceilings: Ceilings) -> list[str]:

@@ -17,7 +17,7 @@ from profiler.loading.placement import Placement, offloaded_bytes, place
 from profiler.loading.published import gguf_form, published_form
 from profiler.loading.quantise import quantization_config
 from profiler.loading.random_weights import build_random
-from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.request import Fit, LoadedModel, ModelRequest
 from profiler.loading.skeleton import plan, quiet_libraries
 from profiler.machine.clock import clock_for, now_s
 
@@ -32,9 +32,9 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     with quiet_libraries():
         try:
             if request.weights == "random":
-                module, placement = build_random(request, config)
+                (module, placement), fit = build_random(request, config), Fit()
             else:
-                module, placement = _load_checkpoint(request, config)
+                module, placement, fit = _load_checkpoint(request, config)
         except (RequestError, torch.OutOfMemoryError):
             raise
         except OSError as error:
@@ -55,6 +55,7 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
         placement=placement,
         unpacked_from=_unpacked_from(request, config, module),
         offloaded_bytes=offloaded_bytes(module, placement),
+        fit=fit,
     )
 
 
@@ -106,7 +107,7 @@ def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
     )
 
 
-def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None]:
+def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None, Fit]:
     from transformers import AutoModelForCausalLM
 
     where, extra = pretrained_location(request.source)
@@ -122,13 +123,14 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Pla
     if placement is not None and placement.folder is not None:
         extra["offload_folder"] = placement.folder.name
     with names_mapped_once() if request.source.kind == "gguf" else contextlib.nullcontext():
-        module = AutoModelForCausalLM.from_pretrained(
+        module, info = AutoModelForCausalLM.from_pretrained(
             where,
             config=config,
+            output_loading_info=True,
             dtype=request.dtype,
             device_map=placement.device_map if placement else {"": request.device},
             trust_remote_code=request.trust_remote_code,
             use_safetensors=None if request.allow_pickle else True,
             **extra,
         )
-    return module, placement
+    return module, placement, Fit(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])))

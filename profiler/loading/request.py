@@ -39,6 +39,16 @@ class ModelRequest:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """How a checkpoint and a config go together, by the names of tensors."""
+
+    missing: tuple[str, ...] = ()
+    """Which the model has and the checkpoint does not: their values are random."""
+    unused: tuple[str, ...] = ()
+    """Which the checkpoint has and the model does not."""
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A real model, ready to step."""
 
@@ -54,6 +64,7 @@ class LoadedModel:
     """The form that the model is published in, where that is packed and what lies in memory is dense; else None."""
     offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are fetched at every step, by where they wait: `host` memory or `disk`."""
+    fit: Fit = Fit()
 
     @property
     def offloaded(self) -> bool:

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from machines import HOST
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
+from profiler.job.warnings import fit_warnings
 from profiler.loading.catalog import resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.published import Gguf, gguf_form
-from profiler.loading.request import LoadedModel, ModelRequest, resolve_dtype
+from profiler.loading.request import Fit, LoadedModel, ModelRequest, resolve_dtype
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
@@ -27,6 +29,7 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
     assert walk(smollm2.module).params == 134_515_008
+    assert smollm2.fit == Fit()
     assert not smollm2.offloaded
 
 
@@ -49,6 +52,22 @@ def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture
     writer.write_tensors_to_file()
     writer.close()
     assert gguf_form(file) == Gguf(("Q8_0",), kept)
+
+
+@pytest.mark.parametrize(
+    ("layers", "missing", "unused"), [(2, 0, 0), (3, 9, 0), (1, 0, 9)], ids=["alike", "too few", "too many"]
+)
+def test_a_checkpoint_of_another_depth_is_told(tmp_path: Path, layers: int, missing: int, unused: int) -> None:
+    """A layer of a llama has nine tensors: seven products and two norms."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}
+    AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path)
+    config = LlamaConfig(**sizes, num_hidden_layers=layers, architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    loaded = load(ModelRequest(resolve(str(tmp_path)), CPU, torch.float32, weights="checkpoint"), config)
+    assert (len(loaded.fit.missing), len(loaded.fit.unused)) == (missing, unused)
+    said = fit_warnings(loaded.fit)
+    assert len(said) == (layers != 2)
+    assert all("9 tensors (first: model.layers." in line for line in said)
 
 
 @pytest.mark.slow
