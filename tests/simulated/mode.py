@@ -6,6 +6,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,18 +18,8 @@ from .allocator import Block
 from .card import Card, Region, Work
 from .graph import Graph
 from .host import Host
-from .pricing import (
-    ALLOCATIONS,
-    GATHERS,
-    NAMED_PRODUCTS,
-    PRODUCTS,
-    SCATTERS,
-    aten,
-    experts_hit,
-    nbytes,
-    product_dtype,
-)
-from .shapes import Shapes
+from .pricing import Operator, Place, Price, aten, nbytes, place, product_dtype
+from .shapes import Layout, Shapes, described, in_place, layout_of
 
 _VALUED: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
@@ -44,25 +35,34 @@ _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Kind:
-    """What is to be known of an operator."""
+    """What is to be known of an operator. One alone is like it: hashing an operator takes torch a call into Python."""
 
-    name: str
-    composite: bool
-    mutates: bool
-    runs: bool
-    """Not a mere allocation."""
-    product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
-    gathered: int | None
-    scatters: bool
-    by_experts: bool
-    blind: bool
-    """It writes without reading."""
+    func: Any
+    priced: Operator
+    decomposed: Callable[..., Any] | None
+    """Itself in other operators."""
+    fused: Callable[..., tuple[Any, Price]] | None
+    """One kernel, whatever torch's own way to it: what that gives, and its price."""
+    rounds: bool
+    """Whether float32 may be rounded on the way, as torch is set."""
     valued: Callable[..., Any] | None
     """What its result holds everywhere, of what each argument does."""
     special: Callable[..., Any] | None
     pinning: Callable[..., Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a call does that was met before, with tensors laid out alike."""
+
+    layout: Layout | None
+    """None: it gives back its first argument."""
+    takes: bool
+    """Whether its output takes memory."""
+    card: Card | None
+    price: Price | None
 
 
 class CardMode(TorchDispatchMode):
@@ -83,14 +83,18 @@ class CardMode(TorchDispatchMode):
         self._pinned: set[int] = set()
         self._workspaces: dict[object, Block] = {}
         self._kinds: dict[int, _Kind] = {}
-        """By the identity of the operator: hashing one takes torch a call into Python."""
+        """By the identity of the operator."""
+        self._known: dict[tuple[Any, ...], _Known] = {}
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
         }
+        self._fused = {
+            aten.scaled_dot_product_attention.default: self._attention,
+            aten.linear.default: self._linear,
+        }
         self._special = {
             aten.scaled_dot_product_attention.default: self._attend,
-            aten.linear.default: self._linear,
             aten._fused_sdp_choice.default: self._choose,
             aten._local_scalar_dense.default: self._read_value,
             aten._to_copy.default: self._to_copy,
@@ -98,8 +102,8 @@ class CardMode(TorchDispatchMode):
             aten.record_stream.default: lambda args, kwargs: None,
             aten.nonzero.default: self._unknown_size,
             aten.masked_select.default: self._unknown_size,
+            torch.ops.prim.device.default: lambda args, kwargs: args[0].device,
         }
-
         self._named = {
             "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
             "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
@@ -111,30 +115,98 @@ class CardMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        kind = self._kinds.get(id(func)) or self._kind(func)
+        kwargs = kwargs or {}
+        kind = self._kind(func)
         if kind.pinning is not None:
             return kind.pinning(args[0])
-        if not (any(isinstance(t, FakeTensor) for t in tensors) or _asks_for_a_card(args, kwargs)):
-            return self._on_host(func, tensors, args, kwargs)
+        faked = FakeTensor in types or any(issubclass(each, FakeTensor) for each in types)
+        if not (faked or _asks_for_a_card(args, kwargs)):
+            return self._on_host(func, args, kwargs)
         if kind.special is not None:
             return kind.special(args, kwargs)
-        if kind.composite:
+        if kind.decomposed is not None:
             with self:
-                result = func.decompose(*args, **kwargs)
+                result = kind.decomposed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = self._shapes.result(func, args, kwargs)
-        outputs = list(_tensors([result]))
-        card = self._card_of(outputs, tensors)
-        if card is not None:
-            self._send(card, kind, args, tensors, outputs)
+        result = self._called(kind, args, kwargs)
         if kind.valued is not None:
             result.value = kind.valued(*map(_value, args))
-        elif func is aten.sum.default and tensors[0].dtype is torch.bool:  # how transformers asks whether all are true
-            result.value = _value(tensors[0]) * tensors[0].numel()
+        elif func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers asks whether all are true
+            result.value = _value(args[0]) * args[0].numel()
         return result
+
+    def _called(self, kind: _Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Take memory for what is new, and run what is more than a view or an allocation."""
+        tensors: list[torch.Tensor] = []
+        parts: list[Any] = [kind, *kwargs]
+        described(args, tensors, parts)
+        described(kwargs.values(), tensors, parts)
+        if kind.rounds and tensors[0].dtype is torch.float32:
+            parts.append(torch.backends.cuda.matmul.allow_tf32)
+        key = tuple(parts)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # what cannot be told apart
+            return self._asked(kind, args, kwargs, tensors)[0]
+        if known is None:
+            return self._met(key, kind, args, kwargs, tensors)
+        if known.layout is None:
+            result = args[0]
+        else:
+            result = self._shapes.made(known.layout, args)
+            if known.takes:
+                self._take(result)
+        if known.card is not None and known.price is not None:
+            self._launch(known.card, known.price, (*tensors, result))
+        return result
+
+    def _met(
+        self, key: Any, kind: _Kind, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]
+    ) -> Any:
+        """Call what was not met before, and remember it where it gives a single tensor."""
+        result, card, price = self._asked(kind, args, kwargs, tensors)
+        if in_place(kind.func, args):
+            self._known[key] = _Known(None, False, card, price)
+        elif not kind.priced.mutates and (layout := layout_of(result, args)) is not None:
+            self._known[key] = _Known(layout, layout.device.type == "cuda" and not layout.view, card, price)
+        return result
+
+    def _asked(
+        self, kind: _Kind, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]
+    ) -> tuple[Any, Card | None, Price | None]:
+        if kind.fused is None:
+            result = self._shapes.result(kind.func, args, kwargs)
+            return result, *self._account(kind, args, tensors, list(_tensors([result])))
+        result, price = kind.fused(args, kwargs)
+        card = self._cards[result.device.index]
+        self._launch(card, price, (*tensors, result))
+        return result, card, price
+
+    def _account(
+        self, kind: _Kind, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> tuple[Card | None, Price | None]:
+        card = self._card_of(outputs, inputs)
+        if card is None:
+            return None, None
+        fresh = [at for at, tensor in enumerate(outputs) if self._take(tensor)]
+        price = kind.priced.price(args, inputs, outputs, fresh)
+        if price is not None:
+            self._launch(card, price, (*inputs, *outputs))
+        return card, price
+
+    def _launch(self, card: Card, price: Price, tensors: Sequence[torch.Tensor]) -> None:
+        """Run a kernel with these tensors, which its price counts."""
+        if price.workspace:
+            self._workspace(card)
+        blocks = self._blocks
+
+        def laid(places: Sequence[Place]) -> tuple[Region, ...]:
+            return tuple(
+                [(blocks[tensors[at].untyped_storage()._cdata][0].address + by, size) for at, by, size in places]
+            )
+
+        card.launch(Work(price.name, laid(price.reads), laid(price.writes), price.flops, price.dtype))
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         copied = self._shapes.asked(aten.empty_like.default, (self._as_fake(tensor),), {})
@@ -147,30 +219,27 @@ class CardMode(TorchDispatchMode):
         return block.address + tensor.storage_offset() * tensor.element_size(), nbytes(tensor)
 
     def _kind(self, func: Any) -> _Kind:
-        schema = func._schema
-        composite = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), "CompositeImplicitAutograd"
-        )
-        kind = self._kinds[id(func)] = _Kind(
-            name=str(func),
-            composite=composite,
-            mutates=schema.is_mutable,
-            runs=func not in ALLOCATIONS and func is not aten.detach_.default,
-            product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
-            gathered=GATHERS.get(func),
-            scatters=func in SCATTERS,
-            by_experts=func is aten._grouped_mm.default,
-            blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
-            valued=_VALUED.get(func),
-            special=self._special.get(func) or self._named.get(func.name()),
-            pinning=self._pinning.get(func),
-        )
+        kind = self._kinds.get(id(func))
+        if kind is None:
+            fused, priced = self._fused.get(func), Operator.of(func)
+            kind = self._kinds[id(func)] = _Kind(
+                func=func,
+                priced=priced,
+                decomposed=None if fused else _decomposition(func),
+                fused=fused,
+                rounds=fused is not None or priced.product is not None,
+                valued=_VALUED.get(func),
+                special=self._special.get(func) or self._named.get(func.name()),
+                pinning=self._pinning.get(func),
+            )
         return kind
 
-    def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._host.operators += 1
         self._host.advance(self._cards[0].truth.host_operator_s)
+        kwargs = dict(kwargs)
         pinned = kwargs.pop("pin_memory", False)
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         numel = 1
         for side in size if all(isinstance(side, int) for side in size) else ():
@@ -195,37 +264,6 @@ class CardMode(TorchDispatchMode):
             if tensor.device.type == "cuda":
                 return self._cards[tensor.device.index]
         return None
-
-    def _send(
-        self, card: Card, kind: _Kind, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
-        """Take memory for what is new, and run what is more than a view or an allocation."""
-        fresh = [tensor for tensor in outputs if self._take(tensor)]
-        if not kind.runs or not (fresh or kind.mutates):
-            return
-        reads = [tensor for tensor in inputs if tensor.device.type == "cuda" and tensor.numel()]
-        flops, dtype, name = 0.0, "", kind.name
-        if kind.product is not None:
-            flops, operand = kind.product(args)
-            dtype = product_dtype(operand)
-            name = f"{name} {dtype}"
-            self._workspace(card)
-        writes = [tensor for tensor in (fresh if fresh else outputs) if tensor.device.type == "cuda"]
-        if not any(tensor.numel() for tensor in writes):
-            return
-        read, written = [self.region(tensor) for tensor in reads], [self.region(tensor) for tensor in writes]
-        if kind.gathered is not None:
-            table = read[kind.gathered]
-            read[kind.gathered] = (table[0], min(table[1], sum(size for _, size in written)))
-        elif kind.scatters:
-            given = max((size for _, size in read[1:]), default=0)
-            written, read = [(start, min(size, given)) for start, size in written], read[1:]
-        elif kind.by_experts:
-            experts, (start, size) = args[1].shape[0], read[1]
-            read[1] = (start, int(size * experts_hit(experts, args[0].shape[0])))
-        elif kind.blind or not inputs:
-            read = []
-        card.launch(Work(name, tuple(read), tuple(written), flops, dtype))
 
     def _take(self, tensor: torch.Tensor) -> bool:
         """Give a new storage its memory; whether it was new."""
@@ -252,63 +290,51 @@ class CardMode(TorchDispatchMode):
             size = (32 << 20) if card.truth.capability >= (9, 0) else (8 << 20)
             self._workspaces[card.stream] = card.memory.allocate(size, card.stream)
 
-    def _linear(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _linear(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         """One product, as cuBLAS runs it: the views around it are not worth their time here."""
         x, weight, *bias = args
         with self:
             result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-        card = self._cards[x.device.index]
-        self._workspace(card)
         dtype = product_dtype(x)
-        operands = [*(b for b in bias if b is not None), x, weight]
-        name, flops = (
-            f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}",
-            _linear_flops(x, weight),
-        )
-        card.launch(Work(name, tuple(self.region(tensor) for tensor in operands), (self.region(result),), flops, dtype))
-        return result
+        operands = [place(0, x), place(1, weight)]
+        if bias and bias[0] is not None:
+            operands = [place(2, bias[0]), *operands]
+        name = f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}"
+        written = place(len(operands), result)
+        return result, Price(name, tuple(operands), (written,), _linear_flops(x, weight), dtype, workspace=True)
 
-    def _attend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        query, key, value = args[:3]
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
-        grouped = kwargs.get("enable_gqa", False)
-        card = self._cards[query.device.index]
-        picked = attention.choice(card.truth.capability, query, key, value, mask, grouped)
-        if picked == attention.MATH:
-            with self:
-                attend = aten._scaled_dot_product_attention_math.default
-                options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
-                return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
-        name = "flash attention" if picked == attention.FLASH else "memory-efficient attention"
+    def _attend(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        query, key, value, mask, causal, grouped = _attended(args, kwargs)
+        if self._choose(args, kwargs) != attention.MATH:
+            return self._called(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
+        with self:
+            attend = aten._scaled_dot_product_attention_math.default
+            options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
+            return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
+
+    def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
+        query, key, value, mask, causal, _ = _attended(args, kwargs)
         with self:
             result = attention.output(query, value)
-        operands = [query, key, value, *([] if mask is None else [mask])]
         dtype = product_dtype(query)
-        work = Work(
-            f"{name} {dtype}",
-            tuple(self.region(tensor) for tensor in operands),
-            (self.region(result),),
-            attention.flops(query, key, value, causal),
-            dtype,
-        )
-        card.launch(work)
-        return result
+        name = "flash attention" if self._choose(args, kwargs) == attention.FLASH else "memory-efficient attention"
+        operands = [query, key, value, *([] if mask is None else [mask])]
+        reads = tuple(place(at, tensor) for at, tensor in enumerate(operands))
+        written = place(len(operands), result)
+        return result, Price(f"{name} {dtype}", reads, (written,), attention.flops(query, key, value, causal), dtype)
 
-    def _choose(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-        query, key, value = args[:3]
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        capability = self._cards[query.device.index].truth.capability
-        return attention.choice(capability, query, key, value, mask, kwargs.get("enable_gqa", False))
+    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        query, key, value, mask, _, grouped = _attended(args, kwargs)
+        return attention.choice(self._cards[query.device.index].truth.capability, query, key, value, mask, grouped)
 
-    def _read_value(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool | int | float:
+    def _read_value(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | int | float:
         tensor = args[0]
         if tensor.device.type == "cuda":
             self._wait_for(self._cards[tensor.device.index])
         found: bool | int | float = _value(tensor)
         return found
 
-    def _quantise_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """bitsandbytes' own way (backends/cuda/ops.py, 0.50): it waits to learn that no column has an outlier."""
         values, threshold = args[0], args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
         func = torch.ops.bitsandbytes.int8_vectorwise_quant.default
@@ -318,10 +344,10 @@ class CardMode(TorchDispatchMode):
                 bool((values.abs() >= threshold).any())
                 outliers = torch.empty(0, dtype=torch.int64, device=values.device)
         rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
-        self._send(self._cards[values.device.index], self._kind(func), args, [values], [rows, scales])
+        self._account(self._kind(func), args, [values], [rows, scales])
         return rows, scales, outliers
 
-    def _multiply_mixed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """LLM.int8() where no column has an outlier (bitsandbytes' backends/default/ops.py)."""
         values, rows, weight, row_scales, scales, *rest = args
         bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
@@ -330,7 +356,7 @@ class CardMode(TorchDispatchMode):
             result = multiply(rows, weight, row_scales, scales, bias=bias, dtype=values.dtype)
             return result, torch.empty(0, dtype=values.dtype, device=values.device)
 
-    def _multiply_int8(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _multiply_int8(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         rows, weight, row_scales, scales, *rest = args
         bias = rest[0] if rest else kwargs.get("bias")
         dtype = (rest[1] if len(rest) > 1 else kwargs.get("dtype")) or torch.float16
@@ -338,15 +364,12 @@ class CardMode(TorchDispatchMode):
             sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
             return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
 
-    def _multiply_4bit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _multiply_4bit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """As bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpacked in the product, or written out first."""
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
-            result = self._shapes.result(func, args, kwargs)
-            card = self._cards[values.device.index]
-            self._send(card, self._kind(func), args, list(_tensors((*args, *kwargs.values()))), [result])
-            return result
+            return self._called(self._kind(func), args, kwargs)
         bitsandbytes = torch.ops.bitsandbytes
         with self:
             if (nested := kwargs.get("absmax_8bit")) is not None:
@@ -355,7 +378,7 @@ class CardMode(TorchDispatchMode):
             dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
             return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
 
-    def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _unknown_size(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _wait_for(self, card: Card) -> None:
@@ -364,18 +387,15 @@ class CardMode(TorchDispatchMode):
         card.launch(Work("a value to the host"))
         card.stream.synchronize()
 
-    def _to_copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         source = args[0]
         target = torch.device(kwargs.get("device") or source.device)
         if target.type == "cuda" and target.index is None:
             current = torch.cuda.current_device()
             target = torch.device("cuda", current)
-            kwargs["device"] = target
+            kwargs = {**kwargs, "device": target}
         if source.device == target:
-            result = self._shapes.result(aten._to_copy.default, args, kwargs)
-            if target.type == "cuda":
-                self._send(self._cards[target.index], self._kind(aten._to_copy.default), args, [source], [result])
-            return result
+            return self._called(self._kind(aten._to_copy.default), args, kwargs)
         if target.type == "meta":
             return self._shapes.asked(aten._to_copy.default, [source], kwargs)
         if target.type == "cpu" and nbytes(source) <= _HELD_FOR_REAL:
@@ -388,7 +408,7 @@ class CardMode(TorchDispatchMode):
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
         return result
 
-    def _copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         target, source = args[:2]
         asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
         if source.device != target.device and (isinstance(target, FakeTensor) or target.device.type == "cpu"):
@@ -422,6 +442,20 @@ class CardMode(TorchDispatchMode):
         card.launch(Work("copy over the link", link_s=size / speed))
         if not (pinned and asynchronous):
             card.stream.synchronize()
+
+
+def _decomposition(func: Any) -> Callable[..., Any] | None:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if func.namespace == "prim" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key.name):
+        return None
+    return func.py_kernels.get(key) or partial(func._op_dk, key)
+
+
+def _attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Query, key, value, mask, whether what follows is hidden, and whether query heads share keys."""
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
+    return *args[:3], mask, causal, kwargs.get("enable_gqa", False)
 
 
 def _asks_for_a_card(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
