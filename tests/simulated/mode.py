@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,12 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import attention, four_bit
-from .allocator import Block
-from .card import Card, Region, Work
-from .graph import Graph
+from .calls import Calls, Kind, tensors_among
+from .card import Card, Work
 from .host import Host
-from .pricing import Operator, Place, Price, aten, nbytes, place, product_dtype
-from .shapes import Layout, Shapes, described, in_place, layout_of
+from .pricing import Operator, Price, aten, nbytes, place, product_dtype
+from .shapes import Shapes
 
 _VALUED: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
@@ -33,36 +30,6 @@ _VALUED: dict[Any, Callable[..., Any]] = {
 
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """What is to be known of an operator. One alone is like it: hashing an operator takes torch a call into Python."""
-
-    func: Any
-    priced: Operator
-    decomposed: Callable[..., Any] | None
-    """Itself in other operators."""
-    fused: Callable[..., tuple[Any, Price]] | None
-    """One kernel, whatever torch's own way to it: what that gives, and its price."""
-    rounds: bool
-    """Whether float32 may be rounded on the way, as torch is set."""
-    valued: Callable[..., Any] | None
-    """What its result holds everywhere, of what each argument does."""
-    special: Callable[..., Any] | None
-    pinning: Callable[..., Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What a call does that was met before, with tensors laid out alike."""
-
-    layout: Layout | None
-    """None: it gives back its first argument."""
-    takes: bool
-    """Whether its output takes memory."""
-    card: Card | None
-    price: Price | None
 
 
 class CardMode(TorchDispatchMode):
@@ -79,12 +46,10 @@ class CardMode(TorchDispatchMode):
         self._host = host
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._shapes = Shapes(self._fake)
-        self._blocks: dict[int, tuple[Block, Card, Any]] = {}
+        self._calls = Calls(cards, self._shapes)
         self._pinned: set[int] = set()
-        self._workspaces: dict[object, Block] = {}
-        self._kinds: dict[int, _Kind] = {}
+        self._kinds: dict[int, Kind] = {}
         """By the identity of the operator."""
-        self._known: dict[tuple[Any, ...], _Known] = {}
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
@@ -129,100 +94,23 @@ class CardMode(TorchDispatchMode):
                 result = kind.decomposed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = self._called(kind, args, kwargs)
+        result = self._calls.run(kind, args, kwargs)
         if kind.valued is not None:
             result.value = kind.valued(*map(_value, args))
         elif func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers asks whether all are true
             result.value = _value(args[0]) * args[0].numel()
         return result
 
-    def _called(self, kind: _Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Take memory for what is new, and run what is more than a view or an allocation."""
-        tensors: list[torch.Tensor] = []
-        parts: list[Any] = [kind, *kwargs]
-        described(args, tensors, parts)
-        described(kwargs.values(), tensors, parts)
-        if kind.rounds and tensors[0].dtype is torch.float32:
-            parts.append(torch.backends.cuda.matmul.allow_tf32)
-        key = tuple(parts)
-        try:
-            known = self._known.get(key)
-        except TypeError:  # what cannot be told apart
-            return self._asked(kind, args, kwargs, tensors)[0]
-        if known is None:
-            return self._met(key, kind, args, kwargs, tensors)
-        if known.layout is None:
-            result = args[0]
-        else:
-            result = self._shapes.made(known.layout, args)
-            if known.takes:
-                self._take(result)
-        if known.card is not None and known.price is not None:
-            self._launch(known.card, known.price, (*tensors, result))
-        return result
-
-    def _met(
-        self, key: Any, kind: _Kind, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]
-    ) -> Any:
-        """Call what was not met before, and remember it where it gives a single tensor."""
-        result, card, price = self._asked(kind, args, kwargs, tensors)
-        if in_place(kind.func, args):
-            self._known[key] = _Known(None, False, card, price)
-        elif not kind.priced.mutates and (layout := layout_of(result, args)) is not None:
-            self._known[key] = _Known(layout, layout.device.type == "cuda" and not layout.view, card, price)
-        return result
-
-    def _asked(
-        self, kind: _Kind, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor]
-    ) -> tuple[Any, Card | None, Price | None]:
-        if kind.fused is None:
-            result = self._shapes.result(kind.func, args, kwargs)
-            return result, *self._account(kind, args, tensors, list(_tensors([result])))
-        result, price = kind.fused(args, kwargs)
-        card = self._cards[result.device.index]
-        self._launch(card, price, (*tensors, result))
-        return result, card, price
-
-    def _account(
-        self, kind: _Kind, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> tuple[Card | None, Price | None]:
-        card = self._card_of(outputs, inputs)
-        if card is None:
-            return None, None
-        fresh = [at for at, tensor in enumerate(outputs) if self._take(tensor)]
-        price = kind.priced.price(args, inputs, outputs, fresh)
-        if price is not None:
-            self._launch(card, price, (*inputs, *outputs))
-        return card, price
-
-    def _launch(self, card: Card, price: Price, tensors: Sequence[torch.Tensor]) -> None:
-        """Run a kernel with these tensors, which its price counts."""
-        if price.workspace:
-            self._workspace(card)
-        blocks = self._blocks
-
-        def laid(places: Sequence[Place]) -> tuple[Region, ...]:
-            return tuple(
-                [(blocks[tensors[at].untyped_storage()._cdata][0].address + by, size) for at, by, size in places]
-            )
-
-        card.launch(Work(price.name, laid(price.reads), laid(price.writes), price.flops, price.dtype))
-
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         copied = self._shapes.asked(aten.empty_like.default, (self._as_fake(tensor),), {})
         self._pinned.add(copied.untyped_storage()._cdata)
         return copied
 
-    def region(self, tensor: torch.Tensor) -> Region:
-        """Where a tensor lies on its card."""
-        block = self._blocks[tensor.untyped_storage()._cdata][0]
-        return block.address + tensor.storage_offset() * tensor.element_size(), nbytes(tensor)
-
-    def _kind(self, func: Any) -> _Kind:
+    def _kind(self, func: Any) -> Kind:
         kind = self._kinds.get(id(func))
         if kind is None:
             fused, priced = self._fused.get(func), Operator.of(func)
-            kind = self._kinds[id(func)] = _Kind(
+            kind = self._kinds[id(func)] = Kind(
                 func=func,
                 priced=priced,
                 decomposed=None if fused else _decomposition(func),
@@ -239,7 +127,7 @@ class CardMode(TorchDispatchMode):
         self._host.advance(self._cards[0].truth.host_operator_s)
         kwargs = dict(kwargs)
         pinned = kwargs.pop("pin_memory", False)
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         numel = 1
         for side in size if all(isinstance(side, int) for side in size) else ():
@@ -259,37 +147,6 @@ class CardMode(TorchDispatchMode):
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
 
-    def _card_of(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Card | None:
-        for tensor in (*outputs, *inputs):
-            if tensor.device.type == "cuda":
-                return self._cards[tensor.device.index]
-        return None
-
-    def _take(self, tensor: torch.Tensor) -> bool:
-        """Give a new storage its memory; whether it was new."""
-        if tensor.device.type != "cuda":
-            return False
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._blocks:
-            return False
-        card = self._cards[tensor.device.index]
-        stream = card.stream
-        owner = stream.capture.pool if isinstance(stream.capture, Graph) else stream
-        block = card.memory.allocate(storage.nbytes(), owner)
-        self._blocks[key] = (block, card, weakref.ref(storage, lambda _, key=key: self._drop(key)))
-        return True
-
-    def _drop(self, key: int) -> None:
-        block, card, _ = self._blocks.pop(key)
-        card.memory.free(block)
-
-    def _workspace(self, card: Card) -> None:
-        """cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before)."""
-        if card.stream not in self._workspaces:
-            size = (32 << 20) if card.truth.capability >= (9, 0) else (8 << 20)
-            self._workspaces[card.stream] = card.memory.allocate(size, card.stream)
-
     def _linear(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         """One product, as cuBLAS runs it: the views around it are not worth their time here."""
         x, weight, *bias = args
@@ -306,7 +163,7 @@ class CardMode(TorchDispatchMode):
     def _attend(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         query, key, value, mask, causal, grouped = _attended(args, kwargs)
         if self._choose(args, kwargs) != attention.MATH:
-            return self._called(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
+            return self._calls.run(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
         with self:
             attend = aten._scaled_dot_product_attention_math.default
             options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
@@ -344,7 +201,7 @@ class CardMode(TorchDispatchMode):
                 bool((values.abs() >= threshold).any())
                 outliers = torch.empty(0, dtype=torch.int64, device=values.device)
         rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
-        self._account(self._kind(func), args, [values], [rows, scales])
+        self._calls.account(self._kind(func), args, [values], [rows, scales])
         return rows, scales, outliers
 
     def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -369,7 +226,7 @@ class CardMode(TorchDispatchMode):
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
-            return self._called(self._kind(func), args, kwargs)
+            return self._calls.run(self._kind(func), args, kwargs)
         bitsandbytes = torch.ops.bitsandbytes
         with self:
             if (nested := kwargs.get("absmax_8bit")) is not None:
@@ -395,7 +252,7 @@ class CardMode(TorchDispatchMode):
             target = torch.device("cuda", current)
             kwargs = {**kwargs, "device": target}
         if source.device == target:
-            return self._called(self._kind(aten._to_copy.default), args, kwargs)
+            return self._calls.run(self._kind(aten._to_copy.default), args, kwargs)
         if target.type == "meta":
             return self._shapes.asked(aten._to_copy.default, [source], kwargs)
         if target.type == "cpu" and nbytes(source) <= _HELD_FOR_REAL:
@@ -404,7 +261,7 @@ class CardMode(TorchDispatchMode):
             result = self._faked(aten._to_copy.default, [self._as_fake(source)], kwargs)
             if result.dtype is torch.bool and not isinstance(source, FakeTensor) and bool(source.all()):
                 result.value = True
-        self._take(result)
+        self._calls.take(result)
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
         return result
 
@@ -419,7 +276,7 @@ class CardMode(TorchDispatchMode):
         result = target
         if target.device.type == "cuda":
             card = self._cards[target.device.index]
-            card.launch(Work("aten.copy_.default", (self.region(source),), (self.region(target),)))
+            card.launch(Work("aten.copy_.default", (self._calls.region(source),), (self._calls.region(target),)))
         return result
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
@@ -474,11 +331,3 @@ def _value(argument: Any) -> Any:
 
 def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:
     return 2.0 * x.numel() * weight.shape[0]
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

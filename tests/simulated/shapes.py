@@ -26,6 +26,8 @@ class Layout(NamedTuple):
 _MAKE_SUBCLASS: Any = torch.Tensor._make_subclass
 """torch's own, whatever stands in its place while cards are simulated."""
 
+_META = torch.device("meta")
+
 _RESHAPING = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapdims_"}
 """These change the shape of what they are given."""
 
@@ -67,11 +69,10 @@ class Shapes:
 
     def _laid(self, layout: Layout, args: Sequence[Any]) -> FakeTensor:
         shape, stride, offset, dtype, device, view = layout
-        with torch._C._DisableTorchDispatch():
-            made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            if view:
-                made.set_(args[0].untyped_storage(), offset, shape, stride)
-            return self._fakes(made, device)
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+        if view:
+            made.set_(args[0].untyped_storage(), offset, shape, stride)
+        return self._fakes(made, device)
 
     def _fakes(self, made: torch.Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor of a device; after the first one without what torch's constructor asks each time anew."""
