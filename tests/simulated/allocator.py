@@ -23,7 +23,7 @@ Pool = tuple[object, bool]
 """A stream or a graph's private pool, and whether it is for small blocks."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """A piece of a segment."""
 
@@ -50,6 +50,7 @@ class Allocator:
         self.reserved = 0
         self.peak_allocated = 0
         self._free: dict[Pool, list[tuple[int, int, Block]]] = {}
+        """By size, then address: no two are alike in both."""
         self._next_address = 1 << 40
 
     @property
@@ -106,7 +107,7 @@ class Allocator:
 
     def _cached(self, pool: Pool, size: int) -> Block | None:
         blocks = self._free.get(pool, [])
-        at = bisect.bisect_left(blocks, size, key=lambda entry: entry[0])
+        at = bisect.bisect_left(blocks, (size,))
         if at == len(blocks):
             return None
         return blocks.pop(at)[2]
@@ -132,13 +133,11 @@ class Allocator:
         self._give(tail)
 
     def _give(self, block: Block) -> None:
-        bisect.insort(
-            self._free.setdefault(block.pool, []), (block.nbytes, block.address, block), key=lambda entry: entry[:2]
-        )
+        bisect.insort(self._free.setdefault(block.pool, []), (block.nbytes, block.address, block))
 
     def _take(self, block: Block) -> None:
         blocks = self._free[block.pool]
-        at = bisect.bisect_left(blocks, (block.nbytes, block.address), key=lambda entry: entry[:2])
+        at = bisect.bisect_left(blocks, (block.nbytes, block.address))
         assert blocks[at][2] is block
         del blocks[at]
 

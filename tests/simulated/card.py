@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .allocator import Allocator
 from .host import Host
@@ -18,8 +19,7 @@ Region = tuple[int, int]
 """Address and bytes."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What one kernel does."""
 
     name: str
@@ -166,5 +166,7 @@ def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
     work = kernel.work
     moving_s = kernel.memory_bytes / truth.bytes_per_s + kernel.l2_bytes / (truth.l2_bytes_per_s * clock_share)
     computing_s = work.flops / (truth.flops_per_s[work.dtype] * clock_share) if work.flops else 0.0
-    share = next((share for part, share in truth.kernel_share.items() if part in work.name), 1.0)
+    share = 1.0
+    if truth.kernel_share:
+        share = next((share for part, share in truth.kernel_share.items() if part in work.name), 1.0)
     return max(moving_s / share, computing_s / share, work.link_s, truth.smallest_kernel_s)

@@ -29,7 +29,8 @@ class Host:
                 first = min(due, key=lambda sleep: sleep.until_s)
                 self.now_s = max(self.now_s, first.until_s)
                 first.wake()
-        self.now_s = max(self.now_s, moment_s)
+        if moment_s > self.now_s:
+            self.now_s = moment_s
 
     def sleep_until(self, moment_s: float) -> Sleep:
         sleep = Sleep(self, moment_s)

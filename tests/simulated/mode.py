@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,21 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import attention, four_bit
-from .allocator import Block
-from .card import Card, Region, Work
-from .graph import Graph
+from .calls import Calls, Kind, tensors_among
+from .card import Card, Work
 from .host import Host
-from .pricing import (
-    ALLOCATIONS,
-    GATHERS,
-    NAMED_PRODUCTS,
-    PRODUCTS,
-    SCATTERS,
-    aten,
-    experts_hit,
-    nbytes,
-    product_dtype,
-)
+from .pricing import Operator, Price, aten, nbytes, place, product_dtype
 from .shapes import Shapes
 
 _VALUED: dict[Any, Callable[..., Any]] = {
@@ -44,27 +32,6 @@ _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What is to be known of an operator."""
-
-    name: str
-    composite: bool
-    mutates: bool
-    runs: bool
-    """Not a mere allocation."""
-    product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
-    gathered: int | None
-    scatters: bool
-    by_experts: bool
-    blind: bool
-    """It writes without reading."""
-    valued: Callable[..., Any] | None
-    """What its result holds everywhere, of what each argument does."""
-    special: Callable[..., Any] | None
-    pinning: Callable[..., Any] | None
-
-
 class CardMode(TorchDispatchMode):
     """Routes operators to cards. A value that is read is a wait; what is not known reads as one, a truth as False."""
 
@@ -79,18 +46,20 @@ class CardMode(TorchDispatchMode):
         self._host = host
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._shapes = Shapes(self._fake)
-        self._blocks: dict[int, tuple[Block, Card, Any]] = {}
+        self._calls = Calls(cards, self._shapes)
         self._pinned: set[int] = set()
-        self._workspaces: dict[object, Block] = {}
-        self._kinds: dict[int, _Kind] = {}
-        """By the identity of the operator: hashing one takes torch a call into Python."""
+        self._kinds: dict[int, Kind] = {}
+        """By the identity of the operator."""
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
         }
+        self._fused = {
+            aten.scaled_dot_product_attention.default: self._attention,
+            aten.linear.default: self._linear,
+        }
         self._special = {
             aten.scaled_dot_product_attention.default: self._attend,
-            aten.linear.default: self._linear,
             aten._fused_sdp_choice.default: self._choose,
             aten._local_scalar_dense.default: self._read_value,
             aten._to_copy.default: self._to_copy,
@@ -98,8 +67,8 @@ class CardMode(TorchDispatchMode):
             aten.record_stream.default: lambda args, kwargs: None,
             aten.nonzero.default: self._unknown_size,
             aten.masked_select.default: self._unknown_size,
+            torch.ops.prim.device.default: lambda args, kwargs: args[0].device,
         }
-
         self._named = {
             "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
             "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
@@ -111,29 +80,25 @@ class CardMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
-        kind = self._kinds.get(id(func)) or self._kind(func)
+        kwargs = kwargs or {}
+        kind = self._kind(func)
         if kind.pinning is not None:
             return kind.pinning(args[0])
-        if not (any(isinstance(t, FakeTensor) for t in tensors) or _asks_for_a_card(args, kwargs)):
-            return self._on_host(func, tensors, args, kwargs)
+        faked = FakeTensor in types or any(issubclass(each, FakeTensor) for each in types)
+        if not (faked or _asks_for_a_card(args, kwargs)):
+            return self._on_host(func, args, kwargs)
         if kind.special is not None:
             return kind.special(args, kwargs)
-        if kind.composite:
+        if kind.decomposed is not None:
             with self:
-                result = func.decompose(*args, **kwargs)
+                result = kind.decomposed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = self._shapes.result(func, args, kwargs)
-        outputs = list(_tensors([result]))
-        card = self._card_of(outputs, tensors)
-        if card is not None:
-            self._send(card, kind, args, tensors, outputs)
+        result = self._calls.run(kind, args, kwargs)
         if kind.valued is not None:
             result.value = kind.valued(*map(_value, args))
-        elif func is aten.sum.default and tensors[0].dtype is torch.bool:  # how transformers asks whether all are true
-            result.value = _value(tensors[0]) * tensors[0].numel()
+        elif func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers asks whether all are true
+            result.value = _value(args[0]) * args[0].numel()
         return result
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -141,36 +106,28 @@ class CardMode(TorchDispatchMode):
         self._pinned.add(copied.untyped_storage()._cdata)
         return copied
 
-    def region(self, tensor: torch.Tensor) -> Region:
-        """Where a tensor lies on its card."""
-        block = self._blocks[tensor.untyped_storage()._cdata][0]
-        return block.address + tensor.storage_offset() * tensor.element_size(), nbytes(tensor)
-
-    def _kind(self, func: Any) -> _Kind:
-        schema = func._schema
-        composite = func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), "CompositeImplicitAutograd"
-        )
-        kind = self._kinds[id(func)] = _Kind(
-            name=str(func),
-            composite=composite,
-            mutates=schema.is_mutable,
-            runs=func not in ALLOCATIONS and func is not aten.detach_.default,
-            product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
-            gathered=GATHERS.get(func),
-            scatters=func in SCATTERS,
-            by_experts=func is aten._grouped_mm.default,
-            blind=schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
-            valued=_VALUED.get(func),
-            special=self._special.get(func) or self._named.get(func.name()),
-            pinning=self._pinning.get(func),
-        )
+    def _kind(self, func: Any) -> Kind:
+        kind = self._kinds.get(id(func))
+        if kind is None:
+            fused, priced = self._fused.get(func), Operator.of(func)
+            kind = self._kinds[id(func)] = Kind(
+                func=func,
+                priced=priced,
+                decomposed=None if fused else _decomposition(func),
+                fused=fused,
+                rounds=fused is not None or priced.product is not None,
+                valued=_VALUED.get(func),
+                special=self._special.get(func) or self._named.get(func.name()),
+                pinning=self._pinning.get(func),
+            )
         return kind
 
-    def _on_host(self, func: Any, tensors: list[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._host.operators += 1
         self._host.advance(self._cards[0].truth.host_operator_s)
+        kwargs = dict(kwargs)
         pinned = kwargs.pop("pin_memory", False)
+        tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         numel = 1
         for side in size if all(isinstance(side, int) for side in size) else ():
@@ -190,125 +147,51 @@ class CardMode(TorchDispatchMode):
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
 
-    def _card_of(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Card | None:
-        for tensor in (*outputs, *inputs):
-            if tensor.device.type == "cuda":
-                return self._cards[tensor.device.index]
-        return None
-
-    def _send(
-        self, card: Card, kind: _Kind, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
-        """Take memory for what is new, and run what is more than a view or an allocation."""
-        fresh = [tensor for tensor in outputs if self._take(tensor)]
-        if not kind.runs or not (fresh or kind.mutates):
-            return
-        reads = [tensor for tensor in inputs if tensor.device.type == "cuda" and tensor.numel()]
-        flops, dtype, name = 0.0, "", kind.name
-        if kind.product is not None:
-            flops, operand = kind.product(args)
-            dtype = product_dtype(operand)
-            name = f"{name} {dtype}"
-            self._workspace(card)
-        writes = [tensor for tensor in (fresh if fresh else outputs) if tensor.device.type == "cuda"]
-        if not any(tensor.numel() for tensor in writes):
-            return
-        read, written = [self.region(tensor) for tensor in reads], [self.region(tensor) for tensor in writes]
-        if kind.gathered is not None:
-            table = read[kind.gathered]
-            read[kind.gathered] = (table[0], min(table[1], sum(size for _, size in written)))
-        elif kind.scatters:
-            given = max((size for _, size in read[1:]), default=0)
-            written, read = [(start, min(size, given)) for start, size in written], read[1:]
-        elif kind.by_experts:
-            experts, (start, size) = args[1].shape[0], read[1]
-            read[1] = (start, int(size * experts_hit(experts, args[0].shape[0])))
-        elif kind.blind or not inputs:
-            read = []
-        card.launch(Work(name, tuple(read), tuple(written), flops, dtype))
-
-    def _take(self, tensor: torch.Tensor) -> bool:
-        """Give a new storage its memory; whether it was new."""
-        if tensor.device.type != "cuda":
-            return False
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._blocks:
-            return False
-        card = self._cards[tensor.device.index]
-        stream = card.stream
-        owner = stream.capture.pool if isinstance(stream.capture, Graph) else stream
-        block = card.memory.allocate(storage.nbytes(), owner)
-        self._blocks[key] = (block, card, weakref.ref(storage, lambda _, key=key: self._drop(key)))
-        return True
-
-    def _drop(self, key: int) -> None:
-        block, card, _ = self._blocks.pop(key)
-        card.memory.free(block)
-
-    def _workspace(self, card: Card) -> None:
-        """cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before)."""
-        if card.stream not in self._workspaces:
-            size = (32 << 20) if card.truth.capability >= (9, 0) else (8 << 20)
-            self._workspaces[card.stream] = card.memory.allocate(size, card.stream)
-
-    def _linear(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _linear(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         """One product, as cuBLAS runs it: the views around it are not worth their time here."""
         x, weight, *bias = args
         with self:
             result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-        card = self._cards[x.device.index]
-        self._workspace(card)
         dtype = product_dtype(x)
-        operands = [*(b for b in bias if b is not None), x, weight]
-        name, flops = (
-            f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}",
-            _linear_flops(x, weight),
-        )
-        card.launch(Work(name, tuple(self.region(tensor) for tensor in operands), (self.region(result),), flops, dtype))
-        return result
+        operands = [place(0, x), place(1, weight)]
+        if bias and bias[0] is not None:
+            operands = [place(2, bias[0]), *operands]
+        name = f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}"
+        written = place(len(operands), result)
+        return result, Price(name, tuple(operands), (written,), _linear_flops(x, weight), dtype, workspace=True)
 
-    def _attend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        query, key, value = args[:3]
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
-        grouped = kwargs.get("enable_gqa", False)
-        card = self._cards[query.device.index]
-        picked = attention.choice(card.truth.capability, query, key, value, mask, grouped)
-        if picked == attention.MATH:
-            with self:
-                attend = aten._scaled_dot_product_attention_math.default
-                options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
-                return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
-        name = "flash attention" if picked == attention.FLASH else "memory-efficient attention"
+    def _attend(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        query, key, value, mask, causal, grouped = _attended(args, kwargs)
+        if self._choose(args, kwargs) != attention.MATH:
+            return self._calls.run(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
+        with self:
+            attend = aten._scaled_dot_product_attention_math.default
+            options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
+            return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
+
+    def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
+        query, key, value, mask, causal, _ = _attended(args, kwargs)
         with self:
             result = attention.output(query, value)
-        operands = [query, key, value, *([] if mask is None else [mask])]
         dtype = product_dtype(query)
-        work = Work(
-            f"{name} {dtype}",
-            tuple(self.region(tensor) for tensor in operands),
-            (self.region(result),),
-            attention.flops(query, key, value, causal),
-            dtype,
-        )
-        card.launch(work)
-        return result
+        name = "flash attention" if self._choose(args, kwargs) == attention.FLASH else "memory-efficient attention"
+        operands = [query, key, value, *([] if mask is None else [mask])]
+        reads = tuple(place(at, tensor) for at, tensor in enumerate(operands))
+        written = place(len(operands), result)
+        return result, Price(f"{name} {dtype}", reads, (written,), attention.flops(query, key, value, causal), dtype)
 
-    def _choose(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-        query, key, value = args[:3]
-        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        capability = self._cards[query.device.index].truth.capability
-        return attention.choice(capability, query, key, value, mask, kwargs.get("enable_gqa", False))
+    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        query, key, value, mask, _, grouped = _attended(args, kwargs)
+        return attention.choice(self._cards[query.device.index].truth.capability, query, key, value, mask, grouped)
 
-    def _read_value(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool | int | float:
+    def _read_value(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | int | float:
         tensor = args[0]
         if tensor.device.type == "cuda":
             self._wait_for(self._cards[tensor.device.index])
         found: bool | int | float = _value(tensor)
         return found
 
-    def _quantise_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """bitsandbytes' own way (backends/cuda/ops.py, 0.50): it waits to learn that no column has an outlier."""
         values, threshold = args[0], args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
         func = torch.ops.bitsandbytes.int8_vectorwise_quant.default
@@ -318,10 +201,10 @@ class CardMode(TorchDispatchMode):
                 bool((values.abs() >= threshold).any())
                 outliers = torch.empty(0, dtype=torch.int64, device=values.device)
         rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
-        self._send(self._cards[values.device.index], self._kind(func), args, [values], [rows, scales])
+        self._calls.account(self._kind(func), args, [values], [rows, scales])
         return rows, scales, outliers
 
-    def _multiply_mixed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """LLM.int8() where no column has an outlier (bitsandbytes' backends/default/ops.py)."""
         values, rows, weight, row_scales, scales, *rest = args
         bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
@@ -330,7 +213,7 @@ class CardMode(TorchDispatchMode):
             result = multiply(rows, weight, row_scales, scales, bias=bias, dtype=values.dtype)
             return result, torch.empty(0, dtype=values.dtype, device=values.device)
 
-    def _multiply_int8(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _multiply_int8(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         rows, weight, row_scales, scales, *rest = args
         bias = rest[0] if rest else kwargs.get("bias")
         dtype = (rest[1] if len(rest) > 1 else kwargs.get("dtype")) or torch.float16
@@ -338,15 +221,12 @@ class CardMode(TorchDispatchMode):
             sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
             return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
 
-    def _multiply_4bit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _multiply_4bit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """As bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpacked in the product, or written out first."""
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
-            result = self._shapes.result(func, args, kwargs)
-            card = self._cards[values.device.index]
-            self._send(card, self._kind(func), args, list(_tensors((*args, *kwargs.values()))), [result])
-            return result
+            return self._calls.run(self._kind(func), args, kwargs)
         bitsandbytes = torch.ops.bitsandbytes
         with self:
             if (nested := kwargs.get("absmax_8bit")) is not None:
@@ -355,7 +235,7 @@ class CardMode(TorchDispatchMode):
             dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
             return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
 
-    def _unknown_size(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _unknown_size(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _wait_for(self, card: Card) -> None:
@@ -364,18 +244,15 @@ class CardMode(TorchDispatchMode):
         card.launch(Work("a value to the host"))
         card.stream.synchronize()
 
-    def _to_copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         source = args[0]
         target = torch.device(kwargs.get("device") or source.device)
         if target.type == "cuda" and target.index is None:
             current = torch.cuda.current_device()
             target = torch.device("cuda", current)
-            kwargs["device"] = target
+            kwargs = {**kwargs, "device": target}
         if source.device == target:
-            result = self._shapes.result(aten._to_copy.default, args, kwargs)
-            if target.type == "cuda":
-                self._send(self._cards[target.index], self._kind(aten._to_copy.default), args, [source], [result])
-            return result
+            return self._calls.run(self._kind(aten._to_copy.default), args, kwargs)
         if target.type == "meta":
             return self._shapes.asked(aten._to_copy.default, [source], kwargs)
         if target.type == "cpu" and nbytes(source) <= _HELD_FOR_REAL:
@@ -384,11 +261,11 @@ class CardMode(TorchDispatchMode):
             result = self._faked(aten._to_copy.default, [self._as_fake(source)], kwargs)
             if result.dtype is torch.bool and not isinstance(source, FakeTensor) and bool(source.all()):
                 result.value = True
-        self._take(result)
+        self._calls.take(result)
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
         return result
 
-    def _copy(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         target, source = args[:2]
         asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
         if source.device != target.device and (isinstance(target, FakeTensor) or target.device.type == "cpu"):
@@ -399,7 +276,7 @@ class CardMode(TorchDispatchMode):
         result = target
         if target.device.type == "cuda":
             card = self._cards[target.device.index]
-            card.launch(Work("aten.copy_.default", (self.region(source),), (self.region(target),)))
+            card.launch(Work("aten.copy_.default", (self._calls.region(source),), (self._calls.region(target),)))
         return result
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
@@ -424,6 +301,20 @@ class CardMode(TorchDispatchMode):
             card.stream.synchronize()
 
 
+def _decomposition(func: Any) -> Callable[..., Any] | None:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if func.namespace == "prim" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key.name):
+        return None
+    return func.py_kernels.get(key) or partial(func._op_dk, key)
+
+
+def _attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Query, key, value, mask, whether what follows is hidden, and whether query heads share keys."""
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+    causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
+    return *args[:3], mask, causal, kwargs.get("enable_gqa", False)
+
+
 def _asks_for_a_card(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     device = kwargs.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
     return device is not None and torch.device(device).type == "cuda"
@@ -440,11 +331,3 @@ def _value(argument: Any) -> Any:
 
 def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:
     return 2.0 * x.numel() * weight.shape[0]
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

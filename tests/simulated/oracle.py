@@ -254,7 +254,7 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_
 
 def replace_link(kernel: Kernel) -> Kernel:
     """The same kernel over a faster link."""
-    work = replace(kernel.work, link_s=kernel.work.link_s / _FASTER)
+    work = kernel.work._replace(link_s=kernel.work.link_s / _FASTER)
     return replace(kernel, work=work)
 
 

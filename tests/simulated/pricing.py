@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +34,101 @@ SCATTERS = {
     aten.slice_scatter.default,
 }
 """Of what they change they write no more than they are given."""
+
+
+class Place(NamedTuple):
+    """A region by whose it is, wherever that lies."""
+
+    number: int
+    """Of a tensor among those that a call is given and gives."""
+    offset: int
+    """Bytes from where its storage begins."""
+    nbytes: int
+
+
+class Price(NamedTuple):
+    """What the kernel of a call does; calls with tensors laid out alike have the same."""
+
+    name: str
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    flops: float = 0.0
+    dtype: str = ""
+    """Of a product's operands."""
+    workspace: bool = False
+    """Whether cuBLAS runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What its price takes to know of an operator."""
+
+    name: str
+    mutates: bool
+    runs: bool
+    """Not a mere allocation."""
+    product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
+    gathered: int | None
+    scatters: bool
+    by_experts: bool
+    blind: bool
+    """It writes without reading."""
+
+    @classmethod
+    def of(cls, func: Any) -> Operator:
+        return cls(
+            name=str(func),
+            mutates=func._schema.is_mutable,
+            runs=func not in ALLOCATIONS and func is not aten.detach_.default,
+            product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
+            gathered=GATHERS.get(func),
+            scatters=func in SCATTERS,
+            by_experts=func is aten._grouped_mm.default,
+            blind=func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
+        )
+
+    def price(
+        self,
+        args: Sequence[Any],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        fresh: Sequence[int],
+    ) -> Price | None:
+        """Of a call with these tensors, of whose outputs these have `fresh` memory; None where no kernel runs."""
+        if not self.runs or not (fresh or self.mutates):
+            return None
+        written = [at for at, tensor in enumerate(outputs) if on_card(tensor) and (at in fresh or not fresh)]
+        if not any(outputs[at].numel() for at in written):
+            return None
+        writes = [place(len(inputs) + at, outputs[at]) for at in written]
+        reads = [place(at, tensor) for at, tensor in enumerate(inputs) if on_card(tensor) and tensor.numel()]
+        if self.gathered is not None:
+            table = reads[self.gathered]
+            reads[self.gathered] = table._replace(nbytes=min(table.nbytes, sum(each.nbytes for each in writes)))
+        elif self.scatters:
+            reads = reads[1:]
+            given = max((each.nbytes for each in reads), default=0)
+            writes = [each._replace(nbytes=min(each.nbytes, given)) for each in writes]
+        elif self.by_experts:
+            experts = args[1].shape[0]
+            hit = int(reads[1].nbytes * experts_hit(experts, args[0].shape[0]))
+            reads[1] = reads[1]._replace(nbytes=hit)
+        elif self.blind or not inputs:
+            reads = []
+        if self.product is None:
+            return Price(self.name, tuple(reads), tuple(writes))
+        flops, operand = self.product(args)
+        dtype = product_dtype(operand)
+        return Price(f"{self.name} {dtype}", tuple(reads), tuple(writes), flops, dtype, workspace=True)
+
+
+def place(number: int, tensor: torch.Tensor) -> Place:
+    """Where the tensor with this number lies in its storage."""
+    return Place(number, tensor.storage_offset() * tensor.element_size(), nbytes(tensor))
+
+
+def on_card(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, disable_fake_tensor_cache
 
-Spec = tuple[Any, ...]
-"""Of an output: shape, stride, offset, dtype, device, and whether it looks at its first argument's storage."""
+
+class Layout(NamedTuple):
+    """How an output lies in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    view: bool
+    """Whether it looks at its first argument's storage; else it has one of its own, as large as it is."""
+
 
 _MAKE_SUBCLASS: Any = torch.Tensor._make_subclass
 """torch's own, whatever stands in its place while cards are simulated."""
+
+_META = torch.device("meta")
 
 _RESHAPING = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapdims_"}
 """These change the shape of what they are given."""
 
 
 class Shapes:
-    """Asks torch's fake mode for each new kind of call, and answers the next one itself, in a fifth of the time."""
+    """Asks torch's fake mode for what is new, and makes what is known itself, in a fifth of the time."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self._fake = fake
-        self._known: dict[Any, Spec | None] = {}
         self._states: dict[torch.device, dict[str, Any]] = {}
 
     def result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What `func` gives: fake tensors on the right device, their memory not yet taken."""
-        if func._schema.is_mutable:
-            name = func._schema.name.removeprefix("aten::")
-            if name.endswith("_") and name not in _RESHAPING and args and isinstance(args[0], FakeTensor):
-                return args[0]
-            return self.asked(func, args, kwargs)
-        try:
-            key = (func, _key(args), _key(kwargs.values()), *kwargs)
-            spec = self._known.get(key)
-        except TypeError:
-            return self.asked(func, args, kwargs)
-        if spec is not None:
-            return self._made(spec, args)
-        result = self.asked(func, args, kwargs)
-        if key not in self._known:
-            self._known[key] = _spec(result, args)
-        return result
+        return args[0] if in_place(func, args) else self.asked(func, args, kwargs)
 
     def asked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What torch's fake mode gives, which knows no subclasses."""
@@ -61,21 +57,22 @@ class Shapes:
             for each, kind in disguised:
                 each.__class__ = kind
 
-    def _made(self, spec: Spec, args: Sequence[Any]) -> FakeTensor:
-        now = torch.is_inference_mode_enabled()
-        # A view of a weight is no inference tensor either.
-        if spec[-1] and args[0].is_inference() != now:
-            with torch.inference_mode(not now):
-                return self._laid(spec, args)
-        return self._laid(spec, args)
+    def made(self, layout: Layout, args: Sequence[Any]) -> FakeTensor:
+        """One more tensor that lies so."""
+        if layout.view:
+            now = torch.is_inference_mode_enabled()
+            # A view of a weight is no inference tensor either.
+            if args[0].is_inference() != now:
+                with torch.inference_mode(not now):
+                    return self._laid(layout, args)
+        return self._laid(layout, args)
 
-    def _laid(self, spec: Spec, args: Sequence[Any]) -> FakeTensor:
-        shape, stride, offset, dtype, device, view = spec
-        with torch._C._DisableTorchDispatch():
-            made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            if view:
-                made.set_(args[0].untyped_storage(), offset, shape, stride)
-            return self._fakes(made, device)
+    def _laid(self, layout: Layout, args: Sequence[Any]) -> FakeTensor:
+        shape, stride, offset, dtype, device, view = layout
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+        if view:
+            made.set_(args[0].untyped_storage(), offset, shape, stride)
+        return self._fakes(made, device)
 
     def _fakes(self, made: torch.Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor of a device; after the first one without what torch's constructor asks each time anew."""
@@ -127,21 +124,35 @@ def copied(whole: Any) -> Any:
     return new
 
 
-def _key(values: Any) -> tuple[Any, ...]:
-    """Raises TypeError for what cannot be told apart."""
-    parts: list[Any] = []
+def in_place(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a call gives back its first argument, which keeps its shape."""
+    if not func._schema.is_mutable:
+        return False
+    name = func._schema.name.removeprefix("aten::")
+    return name.endswith("_") and name not in _RESHAPING and bool(args) and isinstance(args[0], FakeTensor)
+
+
+def described(values: Iterable[Any], tensors: list[torch.Tensor], parts: list[Any]) -> None:
+    """Adds the tensors among `values`, and all that tells these from others that an operator treats otherwise."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            parts.append((value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, type(value)))
+            tensors.append(value)
+            parts += (
+                type(value),
+                value.shape,
+                value.stride(),
+                value.storage_offset(),
+                value.dtype,
+                value.device,
+            )
         elif isinstance(value, (list, tuple)):
-            parts.append(_key(value))
+            parts.append(len(value))
+            described(value, tensors, parts)
         else:
-            hash(value)
-            parts.append((type(value), value))
-    return tuple(parts)
+            parts += (type(value), value)
 
 
-def _spec(result: Any, args: Sequence[Any]) -> Spec | None:
+def layout_of(result: Any, args: Sequence[Any]) -> Layout | None:
     """None for what is no single, plain tensor."""
     if type(result) is not FakeTensor:
         return None
@@ -152,4 +163,5 @@ def _spec(result: Any, args: Sequence[Any]) -> Spec | None:
         return None
     if not view and result.untyped_storage().nbytes() != result.numel() * result.element_size():
         return None
-    return (tuple(result.shape), result.stride(), result.storage_offset(), result.dtype, result.device, view)
+    shape, stride = tuple(result.shape), result.stride()
+    return Layout(shape, stride, result.storage_offset(), result.dtype, result.device, view)
