@@ -101,7 +101,7 @@ class Ranks:
         self.machine = machine
         self.work: ModelWork = walk_rank(skeleton, group.size, group.rank)
         self.share: Share = load_share(request, prepared.config, group, skeleton)
-        group.share_cores()
+        self.own_cores: bool = group.share_cores()
         self.bench = Bench(machine, int(prepared.config.get_text_config().vocab_size))
         self._engine = EagerEngine(self.share.joined, machine)
 

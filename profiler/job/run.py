@@ -21,7 +21,7 @@ from profiler.job.ranks import Ranks, set_up_ranks
 from profiler.job.request import Prepared, prepare
 from profiler.job.stages import Listener, Stages
 from profiler.job.wanted import measure_wanted
-from profiler.job.warnings import device_warnings, model_warnings
+from profiler.job.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.machine import machine_for
@@ -73,6 +73,8 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         subject, ceilings, dispatch = set_up_ranks(prepared, ranks, roof_dtypes(ranks.work, prepared.request))
     machine = stages.machine
     warnings = [*device_warnings(machine.info, foreign), *model_warnings(subject, ceilings, bool(dispatch))]
+    if ranks is not None and ranks.own_cores:
+        warnings.append(OWN_CORES)
     health = HealthRecord(not_seen=machine.source.missing, idle_power_w=idle_w, settings=machine.source.facts())
     document = opening(prepared, subject, ceilings, dispatch, health, warnings)
     document = replace(document, ranks=group.size if group else 1)

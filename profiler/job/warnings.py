@@ -12,6 +12,11 @@ from profiler.roofs.values import Ceilings
 from profiler.units import percent, scaled
 from profiler.work.operators import Linear
 
+OWN_CORES = (
+    "each rank has cores of its own here, and gloo's event loops no right to preempt: a plain torchrun gives neither,"
+    " and its steps take longer."
+)
+
 
 def device_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
     """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""

@@ -76,8 +76,8 @@ class Group:
         if self.rank == 0:
             signal.signal(signal.SIGTERM, keeps)
 
-    def share_cores(self) -> None:
-        """Give each rank on a CPU cores of its own, and gloo's event loops no right to preempt (Linux alone).
+    def share_cores(self) -> bool:
+        """Give each rank on a CPU cores of its own, and gloo's event loops no right to preempt, where Linux can.
 
         A loop tries again and again for a lock (`Pair::handleEvents`, gloo/transport/tcp/pair.cc), for a whole slice of
         the scheduler's where it has preempted the thread that holds it: of two ranks on two cores a message then takes
@@ -85,7 +85,7 @@ class Group:
         well. Every process group has a loop: to be called when all are made, transformers' own included.
         """
         if self.device.type != "cpu" or not (hasattr(os, "sched_setaffinity") and _THREADS.is_dir()):
-            return
+            return False
         here = [rank for rank, peer in enumerate(self._peers) if peer.host == self._peers[self.rank].host]
         cores, number = sorted(os.sched_getaffinity(0)), here.index(self.rank)
         first, last = (each * len(cores) // len(here) for each in (number, number + 1))
@@ -94,6 +94,7 @@ class Group:
                 os.sched_setaffinity(int(thread.name), cores[first : max(last, first + 1)])
                 if (thread / "comm").read_text().strip() == _GLOO_LOOP:
                     os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+        return True
 
     def order(self, order: object) -> None:
         """Tell the others what comes next (rank 0). Raises RankError where one of them is gone."""

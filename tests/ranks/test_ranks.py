@@ -135,7 +135,9 @@ def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
         assert len(step.own_s) == 4
         assert min(step.own_s) > 0
     assert all(result.link_s > 0 for result in run.measured)
-    assert "4 ranks, each with" in (out / "report.md").read_text()
+    told = (out / "report.md").read_text()
+    assert "4 ranks, each with" in told
+    assert "a plain torchrun gives neither" in told
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from profiler.machine.clock import no_gc
 
 from . import four_bit, nvml
 from .card import Card
@@ -74,7 +75,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     driver = Driver(cards)
     world = World(host, cards, driver)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_collected_when_asked())
+        # Python's own moments to collect, and with them what a card's memory holds, hang on all that ran before.
+        stack.enter_context(no_gc())
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
@@ -103,19 +105,6 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         torch._C._set_only_lift_cpu_tensors(True)
         stack.enter_context(CardMode(cards, host))
         yield world
-
-
-@contextlib.contextmanager
-def _collected_when_asked() -> Iterator[None]:
-    """Within, garbage goes when `gc.collect` is called: Python's own moments, and with them what a card's memory holds,
-    hang on all that this process ran before."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _to(whole: Any) -> Any:
