@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -45,8 +45,8 @@ class Engine(Protocol):
     """Whether the LM head runs on the last position alone in a prefill."""
     kept_bytes: int
     """Bytes that it holds for other shapes than the one that it was prepared for last."""
-    beside: int
-    """Processes on this host's own cores that work in step with this one, and are no foreign load."""
+    beside: Sequence[int]
+    """Processes (their numbers) on this host that work in step with this one, and are no foreign load."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
 

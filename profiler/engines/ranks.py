@@ -26,7 +26,7 @@ class LeadingEngine(EagerEngine):
         super().__init__(model, machine)
         self._group = group
         self._announce = announce
-        self.beside = 0 if machine.is_cuda else group.size - 1
+        self.beside = group.beside
 
     def announce(self, cell: Cell, steps: int | None) -> None:
         self._announce(cell, steps)

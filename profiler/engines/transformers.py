@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -44,7 +44,7 @@ class EagerEngine:
     whole_calls: ClassVar[bool] = False
     taxes: ClassVar[bool] = False
     kept_bytes: int = 0
-    beside: int = 0
+    beside: Sequence[int] = ()
     graph_breaks: int | None = None
     owned: OwnedModel | None = None
     scheduled: tuple[Scheduled, ...] = ()

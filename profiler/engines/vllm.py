@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +73,7 @@ class VllmEngine:
     owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
     kept_bytes: int = 0
-    beside: int = 0
+    beside: Sequence[int] = ()
     graph_breaks: int | None = None
     owned: OwnedModel
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import statistics
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiler.diagnosis.facts import DispatchSamples, RankSteps
 from profiler.engines.base import Engine
@@ -21,7 +22,7 @@ from profiler.loading.request import dtype_name
 from profiler.loading.skeleton import plan, quiet_libraries
 from profiler.machine.links import Link, fitted
 from profiler.machine.machine import Machine
-from profiler.machine.ranks import Group, silent
+from profiler.machine.ranks import Group, in_common_s, silent
 from profiler.probes.dispatch import measure_dispatch
 from profiler.probes.subject import Subject, execution_paths
 from profiler.roofs.measure import measure
@@ -48,46 +49,49 @@ class Order:
 
 @dataclass(frozen=True)
 class Alone:
-    """One rank's share of a cell, with nothing exchanged nor waited for."""
+    """One rank's passes over its share of a cell, with nothing exchanged: the one that fills the cache, then each step.
+
+    Ranks whose hosts wait for their exchanges meet in each instead.
+    """
 
     prefill_s: float | None
     decode_s: tuple[float, ...]
-    reached_s: tuple[float, ...]
-    """When each exchange would have begun: as many in the first pass, which fills the cache, as in each step behind it;
-    nothing where that is not known."""
+    begun_s: tuple[float, ...]
+    """When this rank came to each exchange, as many in each pass (`Silence`)."""
+    ended_s: tuple[float, ...]
+
+    @property
+    def timed_s(self) -> NDArray[np.float64]:
+        """[pass]; NaN for a prefill that is not timed."""
+        return np.array([math.nan if self.prefill_s is None else self.prefill_s, *self.decode_s])
 
 
-def own_work(engine: Engine, cell: Cell, steps: int, bench: Bench, ranks: int) -> Alone:
+def own_work(engine: Engine, cell: Cell, steps: int, bench: Bench, group: Group) -> Alone:
     """What this rank's share of a cell takes; all ranks work at once."""
-    with silent(ranks, bench.machine) as silence:
+    with silent(group, bench.machine) as silence:
         prefill_s, decode_s = follow(engine, cell, steps, bench)
-    away_s = sum(silence.away_s) / (1 + len(decode_s))
-    # A host that runs ahead of its device tells nothing of when the device was there.
-    return Alone(
-        None if prefill_s is None else prefill_s - away_s,
-        tuple(step_s - away_s for step_s in decode_s),
-        () if bench.machine.clock.ahead else tuple(silence.reached_s),
+    return Alone(prefill_s, decode_s, tuple(silence.begun_s), tuple(silence.ended_s))
+
+
+def together(cell: Cell, every: Sequence[Alone], *, one_clock: bool = True) -> RankSteps:
+    """The ranks' shares of a cell beside each other: what each takes, and what all do with what they wait for others.
+
+    A rank's own share is what it spends outside of exchanges, theirs what they do not spend in exchanges all at once.
+    """
+    timed_s = np.array([alone.timed_s for alone in every])  # [rank, pass]
+    begun_s, ended_s = (
+        np.array(marks_s).reshape(*timed_s.shape, len(marks_s[0]) // timed_s.shape[1])  # [rank, pass, exchange]
+        for marks_s in ([alone.begun_s for alone in every], [alone.ended_s for alone in every])
     )
-
-
-def together(cell: Cell, every: Sequence[Alone]) -> RankSteps:
-    """The ranks' shares of a cell beside each other, and what they take where each exchange waits for the last rank."""
-    prefill_s = tuple(alone.prefill_s for alone in every if alone.prefill_s is not None)
-    decode_s = tuple(statistics.median(alone.decode_s) for alone in every)
-    steps = len(every[0].decode_s)
-    exchanges, odd = divmod(len(every[0].reached_s), steps + 1)
-    if not exchanges or odd:
-        return RankSteps(cell, prefill_s, decode_s)
-    between_s = np.diff([alone.reached_s for alone in every], axis=1)  # [rank, exchange]
-    within_s, later_s = between_s[:, : exchanges - 1], between_s[:, exchanges - 1 :]
-    around_s = max(np.subtract(prefill_s, within_s.sum(axis=1))) if prefill_s else 0.0
-    last_s = later_s.reshape(len(every), steps, exchanges).max(axis=0).sum(axis=1)  # [step]
+    own_s = timed_s - (ended_s - begun_s).sum(axis=2)
+    last_s = timed_s.max(axis=0) - in_common_s(begun_s, ended_s, one_clock=one_clock).sum(axis=1)
+    prefills = slice(0, 0) if every[0].prefill_s is None else slice(0, 1)
     return RankSteps(
         cell,
-        prefill_s,
-        decode_s,
-        prefill_last_s=float(within_s.max(axis=0).sum() + around_s) if prefill_s else 0.0,
-        decode_last_s=float(np.median(last_s[min(1, steps - 1) :])),  # the first step pays for the cache's growth
+        tuple(map(float, own_s[:, prefills].ravel())),
+        tuple(map(float, np.median(own_s[:, 1:], axis=1))),
+        prefill_last_s=float(last_s[prefills].sum()),
+        decode_last_s=float(np.median(last_s[min(2, len(last_s) - 1) :])),  # the first step pays for the cache's growth
     )
 
 
@@ -123,7 +127,7 @@ class Ranks:
         found = []
         for cell in cells:
             self.group.order(Order("alone", cell))
-            found.append(together(cell, self.group.gather(self._alone(cell))))
+            found.append(together(cell, self.group.gather(self._alone(cell)), one_clock=self.group.one_clock))
         return found
 
     def follow(self) -> None:
@@ -149,8 +153,8 @@ class Ranks:
     def _alone(self, cell: Cell) -> Alone:
         """This rank's share of a cell; the second of two, since shapes warm up."""
         steps = min(_OWN_STEPS, cell.decode_steps)
-        own_work(self._engine, cell, steps, self.bench, self.group.size)
-        return own_work(self._engine, cell, steps, self.bench, self.group.size)
+        own_work(self._engine, cell, steps, self.bench, self.group)
+        return own_work(self._engine, cell, steps, self.bench, self.group)
 
 
 def set_up_ranks(

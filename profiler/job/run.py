@@ -62,7 +62,7 @@ def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group
 
 
 def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: Group | None) -> Run:
-    idle_w, foreign = idle_power_w(stages.machine.source), ForeignLoad()
+    idle_w, foreign = idle_power_w(stages.machine.source), ForeignLoad(group.beside if group else ())
     ranks = None
     if group is None:
         subject, ceilings, dispatch = set_up(prepared, stages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import psutil
 
@@ -15,37 +15,61 @@ _LEAST_S = 0.3
 
 
 class ForeignLoad:
-    """Starts to look when it is made."""
+    """Starts to look when it is made; processes `beside` this one work for it, and are not foreign."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Sequence[int] = ()) -> None:
+        self._beside = [found for pid in beside if (found := _process(pid)) is not None]
+        self._cores = set(_cores(None)).union(*(_cores(each) for each in self._beside))
         self._start_s = now_s()
-        self._start = self._busy_s(), time.process_time()
+        self._start = self._busy_s(), self._own_s()
 
     @property
     def watched(self) -> int:
-        """Cores that are looked at: this process's set."""
-        return len(_own_cores())
+        """Cores that are looked at: those that this process and those beside it may run on."""
+        return len(self._cores)
 
     def cores(self) -> float | None:
-        """Cores of this process's set that others kept busy since; None when too little time has passed."""
+        """Cores of those that others kept busy since; None when too little time has passed."""
         elapsed_s = now_s() - self._start_s
         if elapsed_s < _LEAST_S:
             return None
         busy_s = self._busy_s() - self._start[0]
-        own_s = time.process_time() - self._start[1]
+        own_s = self._own_s() - self._start[1]
         return max(0.0, (busy_s - own_s) / elapsed_s)
 
-    @staticmethod
-    def _busy_s() -> float:
-        """Seconds that the cores of this process's set have spent on anybody's work."""
-        every, own = psutil.cpu_times(percpu=True), _own_cores()
+    def _busy_s(self) -> float:
+        """Seconds that the cores have spent on anybody's work."""
         return sum(
             times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
-            for number, times in enumerate(every)
-            if number in own
+            for number, times in enumerate(psutil.cpu_times(percpu=True))
+            if number in self._cores
         )
 
+    def _own_s(self) -> float:
+        """Seconds that this process and those beside it have worked."""
+        return time.process_time() + sum(_worked_s(each) for each in self._beside)
 
-def _own_cores() -> Collection[int]:
-    """Cores that this process may run on."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _worked_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _cores(process: psutil.Process | None) -> Collection[int]:
+    """Cores that a process may run on; this one where none is named."""
+    if not hasattr(os, "sched_getaffinity"):
+        return range(os.cpu_count() or 1)
+    try:
+        return os.sched_getaffinity(process.pid if process else 0)
+    except OSError:
+        return ()

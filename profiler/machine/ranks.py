@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from profiler.errors import RankError, first_line
 from profiler.machine.links import Point
@@ -34,8 +36,7 @@ _WARM_CALLS = 3
 _BETWEEN_BYTES = 8 << 20
 _THREADS = Path("/proc/self/task")
 _GLOO_LOOP = "gloo_tcp_loop"
-_AWAY_S = 150e-6
-"""About as long as gloo takes for a message without content."""
+_SMALL = 512
 
 
 def under_torchrun() -> bool:
@@ -96,6 +97,17 @@ class Group:
                     os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
         return True
 
+    @property
+    def one_clock(self) -> bool:
+        """Whether all ranks are of one host."""
+        return len({peer.host for peer in self._peers}) == 1
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """The other ranks' processes on this host."""
+        own = self._peers[self.rank]
+        return tuple(peer.pid for peer in self._peers if peer.host == own.host and peer.pid != own.pid)
+
     def order(self, order: object) -> None:
         """Tell the others what comes next (rank 0). Raises RankError where one of them is gone."""
         with self.together():
@@ -144,6 +156,14 @@ class Group:
                 return tuple(found)
             time.sleep(0.05)
 
+    def meet(self) -> None:
+        """Wait until all ranks are here, by a message as small as a decode step's.
+
+        Raises RankError where one of them is gone.
+        """
+        with self.together():
+            self._orders.allreduce([torch.zeros(_SMALL)]).wait()
+
     def close(self) -> None:
         """End the group."""
         dist.destroy_process_group()
@@ -157,70 +177,83 @@ class Group:
 
     def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> Point:
         message = torch.ones(nbytes // 4, dtype=torch.float32, device=self.device)
-        times_s = partial(_in_a_row_s if machine.clock.ahead else _in_a_step_s, message, machine)
-        times_s(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)
+        seconds = partial(self._in_a_row_s if machine.clock.ahead else self._in_a_step_s, message, machine)
+        seconds(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)
         started_s = machine.now_s()
-        times_s(1)
+        seconds(1)
         # Rank 0 says for how many there is time: all must make the same number of calls.
         within = int(budget_s / max(machine.now_s() - started_s, 1e-9))
         calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, within))])
         dist.broadcast(calls, src=0, group=self._orders)
-        seconds = torch.tensor(times_s(int(calls)), dtype=torch.float64)
+        return Point(self.size, nbytes, seconds(int(calls)))
+
+    def _in_a_row_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
+        """The mean of so many in a row: where the host runs ahead, what submits one is no part of it."""
+        machine.clock.synchronize()
+        marks = [machine.clock.mark()]
+        for _ in range(calls):
+            dist.all_reduce(message)
+        marks.append(machine.clock.mark())
+        machine.clock.synchronize()
+        seconds = torch.tensor(machine.clock.seconds(marks), dtype=torch.float64)
         # A rank that comes early waits for the others: the last one's time is the exchange's.
         dist.all_reduce(seconds, op=dist.ReduceOp.MIN, group=self._orders)
-        return Point(self.size, nbytes, float(seconds.mean()))
+        return float(seconds) / calls
+
+    def _in_a_step_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
+        """The mean of so many, behind a read of more than a core's own caches hold, as a layer's weights are before
+        its sum: each from when the last rank comes to it to when the first one goes on."""
+        between, begun_s, ended_s = torch.ones(_BETWEEN_BYTES // 4), [], []
+        for _ in range(calls):
+            between.sum()
+            begun_s.append(machine.now_s())
+            dist.all_reduce(message)
+            ended_s.append(machine.now_s())
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, (begun_s, ended_s), group=self._orders)
+        marks_s = (np.array(each) for each in zip(*every, strict=True))
+        return float(np.mean(in_common_s(*marks_s, one_clock=self.one_clock)))
 
 
-def _in_a_row_s(message: torch.Tensor, machine: Machine, calls: int) -> list[float]:
-    """The mean of so many in a row: where the host runs ahead, what submits one is no part of it."""
-    machine.clock.synchronize()
-    marks = [machine.clock.mark()]
-    for _ in range(calls):
-        dist.all_reduce(message)
-    marks.append(machine.clock.mark())
-    machine.clock.synchronize()
-    return [machine.clock.seconds(marks)[0] / calls]
+def in_common_s(begun_s: NDArray[np.float64], ended_s: NDArray[np.float64], *, one_clock: bool) -> NDArray[np.float64]:
+    """How long all ranks were in an exchange, from when each came to when each went on: [rank, ...] -> [...].
 
-
-def _in_a_step_s(message: torch.Tensor, machine: Machine, calls: int) -> list[float]:
-    """Each of so many, behind a read of more than a core's own caches hold, as a layer's weights are before its sum."""
-    between, found = torch.ones(_BETWEEN_BYTES // 4), []
-    for _ in range(calls):
-        between.sum()
-        marks = [machine.clock.mark()]
-        dist.all_reduce(message)
-        marks.append(machine.clock.mark())
-        found += machine.clock.seconds(marks)
-    return found
+    From when the last one came to when the first one went on; where hosts have clocks of their own, the shortest stay,
+    which is the last one's.
+    """
+    if one_clock:
+        return np.asarray(ended_s.min(axis=0) - begun_s.max(axis=0))
+    return np.asarray((ended_s - begun_s).min(axis=0))
 
 
 @dataclass(frozen=True)
 class Silence:
-    """The exchanges that a rank left out, in order."""
+    """When a rank came to each exchange that it left out and when it went on, on its host's clock, in order.
 
-    reached_s: list[float]
-    """When each would have begun, on a clock that stands still in them."""
-    away_s: list[float]
-    """How long each was waited for."""
+    Nothing where the host runs ahead of its device: it does not know when the device was there.
+    """
+
+    begun_s: list[float]
+    ended_s: list[float]
 
 
 @contextlib.contextmanager
-def silent(size: int, machine: Machine) -> Iterator[Silence]:
+def silent(group: Group, machine: Machine) -> Iterator[Silence]:
     """Within, nothing is exchanged: sums stay partial and gathered wholes are copies of this rank's piece.
 
-    For the time of a rank's own work. What transformers (5.23) and DTensor call is replaced by name. A host that waits
-    for its exchanges gives its core away for a moment instead: what follows finds caches as cold as behind one.
+    For the time of a rank's own work. What transformers (5.23) and DTensor call is replaced by name. Hosts that wait
+    for their exchanges meet instead: ranks that take turns on a core begin and end each piece as in a step, and what
+    follows finds caches as cold as behind an exchange.
     """
     import torch.distributed._functional_collectives as functional
 
     found = Silence([], [])
 
     def skip() -> None:
-        begun_s = machine.now_s()
-        found.reached_s.append(begun_s - sum(found.away_s))
         if not machine.clock.ahead:
-            time.sleep(_AWAY_S)
-        found.away_s.append(machine.now_s() - begun_s)
+            found.begun_s.append(machine.now_s())
+            group.meet()
+            found.ended_s.append(machine.now_s())
 
     def keeps(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         skip()
@@ -228,7 +261,7 @@ def silent(size: int, machine: Machine) -> Iterator[Silence]:
 
     def repeats(tensor: torch.Tensor, gather_dim: int, *_: object, **__: object) -> torch.Tensor:
         skip()
-        return torch.cat([tensor] * size, dim=gather_dim)
+        return torch.cat([tensor] * group.size, dim=gather_dim)
 
     gathers = [name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)]
     replaced: list[tuple[Any, str, Any]] = [(dist, "all_reduce", keeps), (functional, "all_reduce", keeps)]

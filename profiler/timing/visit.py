@@ -116,12 +116,10 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     warm_ups = _warm_prefill(prefills) if round_number == 0 else []
     machine.reset_peak()
     # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
-    load = None if machine.is_cuda else ForeignLoad()
+    load = None if machine.is_cuda else ForeignLoad(engine.beside)
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
-    if foreign_cores is not None:
-        foreign_cores = max(0.0, foreign_cores - engine.beside)
     _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))

@@ -94,7 +94,7 @@ def _under(
         own: list[Alone] = []
         whole: list[Any] = []
         for turn in range(turns):
-            share = own_work(engine, cell, cell.decode_steps, held.bench, group.size)
+            share = own_work(engine, cell, cell.decode_steps, held.bench, group)
             dist.barrier()  # nobody waits in the first exchange for who took longer alone
             with slowed(*planted):
                 joint = follow(engine, cell, cell.decode_steps, held.bench)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,22 +187,37 @@ def test_who_waits_for_a_rank_that_will_not_come_ends_when_torchrun_asks() -> No
         process.kill()
 
 
-def test_every_exchange_waits_for_the_rank_that_comes_to_it_last() -> None:
-    """Two ranks take 10 ms a step each, with two exchanges: pieces of 6 and 4 ms on one, of 4 and 6 on the other, so
-    that a step of both takes 12. Their prefills take 20 ms, of which 5 and 9 lie between its two exchanges."""
+def _passes(*pieces_s: tuple[float, float]) -> Alone:
+    """A prefill and three steps of two exchanges, 1 ms each, all ranks in them every 11 ms: behind them this rank waits
+    for its core and then works, from when to when is given for each piece of a pass."""
+    works = list(pieces_s) * 4
+    begun = [0.011 * number + until_s for number, (_, until_s) in enumerate(works)]
+    ended = [0.011 * (number + 1) + from_s for number, (from_s, _) in enumerate([*works[1:], works[0]])]
+    return Alone(0.022, (0.022,) * 3, tuple(begun), tuple(ended))
 
-    def alone(within: float, first: float) -> Alone:
-        reached = [0.001, 0.001 + within]
-        for _ in range(3):
-            reached += [reached[-1] + first, reached[-1] + 0.010]
-        return Alone(0.020, (0.010,) * 3, tuple(reached))
 
-    found = together(Cell(1, 8, 4), [alone(0.005, 0.006), alone(0.009, 0.004)])
-    assert found.seconds("decode") == (0.010, 0.010)
+@pytest.mark.parametrize("one_clock", [True, False])
+def test_every_exchange_waits_for_the_rank_that_comes_to_it_last(one_clock: bool) -> None:
+    """Two ranks on cores of their own, pieces of 10 and 4 ms on one, of 7 and 10 on the other: 20 ms together."""
+    found = together(
+        Cell(1, 8, 4), [_passes((0, 0.010), (0, 0.004)), _passes((0, 0.007), (0, 0.010))], one_clock=one_clock
+    )
+    assert found.seconds("decode") == pytest.approx((0.014, 0.017))
+    assert found.last_s("decode") == pytest.approx(0.020)
+    assert found.last_s("prefill") == pytest.approx(0.020)
+
+
+def test_ranks_that_take_turns_on_a_core() -> None:
+    """5 ms each behind every exchange, one after the other: each works for half of the 20 that both take."""
+    found = together(Cell(1, 8, 4), [_passes((0, 0.005), (0, 0.005)), _passes((0.005, 0.010), (0.005, 0.010))])
+    assert found.seconds("decode") == pytest.approx((0.010, 0.010))
+    assert found.last_s("decode") == pytest.approx(0.020)
+
+
+def test_cells_without_exchanges_or_prefills() -> None:
+    found = together(Cell(1, 8, 4), [Alone(None, (0.010,) * 3, (), ()), Alone(None, (0.012,) * 3, (), ())])
+    assert found.seconds("prefill") == ()
     assert found.last_s("decode") == pytest.approx(0.012)
-    assert found.last_s("prefill") == pytest.approx(0.009 + 0.015)
-    unknown = replace(alone(0.005, 0.006), reached_s=())
-    assert together(Cell(1, 8, 4), [unknown, unknown]).last_s("decode") == 0.010
 
 
 @pytest.mark.timing

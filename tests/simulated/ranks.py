@@ -22,7 +22,7 @@ from torch import nn
 from profiler.loading.ranks import Share
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.machine.links import CollectiveKind, bus_share
-from profiler.machine.ranks import Group
+from profiler.machine.ranks import Group, _Peer
 from profiler.work.parallel import _SENDS
 from profiler.work.walk import collapse_numbers
 
@@ -47,6 +47,7 @@ class SimulatedGroup(Group):
         self.device = torch.device("cuda", 0)
         self.rank, self.size = 0, size
         self._orders = None
+        self._peers = [_Peer("host", number) for number in range(size)]
 
     def order(self, order: object) -> None:
         """The others do the same at the same time."""
