@@ -15,6 +15,10 @@ from profiler.units import duration, percent, scaled, signed_duration, significa
 _WORTH_A_TERM = 0.05
 # A saving of less than this share of a prefill is left to the table.
 _WORTH_A_SENTENCE = 0.1
+# A term of less than this share of a step is left to the split.
+_WORTH_A_WORD = 0.1
+# The best streams and products of cards reach 0.8 to 0.95 of their roofs within a model.
+_NEAR_ROOF = 0.8
 
 
 def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[EngineDifference] = ()) -> list[str]:
@@ -103,19 +107,19 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     regime, s = cell.verdict.regime, cell.split
     if regime == "memory-bound":
         kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
-        share = cell.bytes_per_s / setting.memory_bytes_per_s
+        cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
         return (
-            f"memory-bound{kv}: {percent(share)} of the {scaled(setting.memory_bytes_per_s, 'B/s')}"
-            f" that this {setting.device_name} really has, {duration(s.latency_s)} a step{_beside(s)}"
+            f"memory-bound{kv}: {percent(cell.bytes_per_s / cell.memory_roof)} of the"
+            f" {scaled(cell.memory_roof, 'B/s')} that this {setting.device_name} really has{cached},"
+            f" {duration(s.latency_s)} a step{_beside(s)}"
         )
     if regime == "compute-bound":
-        share = cell.flops_per_s / setting.compute_flops_per_s
         return (
-            f"compute-bound{_throttled(cell)}: {percent(share)} of the"
-            f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} that this {setting.device_name} really has"
+            f"compute-bound{_throttled(cell)}: {percent(cell.flops_per_s / cell.compute_roof)} of the"
+            f" {scaled(cell.compute_roof, 'FLOP/s')} that this {setting.device_name} really has"
         )
     if regime == "overhead-bound":
-        return f"overhead-bound: of {duration(s.latency_s)}, dispatch takes {duration(s.dispatch_s or s.floor_s)}"
+        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell)}"
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
@@ -129,6 +133,16 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
     )
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}"
+
+
+def _overhead(cell: JudgedCell) -> str:
+    s = cell.split
+    graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
+    if graph_saves_s > s.dispatch_s:
+        return f"the same work as one graph saves {duration(graph_saves_s)}"
+    if s.engine_s > s.dispatch_s:
+        return f"the engine takes {duration(s.engine_s)}, while the device idles"
+    return f"dispatch takes {duration(s.dispatch_s)}"
 
 
 def _throttled(cell: JudgedCell) -> str:
@@ -161,7 +175,7 @@ def _beside(s: Split) -> str:
         "padding": s.padding_s,
     }
     name = max(terms, key=lambda key: terms[key])
-    return f", of which {name} {duration(terms[name])}" if terms[name] >= 0.1 * s.latency_s else ""
+    return f", of which {name} {duration(terms[name])}" if terms[name] >= _WORTH_A_WORD * s.latency_s else ""
 
 
 def _largest_terms(s: Split) -> str:
@@ -191,10 +205,9 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
         first = min(cell.key.tokens for cell in bound)
         smaller = [cell for cell in prefills if cell.key.tokens < first]
         since = f" from {first} tokens" if smaller else ""
-        share = best.flops_per_s / setting.compute_flops_per_s
         return (
-            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)} of the"
-            f" {scaled(setting.compute_flops_per_s, 'FLOP/s')} measured here,"
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(best.flops_per_s / best.compute_roof)}"
+            f" of the {scaled(best.compute_roof, 'FLOP/s')} measured here,"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
@@ -203,6 +216,16 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
 def _what_it_saves(lever: Lever) -> str:
     """A tried change saves; a computed one would, under what it assumes."""
     return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {duration(lever.saves_s)}"
+
+
+def _no_change(s: Split) -> str:
+    """Of a step that no lever shortens: because it is near its roof, or because nobody knows where its time goes."""
+    at = f"this step is at {percent(s.attained)} of its roofline"
+    if s.attained >= _NEAR_ROOF:
+        return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
+    share = s.unexplained_s / s.latency_s
+    unknown = f", and {percent(share)} of it is unexplained" if share > _WORTH_A_WORD else ""
+    return f"No change is known that saves 5 %: {at}{unknown}."
 
 
 def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
@@ -227,8 +250,5 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
     if not parts:
-        return (
-            f"Nothing to gain but a faster device: this step is at {percent(first.split.attained)} of its roofline, and"
-            " no change saves 5 % of it."
-        )
+        return _no_change(first.split)
     return f"What to change: {'; '.join(parts)}."

@@ -275,6 +275,10 @@ class JudgedCell:
     tokens_per_s: float
     flops_per_s: float
     bytes_per_s: float
+    memory_roof: float
+    """Bytes/s under which it was judged: a cache's, where one holds what it reads."""
+    compute_roof: float
+    """FLOP/s, by the dtypes that its products run in."""
     split: Split
     verdict: Verdict
     operators: Sequence[OperatorWork] = ()
@@ -290,6 +294,8 @@ class JudgedCell:
     """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
     host_pace_s: float = 0.0
     """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""
+    graph_step_s: float | None = None
+    """The same work as one launch, where it was recorded."""
     clock_share: float = 1.0
     """The card's clock over that of its compute roof."""
     knee: float | None = None

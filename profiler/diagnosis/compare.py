@@ -41,6 +41,7 @@ class Shift:
     """Of its logarithm, 95 %."""
     roof_ratio: float | None
     """The same by the roofs; None where both runs share one measurement of them."""
+    told_by: Literal["sentinel", "roofs"] = "sentinel"
 
     @property
     def is_claim(self) -> bool:
@@ -228,7 +229,7 @@ def _shifts(before: Witness | None, after: Witness | None) -> tuple[Shift, ...]:
                 Shift(resource, second / first, math.hypot(first_half, second_half), roof_ratio if anew else None)
             )
         elif anew:
-            found.append(Shift(resource, roof_ratio, roof_half_width, roof_ratio))
+            found.append(Shift(resource, roof_ratio, roof_half_width, roof_ratio, "roofs"))
     return tuple(found)
 
 

@@ -156,12 +156,20 @@ def _weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
         if dense_from is not None and cell.key.tokens >= dense_from:
             dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
             because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-        found.append(Lever(_FOUR_BIT_WEIGHTS, s.weights_s * (1 - _FOUR_BITS / bits) - dense_s, because))
+        saves_s = s.weights_s * _in_linears(cell, setting) * (1 - _FOUR_BITS / bits)
+        found.append(Lever(_FOUR_BIT_WEIGHTS, saves_s - dense_s, because))
     return found
 
 
+def _in_linears(cell: JudgedCell, setting: Setting) -> float:
+    """Share of the weights read that lies in the blocks' linears: no format here packs embeddings and heads."""
+    read_bytes = float(sum(item.weight_bytes for item in cell.operators))
+    return min(1.0, setting.weights * setting.weight_bits / 8 / read_bytes) if read_bytes else 1.0
+
+
 def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    copies_s = cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
+    static = Cause.UNFILLED_SLOTS in cell.avoidable_s  # it rolls its windows all the same
+    copies_s = 0.0 if static else cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
         Lever(_STATIC_CACHE, copies_s, "which is not copied at every step"),

@@ -205,6 +205,8 @@ def _judged(
         tokens_per_s=row.tokens_per_s,
         flops_per_s=placement.flops_per_s,
         bytes_per_s=placement.bytes_per_s,
+        memory_roof=roofs.memory_bytes_per_s,
+        compute_roof=_compute_roof(facts, key),
         split=parts,
         verdict=verdict,
         operators=facts.operators[key],
@@ -212,6 +214,7 @@ def _judged(
         avoidable_s=avoidable_s,
         lost_s=lost_s(facts, key),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
         clock_share=clock_share,
         tried=tuple(tried(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
@@ -274,7 +277,7 @@ def _measurement(
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
         issue_s=median_issue_s(visits) if runs_ahead else None,
-        graph_step_s=_graph_step_s(facts, key),
+        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
         sm_active=activity.sm,
@@ -282,6 +285,13 @@ def _measurement(
         power_capped="power cap" in slowed,
         clock_share=clock_share,
     )
+
+
+def _compute_roof(facts: Facts, key: CellKey) -> float:
+    """FLOP/s of a step whose every product is at the roof of the dtype that it runs in."""
+    flops, _ = model_work(facts.operators[key])
+    roof_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
+    return flops / roof_s if roof_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
 
 
 def _clock_share(facts: Facts, activity: ActiveShares) -> float:
@@ -305,13 +315,20 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], time_s: Estimate) 
     )
 
 
-def _graph_step_s(facts: Facts, key: CellKey) -> float | None:
-    """The same step as one launch of recorded work, where this run has an engine that does so."""
+def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
+    """The same step as one launch of recorded work, where this run has an engine that does so.
+
+    What that engine's path spares besides, such as a cache that is not copied, is no part of it.
+    """
     if key.phase != "decode" or key.cell.engine in facts.graph_engines:
         return None
     for engine in sorted(facts.graph_engines):
-        if visits := facts.visits.get(replace(key.cell, engine=engine)):
-            return float(np.median(np.concatenate(phase_samples("decode", visits))))
+        recorded = replace(key, cell=replace(key.cell, engine=engine))
+        if visits := facts.visits.get(recorded.cell):
+            graph_s = float(np.median(np.concatenate(phase_samples("decode", visits))))
+            steps = ((key, latency_s), (recorded, graph_s))
+            own_s, its_s = (sum(split_of(facts, each, time_s)[1].values()) for each, time_s in steps)
+            return graph_s + own_s - its_s
     return None
 
 

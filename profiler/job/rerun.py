@@ -61,6 +61,7 @@ def visits_of_open(
     *,
     machine: Machine,
     vocab_size: int,
+    own_bytes: Mapping[str, int],
     on_round: Callable[[], None] = lambda: None,
     **named: object,
 ) -> Iterator[Visit | Gap]:
@@ -71,11 +72,12 @@ def visits_of_open(
     start_s = machine.now_s()
     seen: dict[Cell, list[Visit]] = {}
     short = replace(plan, budget_s=_SWEEP_SHARE * plan.budget_s)
-    for outcome in sweep(engines, short, machine=machine, vocab_size=vocab_size, on_round=on_round, **named):  # type: ignore[arg-type]
+    held = {"machine": machine, "vocab_size": vocab_size, "own_bytes": own_bytes}
+    for outcome in sweep(engines, short, on_round=on_round, **held, **named):  # type: ignore[arg-type]
         if isinstance(outcome, Visit):
             seen.setdefault(outcome.cell, []).append(outcome)
         yield outcome
-    bench, shuffle = Bench(machine, vocab_size), random.Random(_SEED)
+    bench, shuffle = Bench(machine, vocab_size, own_bytes), random.Random(_SEED)
     rounds = 1 + max((visit.round for visits in seen.values() for visit in visits), default=0)
     for round_number in range(rounds, rounds + _MOST_ROUNDS):
         still_open = open_cells(before, limits, seen)

@@ -26,7 +26,7 @@ from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.machine import machine_for
 from profiler.machine.ranks import Group
-from profiler.machine.telemetry import idle_power_w
+from profiler.machine.telemetry import idle_power_w, source_for
 from profiler.probes.subject import Subject
 from profiler.record.document import HealthRecord, RunDocument
 from profiler.record.gathered import Gathered
@@ -56,9 +56,11 @@ def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group
     With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
+        machine = machine_for(prepared.request.device)
         if group is not None:
             prepared = replace(prepared, request=replace(prepared.request, device=group.device))
-        return _execute(prepared, store, Stages(listener, machine_for(prepared.request.device)), visits, group)
+            machine = machine_for(group.device, source=source_for(group.device, group.beside))
+        return _execute(prepared, store, Stages(listener, machine), visits, group)
 
 
 def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: Group | None) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,25 @@ if TYPE_CHECKING:
     import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class _CgroupFiles:
+    """Where a container's memory is told of, and how its cached pages are named."""
+
+    limit: str
+    used: str
+    stat: str
+    inactive: str
+
+
+_CGROUPS = (
+    _CgroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    _CgroupFiles(
+        "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"
+    ),
+)
+"""Versions 2 (kernel.org, admin-guide/cgroup-v2) and 1 (cgroup-v1/memory)."""
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
@@ -122,26 +142,34 @@ def used_bytes(device: torch.device) -> int | None:
 
 
 def _cgroup_limits() -> list[int]:
-    limits = []
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (_CGROUP / name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return limits
+    return [limit for files in _CGROUPS if (limit := _number(files.limit)) is not None]
 
 
 def _cgroup_available_bytes() -> int:
-    used = 0
-    for name in ("memory.current", "memory/memory.usage_in_bytes"):
-        try:
-            used = int((_CGROUP / name).read_text().strip())
-            break
-        except (OSError, ValueError):
-            continue
-    return min((limit - used for limit in _cgroup_limits()), default=1 << 62)
+    """What the container's limits leave; pages that only cache files are given back where they are needed."""
+    free = [
+        limit - (_number(files.used) or 0) + _reclaimable_bytes(files)
+        for files in _CGROUPS
+        if (limit := _number(files.limit)) is not None
+    ]
+    return min(free, default=1 << 62)
+
+
+def _reclaimable_bytes(files: _CgroupFiles) -> int:
+    """Cached pages that nobody has used lately: what the kubelet, too, takes off the memory in use."""
+    try:
+        told = dict(line.split() for line in (_CGROUP / files.stat).read_text().splitlines())
+        return int(told[files.inactive])
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
+def _number(name: str) -> int | None:
+    """What a file of the container's says; None where there is none, or no limit ("max")."""
+    try:
+        return int((_CGROUP / name).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:

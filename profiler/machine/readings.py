@@ -38,7 +38,7 @@ class Reading:
     other_processes: int | None = None
     """Other processes that compute on the card."""
     busy_cores_elsewhere: float | None = None
-    """Cores that other processes of this machine keep busy."""
+    """Of the cores that this process may use, those that others keep busy."""
     at_unix_s: float = 0.0
 
 

@@ -16,6 +16,7 @@ import psutil
 
 from profiler.machine.clock import now_s
 from profiler.machine.device import processor
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.readings import THROTTLE_BITS, Reading
 
 if TYPE_CHECKING:
@@ -129,25 +130,25 @@ def _others(pids: Sequence[int]) -> int | None:
 
 
 class HostSource:
-    """The machine itself: clock, what other processes take, and RAPL where it can be read."""
+    """The machine itself: clock, what others take of this process's cores, and RAPL where it can be read."""
 
-    def __init__(self) -> None:
-        self._own = psutil.Process()
-        self._last = self._times()
+    def __init__(self, beside: Sequence[int] = ()) -> None:
+        self._beside = beside
+        self._load = ForeignLoad(beside)
 
     @property
     def missing(self) -> tuple[str, ...]:
         return () if self.energy_j() is not None else ("energy",)
 
     def read(self) -> Reading:
-        before, self._last = self._last, self._times()
-        elapsed_s = self._last[0] - before[0]
-        all_s, own_s = self._last[1] - before[1], self._last[2] - before[2]
+        busy_cores = self._load.cores()
+        if busy_cores is not None:
+            self._load = ForeignLoad(self._beside)
         frequency = psutil.cpu_freq()
         return Reading(
             clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
             memory_used_bytes=int(psutil.virtual_memory().used),
-            busy_cores_elsewhere=max(0.0, (all_s - own_s) / elapsed_s) if elapsed_s > 0 else None,
+            busy_cores_elsewhere=busy_cores,
         )
 
     def facts(self) -> Facts:
@@ -169,13 +170,6 @@ class HostSource:
         except (OSError, ValueError):
             return None
 
-    def _times(self) -> tuple[float, float, float]:
-        """(now, busy CPU seconds of the machine, of this process)."""
-        machine = psutil.cpu_times()
-        busy = machine.user + machine.system + getattr(machine, "nice", 0.0)
-        own = self._own.cpu_times()
-        return time.monotonic(), busy, own.user + own.system
-
 
 class NoSource:
     """A device that says nothing."""
@@ -192,10 +186,13 @@ class NoSource:
         return None
 
 
-def source_for(device: torch.device) -> Source:
-    """What reports on a device; a card whose NVML does not answer is simply not seen."""
+def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
+    """What reports on a device; a card whose NVML does not answer is simply not seen.
+
+    Processes `beside` this one work for it (`ForeignLoad`).
+    """
     if device.type == "cpu":
-        return HostSource()
+        return HostSource(beside)
     try:
         return nvml_source(device)
     except Exception:

@@ -105,10 +105,11 @@ def machine_sentences(comparison: Comparison) -> list[str]:
         if shift.is_claim and abs(shift.ratio - 1) > _WORTH_SAYING:
             word = "slower" if shift.ratio > 1 else "faster"
             by = f"{100 * abs(shift.ratio - 1):.0f} % {word}"
-            roofs = f", and its roof by {signed(shift.roof_ratio - 1)} of time" if shift.roof_ratio else ""
+            roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
+            roofs = f", and its roof by {signed(roof_ratio - 1)} of time" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
             told = "changes are told without it, times with it" if divided else "nothing is divided out"
-            found.append(f"The machine itself was {by} at {shift.resource} (its sentinel{roofs}); {told}.")
+            found.append(f"The machine itself was {by} at {shift.resource} (its {shift.told_by}{roofs}); {told}.")
     return found
 
 

@@ -34,8 +34,6 @@ class AttentionCore(Operator):
     """Elements cached a token where a compressed latent is cached instead of K and V heads (MLA)."""
     expanded_dim: int | None = None
     """Elements a head that the latent is expanded to over the whole context at every step (MLA in transformers)."""
-    sliding_cache: bool = True
-    """Whether the library's cache drops what a window no longer needs."""
 
     @property
     def groups_in_kernel(self) -> bool:
@@ -66,11 +64,27 @@ class AttentionCore(Operator):
     def _held(self, step: Step, path: ExecutionPath) -> Any:
         """Keys that the kernel is handed for each sequence."""
         if path.cache == "static":
-            return path.static_cache_len + 0 * step.context
-        past = step.context
-        if self.window is not None and self.sliding_cache:
-            past = np.minimum(past, self.window - 1)
+            slots = self._slots(path)
+            return np.maximum(slots, np.minimum(step.context, slots - 1) + step.query)
+        past = step.context if self.window is None else np.minimum(step.context, self.window - 1)
         return past + step.query
+
+    def _slots(self, path: ExecutionPath) -> Any:
+        """Of a static cache in this layer: no more than its window (cache_utils.py, `StaticSlidingWindowLayer`)."""
+        return path.static_cache_len if self.window is None else np.minimum(path.static_cache_len, self.window)
+
+    def _copied_slots(self, step: Step, path: ExecutionPath) -> Any:
+        """Tokens that are read and written so often as a cache takes new ones beyond its own slots in.
+
+        A dynamic cache concatenates (`DynamicLayer.update`). A static one whose window is full rolls all its slots for
+        a single token and copies them back; more of them it concatenates, and copies the last ones back.
+        """
+        held = self._held(step, path)
+        if path.cache == "dynamic":
+            return held
+        slots, one = self._slots(path), np.asarray(step.query) == 1
+        joined = np.where(np.asarray(step.context) > 0, held, 0)
+        return np.where(step.context + step.query > slots, slots + np.where(one, slots, joined), 0)
 
     def masked(self, step: Step, path: ExecutionPath) -> Any:
         """Whether transformers hands the kernel of `sdpa` a mask instead of its causal flag.
@@ -109,17 +123,19 @@ class AttentionCore(Operator):
     def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[Cause, Count]:
         """Traffic beyond reading the live cache once and writing the new tokens once.
 
-        Read in transformers 5.23. A dynamic cache (`DynamicLayer.update`) concatenates: it reads old and new tokens
-        and writes both again, before the kernel reads them. A static one is read to its last slot. `repeat_kv` writes
-        K and V out once a query head and reads those; an unfused kernel writes its scores out.
+        Read in transformers 5.23. What a cache copies is read and written before the kernel reads it. A static one is
+        read to its last slot, but by `sdpa` without a mask, which is handed the prompt's own. `repeat_kv` writes K and
+        V out once a query head and reads those; an unfused kernel writes its scores out.
         """
         token_bytes = step.batch * self.cached_elements * self.itemsize
         held = self._held(step, path)
         bytes_: dict[Cause, Count] = {}
         if path.cache == "static":
-            bytes_[Cause.UNFILLED_SLOTS] = (held - live) * token_bytes
-        elif path.cache == "dynamic":
-            bytes_[Cause.CACHE_COPIES] = 2 * held * token_bytes
+            read = (np.asarray(step.query) == 1) | self.masked(step, path) | (path.attention == "eager")
+            empty = np.maximum(held - live - step.query, 0)
+            bytes_[Cause.UNFILLED_SLOTS] = np.where(read, empty, 0) * token_bytes
+        if path.cache == "dynamic" or (path.cache == "static" and self.window is not None):
+            bytes_[Cause.CACHE_COPIES] = 2 * self._copied_slots(step, path) * token_bytes
         groups = self.query_heads // self.kv_heads
         heads_bytes = step.batch * held * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize
         if self.expanded_dim is not None:

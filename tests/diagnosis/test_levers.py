@@ -27,7 +27,7 @@ def cell(batch: int = 1, verdict: Verdict = MEMORY_BOUND, depth: int = 512, **te
     total = sum(named.values())
     device = named["weights_s"] + named["kv_s"] + named["compute_s"]
     parts = Split(latency_s=total, device_s=device, floor_s=device, **named)
-    return JudgedCell(CellKey("decode", Cell(batch, depth, 32)), batch / total, 0.0, 0.0, parts, verdict)
+    return JudgedCell(CellKey("decode", Cell(batch, depth, 32)), batch / total, 0.0, 0.0, 1e12, 100e12, parts, verdict)
 
 
 def saved(found: list[Lever], change: str) -> float:
@@ -200,3 +200,21 @@ def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
     above = Verdict("memory-bound", "low", (), (Flag.ABOVE_ROOF,))
     assert levers(cell(weights_s=14e-3, verdict=above), SETTING) == []
     assert levers(cell(compute_s=14e-3), SETTING) == []
+
+
+def test_4_bit_weights_leave_embeddings_and_heads_as_they_are() -> None:
+    """Qwen2.5-0.5B in bfloat16 (config.json): 24 blocks of 14,909,440 weights in linears and 136,134,656 in the tied
+    head, read once a step: 357,826,560 of 493,961,216 become 4.5 bits, which leaves 47.9 %."""
+    blocks, head = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864), 151_936 * 896
+    read = [OperatorWork("linears", "mlp", 1, "bfloat16", 1, 2 * blocks, 0, 0)]
+    read += [OperatorWork("head", "lm_head", 1, "bfloat16", 1, 2 * head, 0, 0)]
+    found = levers(replace(cell(weights_s=10e-3), operators=read), replace(SETTING, weights=float(blocks)))
+    assert saved(found, "4-bit weights") == pytest.approx(10e-3 * 0.521, rel=2e-3)
+
+
+def test_a_static_cache_is_no_lever_of_one_that_rolls_its_windows() -> None:
+    rolled = {Cause.CACHE_COPIES: 8e-3, Cause.UNFILLED_SLOTS: 0.0}
+    static = replace(cell(weights_s=2e-3, avoidable_s=8e-3), avoidable_s=rolled)
+    assert saved(levers(static, SETTING), "a static cache") == 0.0
+    grown = replace(static, avoidable_s={Cause.CACHE_COPIES: 8e-3})
+    assert saved(levers(grown, SETTING), "a static cache") == pytest.approx(8e-3)

@@ -20,6 +20,7 @@ from profiler.record.run import read_document, read_gathered
 from profiler.record.sides import read_side
 from profiler.timing.outcomes import Visit
 from profiler.timing.sweep import Plan
+from profiler.timing.visit import Bench
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
 LIMITS = {"prefill": 0.03, "decode": 0.03}
@@ -50,17 +51,20 @@ def test_open_cells_are_visited_in_rounds_behind_those_of_the_sweep(monkeypatch:
     def swept(*args: object, **named: object) -> Iterator[Visit]:
         yield from (replace(visit, round=number) for number in range(2) for visit in known.values())
 
-    def visited(_engine: object, cell: Cell, number: int, _bench: object) -> Visit:
+    def visited(_engine: object, cell: Cell, number: int, bench: Bench) -> Visit:
+        assert bench.own_bytes == own_bytes
         return replace(known[cell], round=number)
 
     still_open = iter([list(known), list(known), []])
     monkeypatch.setattr(rerun, "sweep", swept)
     monkeypatch.setattr(rerun, "visit_safely", visited)
     monkeypatch.setattr(rerun, "open_cells", lambda *args: next(still_open))
-    machine = SimpleNamespace(now_s=lambda: 0.0)
+    machine, own_bytes = SimpleNamespace(now_s=lambda: 0.0), {"eager": 264_000_000}
     plan = Plan(make_grid([64], [1], 8), 1e9)
     engines = {cell.engine: None for cell in known}
-    found = rerun.visits_of_open(read_side(REFERENCE), LIMITS, engines, plan, machine=machine, vocab_size=8)  # type: ignore[arg-type]
+    found = rerun.visits_of_open(
+        read_side(REFERENCE), LIMITS, engines, plan, machine=machine, vocab_size=8, own_bytes=own_bytes
+    )  # type: ignore[arg-type]
     rounds: dict[int, set[Cell]] = {}
     for visit in found:
         assert isinstance(visit, Visit)

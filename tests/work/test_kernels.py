@@ -12,7 +12,7 @@ from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.engines.base import greedy_tokens
-from profiler.engines.transformers import EagerEngine
+from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
@@ -168,3 +168,51 @@ def test_generate_upcasts_the_last_logits() -> None:
     work = head.work(Step(1, 1, 512), ExecutionPath(upcasts_logits=True))
     assert work.avoidable_bytes["logits upcast to float32"] == 32_000 * (2 + 4 + 4)
     assert "logits upcast to float32" not in head.work(Step(1, 1, 512), ExecutionPath()).avoidable_bytes
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("prompt", [8, 22, 24, 40])
+def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
+) -> None:
+    """And what a full window rolls and copies back at every step, by the bytes that torch's operators hold."""
+    model = tiny_mistral(window)
+    core = core_of(model)
+    held: list[int] = []
+    real = F.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        held.append(key.shape[2])
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    slots, steps = prompt + 4, [Step(1, prompt, 0), *(Step(1, 1, prompt + done) for done in range(3))]
+    path = ExecutionPath(cache="static", static_cache_len=slots)
+    engine = StaticEngine(model, HOST)
+    state, copied = None, []
+    for _ in steps:
+        with torch.inference_mode(), Copies() as copies:
+            state = engine.prefill(torch.arange(prompt)[None], slots) if state is None else engine.decode(state)
+        copied.append(copies.bytes)
+    # A prompt without a mask is attended to alone (sdpa_attention.py: an empty cache's slots are cut off).
+    assert held == [int(core._held(step, path)) if core.masked(step, path) else step.query for step in steps]
+    known = [step.query + min(step.context, (window or slots) - 1) for step in steps]
+    empty = [handed - tokens for handed, tokens in zip(held, known, strict=True)]
+    unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]
+    assert unfilled == [max(0, slots) * 2 * 2 * 16 * 4 for slots in empty]
+    told = [float(core.each(step, path).avoidable_bytes.get(Cause.CACHE_COPIES, 0)) for step in steps]
+    assert told == copied
+
+
+class Copies(TorchDispatchMode):
+    """Bytes that `roll` and whole-window `copy_` read and write of keys and values of [1, 2 heads, slots, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, shape = func.__name__, tuple(getattr(args[0], "shape", ())) if args else ()
+        if name in ("roll.default", "copy_.default") and len(shape) == 4 and shape[1::2] == (2, 16):
+            self.bytes += 2 * args[0].nbytes
+        return func(*args, **(kwargs or {}))
