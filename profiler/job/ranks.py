@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -33,8 +34,10 @@ from profiler.work.parallel import walk_rank
 
 _LINK_S = 4.0
 """For the sweep of all-reduces, as long as a stage of the roofs."""
-_OWN_STEPS = 12
-"""Decode steps of each cell's own share."""
+_OWN_STEPS = 6
+"""Decode steps in each pass over a cell's own share."""
+_PASSES = 3
+"""Such passes, behind one in which shapes warm up."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,21 @@ def together(cell: Cell, every: Sequence[Alone], *, one_clock: bool = True) -> R
     )
 
 
+def middle(passes: Sequence[RankSteps]) -> RankSteps:
+    """The median of several passes over a cell, rank by rank."""
+    prefill_s, decode_s = (
+        tuple(map(statistics.median, zip(*each, strict=True)))
+        for each in ([one.prefill_s for one in passes], [one.decode_s for one in passes])
+    )
+    return RankSteps(
+        passes[0].cell,
+        prefill_s,
+        decode_s,
+        prefill_last_s=statistics.median(one.prefill_last_s for one in passes),
+        decode_last_s=statistics.median(one.decode_last_s for one in passes),
+    )
+
+
 class Ranks:
     """One rank's side of a run: its share of the model, and what it does in step with the others."""
 
@@ -127,7 +145,10 @@ class Ranks:
         found = []
         for cell in cells:
             self.group.order(Order("alone", cell))
-            found.append(together(cell, self.group.gather(self._alone(cell)), one_clock=self.group.one_clock))
+            every = self.group.gather(self._alone(cell))
+            found.append(
+                middle([together(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
+            )
         return found
 
     def follow(self) -> None:
@@ -150,11 +171,11 @@ class Ranks:
         name = "gloo" if self.group.device.type == "cpu" else "NCCL"
         return roofs, fitted(f"{name}, {self.group.size} ranks", points, "measured in this run")
 
-    def _alone(self, cell: Cell) -> Alone:
-        """This rank's share of a cell; the second of two, since shapes warm up."""
+    def _alone(self, cell: Cell) -> list[Alone]:
+        """This rank's passes over its share of a cell."""
         steps = min(_OWN_STEPS, cell.decode_steps)
-        own_work(self._engine, cell, steps, self.bench, self.group)
-        return own_work(self._engine, cell, steps, self.bench, self.group)
+        found = [own_work(self._engine, cell, steps, self.bench, self.group) for _ in range(1 + _PASSES)]
+        return found[1:]
 
 
 def set_up_ranks(

@@ -37,6 +37,9 @@ _BETWEEN_BYTES = 8 << 20
 _THREADS = Path("/proc/self/task")
 _GLOO_LOOP = "gloo_tcp_loop"
 _SMALL = 512
+_HANDING_ON_S = 100e-6
+"""Gloo's own threads on this core hand on what the others wait for: behind a rank that works at once they would do so
+only when it comes to its next exchange, and ranks would work one after the other."""
 
 
 def under_torchrun() -> bool:
@@ -163,6 +166,7 @@ class Group:
         """
         with self.together():
             self._orders.allreduce([torch.zeros(_SMALL)]).wait()
+        time.sleep(_HANDING_ON_S)
 
     def close(self) -> None:
         """End the group."""

@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell, CellKey
 from profiler.job.options import Options
-from profiler.job.ranks import Alone, Ranks, own_work, together
+from profiler.job.ranks import Alone, Ranks, middle, own_work, together
 from profiler.job.request import prepare
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.links import Link, fitted
@@ -103,16 +103,13 @@ def _under(
                 whole.append(joint)
         every = group.gather(own)
         for key in cell.keys if every else ():
-            shares = [together(cell, every_rank) for every_rank in zip(*every, strict=True)]
-            own_s = [
-                statistics.median(times) for times in zip(*(share.seconds(key.phase) for share in shares), strict=True)
-            ]
-            last_s = statistics.median(share.last_s(key.phase) for share in shares)
+            share = middle([together(cell, every_rank) for every_rank in zip(*every, strict=True)])
             if key.phase == "prefill":
                 measured_s = statistics.median(prefill for prefill, _ in whole)
             else:
                 measured_s = statistics.median(step for _, decode in whole for step in decode[1:])
-            yield _row(key, planted, (own_s, last_s, exchanged_s(held, key, link)), measured_s)
+            told = list(share.seconds(key.phase)), share.last_s(key.phase), exchanged_s(held, key, link)
+            yield _row(key, planted, told, measured_s)
 
 
 def exchanged_s(held: Ranks, key: CellKey, link: Link) -> float:
