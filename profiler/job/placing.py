@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from profiler.diagnosis.foreign import Placed, doubts, placed
 from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError
-from profiler.job.walks import known_work
+from profiler.job.walks import known_model
 from profiler.loading.catalog import resolve
 from profiler.machine import datasheet
 from profiler.record.readers.figures import Figure, ForeignFile
@@ -86,7 +86,7 @@ def place(
     figures = [_complete(figure) for figure in _with_shapes(file.figures, shapes or Shapes())]
     source = resolve(model)
     told = file.settings.get("precision", "auto")
-    work = known_work(source, model, told if told in _DTYPES else "auto", quant)
+    work = known_model(source, told if told in _DTYPES else "auto", quant).work
     dtype = _own_dtype(work)
     under = here_roofs(work, dtype) if here else _card(gpu, file)
     floors = _floors(work, figures, under, dtype)

@@ -243,8 +243,12 @@ def _cpu_seconds_of(arguments: list[str]) -> tuple[str, float]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["compare", "{file}", "{file}"], ["place", "{file}", "--model", "smollm2-135m", "--gpu", "T4"]],
-    ids=["compare", "place"],
+    [
+        ["compare", "{file}", "{file}"],
+        ["place", "{file}", "--model", "smollm2-135m", "--gpu", "T4"],
+        ["rent", "mistral-7b-v0.1", "--quant", "none,nf4,int4wo"],
+    ],
+    ids=["compare", "place", "rent"],
 )
 def test_files_and_cards_load_no_model_library(tmp_path: Path, arguments: list[str]) -> None:
     """torch alone takes over a second to load, pandas a third of one."""
