@@ -10,7 +10,7 @@ from rich.text import Text
 
 from profiler.diagnosis.foreign import Placed
 from profiler.diagnosis.tables import Table
-from profiler.report.changes_table import MOST_ROWS, table
+from profiler.report.long_table import MOST_ROWS, table
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")

@@ -206,15 +206,23 @@ def test_in_a_format_too(many: Path) -> None:
     assert "smollm2-135m in nf4 and bfloat16 under" in printed
 
 
-def test_and_for_any_model_once_it_was_walked(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1.4 s on that core. The first time takes 3.9 s, of which a script of five lines that loads torch and transformers
-    and builds the model takes 2.3."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A model's folder with nothing but its config."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(load_card("smollm2-135m").config))
-    _cpu_seconds_of(_placing(table(tmp_path / "t", ("decode", 1, 512, 32, 0.01)), str(folder)))
-    printed, seconds = _cpu_seconds_of(_placing(many, str(folder)))
+    return folder
+
+
+def test_and_for_any_model_once_it_was_walked(
+    many: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.4 s on that core. The first time takes 3.9 s, of which a script of five lines that loads torch and transformers
+    and builds the model takes 2.3."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _cpu_seconds_of(_placing(table(tmp_path / "t", ("decode", 1, 512, 32, 0.01)), str(model_folder)))
+    printed, seconds = _cpu_seconds_of(_placing(many, str(model_folder)))
     assert seconds < 3
     as_card, _ = _cpu_seconds_of(_placing(many, "smollm2-135m"))
     assert printed.splitlines()[1:] == as_card.splitlines()[1:]  # the first line names the model
@@ -253,10 +261,28 @@ def _cpu_seconds_of(arguments: list[str]) -> tuple[str, float]:
 def test_files_and_cards_load_no_model_library(tmp_path: Path, arguments: list[str]) -> None:
     """torch alone takes over a second to load, pandas a third of one."""
     file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))
+    loaded = _loaded_by([argument.format(file=file) for argument in arguments])
+    assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
+
+
+def test_a_folder_loads_what_counts_it_and_no_more(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time, torch and transformers; nothing of ours that measures; the second time not even those."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = table(tmp_path / "t", ("decode", 1, 64, 32, 1))
+    first, second = (_loaded_by(_placing(file, str(model_folder))) for _ in range(2))
+    assert {"torch", "transformers", "profiler.work.walk"} <= first
+    rooms = {name.split(".")[1] for name in first if name.startswith("profiler.")}
+    assert not rooms & {"engines", "probes", "watching"}
+    assert not {"bitsandbytes", "gguf", "pandas", "matplotlib", "profiler.diagnosis.compare"} & first
+    assert not {"torch", "transformers"} & second
+
+
+def _loaded_by(arguments: list[str]) -> set[str]:
+    """The modules that a command has in its own process at its end."""
     script = (
-        "import sys\nfrom profiler.cli.app import app\n"
-        f"app({[argument.format(file=file) for argument in arguments]!r}, standalone_mode=False)\n"
-        "print({'torch', 'transformers', 'pandas', 'matplotlib'} & sys.modules.keys())"
+        f"import sys\nfrom profiler.cli.app import app\napp({arguments!r}, standalone_mode=False)\nprint(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "set()"
+    return set(done.stdout.splitlines()[-1].split())
