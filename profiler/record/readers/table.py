@@ -31,10 +31,11 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     if not first.keys() >= _NEEDED or not any(name in first for name in _TIMES):
         return None
     rows = [number for number, record in enumerate(records, 1) if record.get("status") in (None, "", "ok")]
+    known = set().union(*records)
     kept = records if len(rows) == len(records) else [records[number - 1] for number in rows]
 
     def column(name: str) -> _Column:
-        return _Column(name, rows, [record.get(name) for record in kept])
+        return _Column(name, rows, [record.get(name) for record in kept] if name in known else [None] * len(kept))
 
     phases = [(phase or "").strip() for phase in column("phase").cells]
     for number, phase in zip(rows, phases, strict=True):
@@ -100,8 +101,8 @@ class _Column:
     def wholes_told(self, least: int) -> list[int | None]:
         """None where a cell is empty."""
         told = [bool(cell) for cell in self.cells]
-        if not any(told):
-            return [None] * len(told)
+        if all(told):
+            return [*self.wholes(least)]
         numbers = iter(self.only(told).wholes(least))
         return [next(numbers) if has else None for has in told]
 
