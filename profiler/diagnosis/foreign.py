@@ -6,48 +6,28 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from operator import itemgetter
+from typing import Literal
 
+import numpy as np
+
+from profiler.diagnosis.columns import Array
 from profiler.diagnosis.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
-from profiler.diagnosis.step_time import Floor
+from profiler.diagnosis.tables import Row, Table
 
 Side = Literal["compute", "memory"]
+Covers = Literal["prefill", "decode", "generate"]
 
 # A first repetition that is so much longer than each of some others was cold.
 _LEAST_OTHERS = 2
 _MUCH_LONGER = 1.5
 
 
-class Told(Protocol):
-    """A figure, as far as placing it needs."""
-
-    @property
-    def covers(self) -> Literal["prefill", "decode", "generate"]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def batch_size(self) -> int | None: ...
-    @property
-    def prompt_len(self) -> int | None: ...
-    @property
-    def context_len(self) -> int | None: ...
-    @property
-    def new_tokens(self) -> int | None: ...
-    @property
-    def tokens(self) -> int | None: ...
-    @property
-    def samples_s(self) -> tuple[float, ...]: ...
-    @property
-    def chunk_tokens(self) -> int | None: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Placed:
     """One figure under the roofs."""
 
-    phase: Literal["prefill", "decode", "generate"]
+    phase: Covers
     """What its time covers."""
     batch_size: int
     prompt_len: int
@@ -65,46 +45,71 @@ class Placed:
     note: str
 
 
-def placed(figure: Told, floor: Floor, weight_bits: float | None = None) -> Placed:
-    """Place a figure whose shapes are all known; `weight_bits` are those of a weight as its file stores it."""
-    attained = floor.total_s / figure.seconds
-    above = attained > 1 + ROOF_TOLERANCE
-    tokens = figure.tokens or 0
-    return Placed(
-        phase=figure.covers,
-        batch_size=figure.batch_size or 1,
-        prompt_len=figure.prompt_len or 0,
-        context_len=figure.context_len or 0,
-        new_tokens=figure.new_tokens,
-        latency_s=figure.seconds,
-        tokens_per_s=tokens / figure.seconds,
-        floor_s=floor.total_s,
-        bound=floor.bound,
-        attained=attained,
-        regime=None if above else _regime(attained, floor.bound),
-        note="; ".join(_notes(figure, attained, above, weight_bits)),
+def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[Placed]:
+    """Place figures whose shapes are all known over their floors, of which so many seconds are by each side."""
+    seconds, batch, prompt, context = (
+        figures.numbers(name) for name in ("seconds", "batch_size", "prompt_len", "context_len")
     )
+    phases = np.array(figures.column("covers"))
+    new_tokens = np.select([phases == "prefill", phases == "decode"], [prompt, 1.0], figures.numbers("new_tokens"))
+    floor_s, by_compute = compute_s + memory_s, compute_s > memory_s
+    attained = floor_s / seconds
+    columns: dict[str, Sequence[object]] = {
+        "phase": figures.column("covers"),
+        "batch_size": batch.astype(int).tolist(),
+        "prompt_len": prompt.astype(int).tolist(),
+        "context_len": context.astype(int).tolist(),
+        "new_tokens": figures.column("new_tokens"),
+        "latency_s": seconds.tolist(),
+        "tokens_per_s": (batch * new_tokens / seconds).tolist(),
+        "floor_s": floor_s.tolist(),
+        "bound": np.where(by_compute, "compute", "memory").tolist(),
+        "attained": attained.tolist(),
+        "regime": _regimes(attained, by_compute),
+        "note": _notes(figures, attained),
+    }
+    return Table(Placed, columns)
 
 
-def _regime(attained: float, bound: Side) -> Regime:
+def _regimes(attained: Array, by_compute: Array) -> list[Regime | None]:
     """A figure alone has no split: what is far from its roof may be anything."""
-    if bound == "memory" and attained >= MEMORY_SHARE:
-        return "memory-bound"
-    if bound == "compute" and attained >= COMPUTE_SHARE:
-        return "compute-bound"
-    return "inconclusive"
+    near = attained >= np.where(by_compute, COMPUTE_SHARE, MEMORY_SHARE)
+    names: list[Regime | None] = ["inconclusive", "memory-bound", "compute-bound", None]
+    return [names[code] for code in np.select([_above(attained), near & by_compute, near], [3, 2, 1], 0).tolist()]
 
 
-def _notes(figure: Told, attained: float, above: bool, weight_bits: float | None) -> list[str]:
-    found = list(figure.notes)
-    if above:
-        found.insert(0, f"{attained:.3g} times what the roof allows: {_suspect(figure.covers)}")
-    if figure.covers == "prefill" and figure.chunk_tokens and (figure.prompt_len or 0) > figure.chunk_tokens:
-        chunks = math.ceil((figure.prompt_len or 0) / figure.chunk_tokens)
-        found.append(f"the prompt ran in {chunks} chunks of {figure.chunk_tokens}: weights were read {chunks} times")
-    if weight_bits is not None:
-        found.append(f"{weight_bits:.2f} bits a weight as stored")
-    first, *others = figure.samples_s or (0.0,)
+def _above(attained: Array) -> Array:
+    return np.asarray(attained > 1 + ROOF_TOLERANCE)
+
+
+def _notes(figures: Table[Row], attained: Array) -> list[str]:
+    """What is to be said of each: of most what their file says alone, before it of some that they are too good."""
+    covers, notes = figures.column("covers"), figures.column("notes")
+    found = list(map("; ".join, notes))
+    remarkable = figures.told("chunk_tokens") | figures.told("weight_bytes") | figures.told("samples_s")
+    told = [figures.column(name) for name in ("covers", "prompt_len", "chunk_tokens", "weight_bytes", "samples_s")]
+    for index in np.flatnonzero(remarkable).tolist():
+        found[index] = "; ".join([*notes[index], *_remarks(*(each[index] for each in told))])
+    for index in np.flatnonzero(_above(attained)).tolist():
+        behind = f"; {found[index]}" if found[index] else ""
+        found[index] = f"{attained[index]:.3g} times what the roof allows: {_suspect(covers[index])}{behind}"
+    return found
+
+
+def _remarks(
+    covers: Covers,
+    prompt_len: int | None,
+    chunk_tokens: int | None,
+    weight_bytes: float | None,
+    samples_s: Sequence[float],
+) -> list[str]:
+    found = []
+    if covers == "prefill" and chunk_tokens and (prompt_len or 0) > chunk_tokens:
+        chunks = math.ceil((prompt_len or 0) / chunk_tokens)
+        found.append(f"the prompt ran in {chunks} chunks of {chunk_tokens}: weights were read {chunks} times")
+    if weight_bytes:
+        found.append(f"{8 * weight_bytes:.2f} bits a weight as stored")
+    first, *others = samples_s or (0.0,)
     if len(others) >= _LEAST_OTHERS and first > _MUCH_LONGER * max(others):
         times = first / statistics.median(others)
         found.append(f"its first repetition took {times:.1f} times as long as the others: warm-up may be inside")
@@ -120,13 +125,13 @@ def _suspect(covers: str) -> str:
     return "prompt tokens may be counted as generated, or another card or precision ran"
 
 
-def doubts(placed_rows: Sequence[Placed]) -> list[str]:
+def doubts(rows: Table[Placed]) -> list[str]:
     """What a whole file suggests: figures above the roof, and decodes that grow with the prompt as a prefill does."""
     found = []
-    above = [row for row in placed_rows if row.attained > 1 + ROOF_TOLERANCE]
+    above = int(_above(rows.numbers("attained")).sum())
     if above:
-        found.append(f"{len(above)} of {len(placed_rows)} figures lie above the roof and prove nothing.")
-    mixed = _mixed(placed_rows)
+        found.append(f"{above} of {len(rows)} figures lie above the roof and prove nothing.")
+    mixed = _mixed(rows)
     if mixed:
         found.append(
             f"decode steps at batch {mixed} grow with the prompt far more than the cache does: the prompt's time"
@@ -140,16 +145,17 @@ _LONGER_PROMPT = 4.0
 _FAR_MORE = 1.5
 
 
-def _mixed(rows: Sequence[Placed]) -> int | None:
+def _mixed(rows: Table[Placed]) -> int | None:
     """The batch at which decode steps grow with the prompt by far more than their floors do, or None."""
-    series: dict[tuple[int, int | None], list[Placed]] = {}
-    for row in rows:
-        if row.phase == "decode" and row.prompt_len:
-            series.setdefault((row.batch_size, row.new_tokens), []).append(row)
+    names = ("phase", "batch_size", "new_tokens", "prompt_len", "latency_s", "floor_s")
+    series: dict[tuple[int, int | None], list[tuple[int, float, float]]] = {}
+    for phase, batch, new_tokens, *member in zip(*(rows.column(name) for name in names), strict=True):
+        if phase == "decode" and member[0]:
+            series.setdefault((batch, new_tokens), []).append((member[0], member[1], member[2]))
     for (batch, _), members in series.items():
-        first, last = min(members, key=lambda row: row.prompt_len), max(members, key=lambda row: row.prompt_len)
-        if last.prompt_len >= _LONGER_PROMPT * first.prompt_len:
-            grew, allowed = last.latency_s / first.latency_s, last.floor_s / first.floor_s
+        first, last = min(members, key=itemgetter(0)), max(members, key=itemgetter(0))
+        if last[0] >= _LONGER_PROMPT * first[0]:
+            grew, allowed = last[1] / first[1], last[2] / first[2]
             if grew > _FAR_MORE * allowed:
                 return batch
     return None

@@ -55,6 +55,10 @@ class WorkAt:
     kv_bytes: Array
     """Of the cache: read, written, and copied where the engine's cache grows by concatenation."""
 
+    def at(self, chosen: Array) -> WorkAt:
+        """Those that `chosen` picks."""
+        return WorkAt(self.flops[chosen], self.weight_bytes[chosen], self.kv_bytes[chosen])
+
 
 Meets = Literal["yes", "no", "cannot tell"]
 
@@ -147,16 +151,24 @@ def card_steps(needed: Demanded, sheet: Datasheet, format_: str, layers: int) ->
     def total(name: str) -> Array:
         return np.asarray(sum((getattr(column, name) for column in needed.columns), np.zeros(count)))
 
+    work = WorkAt(total("flops"), total("weight_bytes"), total("kv_bytes"))
+    return _on(sheet, format_, layers, host_index_of(sheet.gpu), work, needed.steps.batch)
+
+
+def _on(sheet: Datasheet, format_: str, layers: int, host_index: float, work: WorkAt, batch: Array) -> Steps:
+    def each(value: float) -> Array:
+        return np.full(len(batch), float(value))
+
     return Steps(
-        total("flops"),
-        total("weight_bytes"),
-        total("kv_bytes"),
-        np.full(count, float(layers)),
-        np.full(count, peak_of(sheet, format_)),
-        np.full(count, sheet.bandwidth_bytes_per_s),
-        np.full(count, sheet.rated_clock_hz),
-        np.full(count, host_index_of(sheet.gpu)),
-        needed.steps.batch,
+        flops=work.flops,
+        weight_bytes=work.weight_bytes,
+        kv_bytes=work.kv_bytes,
+        layers=each(layers),
+        peak=each(peak_of(sheet, format_)),
+        bandwidth=each(sheet.bandwidth_bytes_per_s),
+        clock=each(sheet.rated_clock_hz),
+        host_index=each(host_index),
+        batch=batch,
     )
 
 
@@ -181,17 +193,7 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
     families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
     for family in set(families):
         chosen = np.flatnonzero(families == family)
-        steps = Steps(
-            work.flops[chosen],
-            work.weight_bytes[chosen],
-            work.kv_bytes[chosen],
-            np.full(len(chosen), float(plan.layers)),
-            np.full(len(chosen), peak_of(sheet, plan.format)),
-            np.full(len(chosen), sheet.bandwidth_bytes_per_s),
-            np.full(len(chosen), sheet.rated_clock_hz),
-            np.full(len(chosen), host),
-            plan.batches[chosen],
-        )
+        steps = _on(sheet, plan.format, plan.layers, host, work.at(chosen), plan.batches[chosen])
         told = attained(engine, str(family)).range_s(steps, phase)
         for into, values in zip(found, (told.low_s, told.typical_s, told.high_s), strict=True):
             into[chosen] = values
@@ -232,7 +234,7 @@ def offer(
     ttft, tpot = span_at(made.ttft, chosen), span_at(made.tpot, chosen)
     costs = tuple(cost_at(made, load, chosen, plan.prompt_len) for load in LOADS)
     request = Span(*(
-        made.usd_per_s * (first + plan.new_tokens * step) / chosen
+        made.usd_per_s * (first + (plan.new_tokens - 1) * step) / chosen  # a prefill gives the first
         for first, step in zip(ttft.ends, tpot.ends, strict=True)
     ))  # fmt: skip
     return replace(

@@ -23,7 +23,7 @@ from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
 from profiler.machine.machine import machine_for
 from profiler.timing.visit import seeded_prompts
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 
 FROM_FILES = ("disk", "page cache")
 """Where the weights of one fresh process after the other come from, where they are files."""

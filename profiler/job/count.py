@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from profiler.diagnosis.cards import CardFloor, floor_on
-from profiler.errors import ModelError, RequestError, first_line, near_misses
+from profiler.errors import ModelError, RequestError, first_line
 from profiler.grid import MOST, Phase
+from profiler.job.on_meta import counted_on_meta
 from profiler.loading.catalog import Source, resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import Gguf, as_asked, gguf_form, in_dense_form, published_form
-from profiler.loading.quantise import QUANTS, Quant
-from profiler.loading.request import DTYPES, dtype_name
+from profiler.loading.quantise import Quant, known_quant
+from profiler.loading.request import dtype_name, model_dtype
 from profiler.loading.skeleton import build_on_meta
 from profiler.machine.datasheet import gpu_called
 from profiler.machine.device import resolve_device
@@ -27,8 +28,8 @@ from profiler.work.attention import AttentionCore
 from profiler.work.crosscheck import Crosscheck, crosscheck
 from profiler.work.footprint import cache_bytes
 from profiler.work.kernels import attention_path
-from profiler.work.operators import GemmShape, ModelWork, Operator
-from profiler.work.parallel import Collective, replicated_kv_heads, walk_rank
+from profiler.work.operators import Collective, GemmShape, ModelWork, Operator
+from profiler.work.parallel import replicated_kv_heads, walk_rank
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import walk
 
@@ -143,9 +144,7 @@ def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_re
 
     Raises RequestError or ModelError.
     """
-    kind = known_quant(quant)
-    config = as_asked(load_config(resolve(model), trust_remote_code), dtype != "auto")
-    return walk(build_on_meta(config, model_dtype(dtype, config), kind))
+    return counted_on_meta(resolve(model), dtype, quant, trust_remote_code=trust_remote_code).work
 
 
 def count(
@@ -240,13 +239,6 @@ def _share(work: ModelWork, module: nn.Module, ranks: int, copied: int, step: St
     )
 
 
-def known_quant(quant: str) -> Quant:
-    """A format by its name. Raises RequestError."""
-    if quant not in QUANTS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
-    return quant
-
-
 def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
     if phase not in ("prefill", "decode"):
         raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
@@ -256,17 +248,6 @@ def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
     if phase == "prefill":
         return Step(batch, prompt, context or 0)
     return Step(batch, 1, prompt if context is None else context)
-
-
-def model_dtype(name: str, config: object) -> torch.dtype:
-    """The dtype asked for, or the config's own. Raises RequestError."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
-        return DTYPES[name]
-    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    own = DTYPES.get(own) if isinstance(own, str) else own
-    return own if isinstance(own, torch.dtype) else torch.bfloat16
 
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:

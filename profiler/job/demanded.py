@@ -10,14 +10,11 @@ import numpy as np
 
 from profiler.diagnosis.columns import Array, Demanded, Heads, OperatorColumn, Shape, Steps
 from profiler.grid import PHASES, Phase
-from profiler.loading.request import dtype_name
 from profiler.machine.links import Link, bus_share
-from profiler.probes.subject import operator_names
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import predicted_peak_bytes
-from profiler.work.operators import Embedding, Linear, ModelWork, Operator
-from profiler.work.parallel import Collective
+from profiler.work.operators import Collective, Embedding, Linear, ModelWork, Operator
 from profiler.work.step import Count, ExecutionPath, Step, Work
 
 Paths = Mapping[Phase, ExecutionPath]
@@ -31,7 +28,7 @@ def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, lin
     count = len(steps)
     phases = [(phase, np.flatnonzero(steps.prefill == (phase == "prefill"))) for phase in PHASES]
     parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
-    names = {op: name for op, name in operator_names(work).items() if not isinstance(op, Collective)}
+    names = {op: name for op, name in work.names.items() if not isinstance(op, Collective)}
     columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
     peaks = np.zeros(count, dtype=np.float64)
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
@@ -86,7 +83,7 @@ def _column(
         name,
         operator.group,
         operator.count,
-        dtype_name(operator.dtype),
+        operator.dtype_name,
         rows,
         **sums,
         avoidable_flops=by_cause[0],

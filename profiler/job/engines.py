@@ -16,7 +16,7 @@ from profiler.loading.config import pretrained_location
 from profiler.loading.request import LoadedModel, dtype_name
 from profiler.machine.machine import Machine
 from profiler.work.attention import AttentionCore
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 from profiler.work.operators import ModelWork
 
 # A sequence takes whole blocks of a paged cache, each of at most so many tokens (in vLLM 128 on a CPU, 16 on CUDA).

@@ -26,14 +26,13 @@ from profiler.diagnosis.trials import tried
 from profiler.errors import RequestError, RunError
 from profiler.grid import PHASES, CellKey, Grid, Phase, make_grid
 from profiler.job.checks import checks_line
-from profiler.job.count import known_quant, model_dtype
 from profiler.job.demanded import Paths, demanded
 from profiler.loading.catalog import resolve
 from profiler.loading.config import config_from, load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import as_asked
-from profiler.loading.quantise import QUANTS, Quant
-from profiler.loading.request import DTYPES, dtype_name
+from profiler.loading.quantise import QUANTS, Quant, known_quant
+from profiler.loading.request import DTYPES, dtype_name, model_dtype
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.datasheet import gpu_called
 from profiler.machine.links import Link

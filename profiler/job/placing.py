@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.diagnosis.foreign import Placed, doubts, placed
-from profiler.diagnosis.step_time import Floor
+from profiler.diagnosis.tables import Table
 from profiler.errors import RequestError
-from profiler.job.walks import known_work
+from profiler.job.walks import known_model
 from profiler.loading.catalog import resolve
 from profiler.machine import datasheet
-from profiler.record.readers.figures import Figure, ForeignFile
+from profiler.record.readers.figures import Figures, ForeignFile, figures_of
 from profiler.record.readers.reading import read_foreign
 from profiler.units import count, scaled
 from profiler.work.attention import AttentionCore
@@ -71,7 +71,7 @@ class Placement:
     dtype: str
     quant: str
     under: Under
-    rows: tuple[Placed, ...]
+    rows: Table[Placed]
     doubts: tuple[str, ...]
 
 
@@ -83,24 +83,22 @@ def place(
     Raises RequestError for a file that cannot be read or lacks shapes, a card or a model that is not known.
     """
     file = read_foreign(path)
-    figures = [_complete(figure) for figure in _with_shapes(file.figures, shapes or Shapes())]
+    figures = _complete(_with_shapes(file.figures, shapes or Shapes()))
     source = resolve(model)
     told = file.settings.get("precision", "auto")
-    work = known_work(source, model, told if told in _DTYPES else "auto", quant)
+    work = known_model(source, told if told in _DTYPES else "auto", quant).work
     dtype = _own_dtype(work)
     under = here_roofs(work, dtype) if here else _card(gpu, file)
-    floors = _floors(work, figures, under, dtype)
-    rows = tuple(
-        placed(figure, floor, 8 * figure.weight_bytes if figure.weight_bytes else None)
-        for figure, floor in zip(figures, floors, strict=True)
-    )
+    rows = placed(figures, *_floors(work, figures, under, dtype))
     found = [*_another(file, work, under), *_no_room(work, figures, under), *doubts(rows)]
-    if here and any(row.regime is None for row in rows):
+    if here and None in rows.column("regime"):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
     return Placement(file, source.name, dtype, quant, under, rows, tuple(found))
 
 
-def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> list[Figure]:
+def _with_shapes(figures: Figures, shapes: Shapes) -> Figures:
+    if shapes == Shapes():
+        return figures
     given = [
         _each(values, len(figures), option)
         for values, option in (
@@ -109,7 +107,7 @@ def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> list[Figure]:
             (shapes.new_tokens, "--new-tokens"),
         )
     ]
-    return [figure.with_shapes(*of_figure) for figure, *of_figure in zip(figures, *given, strict=True)]
+    return figures_of(figure.with_shapes(*of_figure) for figure, *of_figure in zip(figures, *given, strict=True))
 
 
 def _each(values: Sequence[int], figures: int, option: str) -> Sequence[int | None]:
@@ -122,18 +120,22 @@ def _each(values: Sequence[int], figures: int, option: str) -> Sequence[int | No
     return [values[0] if values else None] * figures
 
 
-def _complete(figure: Figure) -> Figure:
-    """A figure whose shapes are all known. Raises RequestError naming the option that tells the missing one."""
+def _complete(figures: Figures) -> Figures:
+    """Figures whose shapes are all known, each of one batch. Raises RequestError naming the options that tell them."""
+    covers, batches, prompts, contexts, news = (
+        figures.column(name) for name in ("covers", "batch_size", "prompt_len", "context_len", "new_tokens")
+    )
     missing = []
-    if figure.batch_size is None:
+    if None in batches:
         missing.append("--batch-sizes")
-    if figure.depth is None:
+    if (None, None) in zip(prompts, contexts, strict=True):
         missing.append("--prompt-lens")
-    if figure.covers == "generate" and figure.new_tokens is None:
+    if ("generate", None) in zip(covers, news, strict=True):
         missing.append("--new-tokens")
     if missing:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
-    return figure.of_one_batch()
+    shared = any(figures.column("requests"))
+    return figures_of(figure.of_one_batch() for figure in figures) if shared else figures
 
 
 def _own_dtype(work: ModelWork) -> str:
@@ -191,8 +193,8 @@ def _another(file: ForeignFile, work: ModelWork, under: Under) -> list[str]:
     return found
 
 
-def _no_room(work: ModelWork, figures: Sequence[Figure], under: Under) -> list[str]:
-    stored = max((figure.weight_bytes or 0.0 for figure in figures), default=0.0)
+def _no_room(work: ModelWork, figures: Figures, under: Under) -> list[str]:
+    stored = float(figures.numbers("weight_bytes").max(initial=0.0))
     needed = work.params * stored if stored else float(_weight_bytes(work))
     if under.memory_bytes is None or needed <= _FITS * under.memory_bytes:
         return []
@@ -210,29 +212,20 @@ def _weight_bytes(work: ModelWork) -> float:
 _Array = NDArray[Any]
 
 
-def _floors(work: ModelWork, figures: Sequence[Figure], under: Under, dtype: str) -> list[Floor]:
-    """The least time of what each figure covers, all of them counted in one go."""
-    # As floats: a large model's FLOPs over many long prompts are more than int64 holds.
-    batch = np.array([figure.batch_size or 1 for figure in figures], dtype=np.float64)
-    prompt = np.array([figure.prompt_len or 0 for figure in figures], dtype=np.float64)
-    cached_len = np.array([figure.context_len or 0 for figure in figures], dtype=np.float64)
-    new = np.array([figure.new_tokens or 0 for figure in figures], dtype=np.float64)
-    width = np.array([figure.weight_bytes or 0.0 for figure in figures])
-    kv = np.array([figure.kv_itemsize or 0.0 for figure in figures])
-    prefills = np.array([figure.covers != "decode" for figure in figures])
-    # A median over a decode loop describes its middle step.
-    steps = np.array([_decode_steps(figure) for figure in figures])
+def _floors(work: ModelWork, figures: Figures, under: Under, dtype: str) -> tuple[_Array, _Array]:
+    """The least time of what each figure covers by side, all of them counted in one go."""
+    batch, prompt, cached_len, new, width, kv = (
+        figures.numbers(name)
+        for name in ("batch_size", "prompt_len", "context_len", "new_tokens", "weight_bytes", "kv_itemsize")
+    )
+    covers = np.array(figures.column("covers"))
+    prefills = covers != "decode"
+    # A median over a decode loop describes its middle step; the first new token comes from the prefill itself.
+    steps = np.select([covers == "generate", covers == "decode"], [new - 1, 1.0], 0.0)
     prefill = least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
     decode = least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
-    both = [(prefills * first + steps * then).tolist() for first, then in zip(prefill, decode, strict=True)]
-    return [Floor(compute_s, memory_s) for compute_s, memory_s in zip(*both, strict=True)]
-
-
-def _decode_steps(figure: Figure) -> int:
-    """Decode steps in a figure's time: the first new token comes from the prefill itself."""
-    if figure.covers == "generate":
-        return (figure.new_tokens or 1) - 1
-    return 1 if figure.covers == "decode" else 0
+    compute_s, memory_s = (prefills * first + steps * then for first, then in zip(prefill, decode, strict=True))
+    return compute_s, memory_s
 
 
 def least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, kv: _Array) -> tuple[_Array, _Array]:

@@ -25,13 +25,9 @@ from profiler.diagnosis.rent import (
 )
 from profiler.errors import RequestError
 from profiler.grid import MOST, PHASES, Phase
-from profiler.job.count import known_quant, model_dtype
 from profiler.job.demanded import demanded
+from profiler.job.walks import known_model
 from profiler.loading.catalog import resolve
-from profiler.loading.config import load_config
-from profiler.loading.placement import planned_weight_bytes
-from profiler.loading.published import as_asked
-from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.datasheet import gpu_called, gpus
 from profiler.machine.prices import Price, cheapest
 from profiler.machine.published import EngineKind
@@ -40,7 +36,6 @@ from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import cache_bytes
 from profiler.work.step import ExecutionPath
-from profiler.work.walk import walk
 
 MOST_BATCH = 4096
 _FORMATS = {
@@ -147,12 +142,8 @@ def parse_prices(text: str) -> dict[str, Price]:
 
 def plan_of(model: str, quant: str, asked: Asked) -> Planned:
     """A model in one precision, counted at every batch size from its config alone."""
-    kind = known_quant(quant)
-    source = resolve(model)
-    with quiet_libraries():
-        config = as_asked(load_config(source, False), False)
-        module = build_on_meta(config, model_dtype("auto", config), kind)
-    work, weights = walk(module), planned_weight_bytes(module)
+    counted = known_model(resolve(model), quant=quant)
+    work, weights = counted.work, counted.weight_bytes
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
     at: dict[Phase, WorkAt] = {}
@@ -160,11 +151,11 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
     for phase in PHASES:
         prefill = phase == "prefill"
         steps = Steps(
-            np.full(len(batches), prefill),
-            batches,
-            np.full(len(batches), asked.prompt_len),
-            np.full(len(batches), 0 if prefill else asked.prompt_len + asked.new_tokens // 2),
-            np.full(len(batches), asked.new_tokens),
+            prefill=np.full(len(batches), prefill),
+            batch=batches,
+            prompt_len=np.full(len(batches), asked.prompt_len),
+            context=np.full(len(batches), 0 if prefill else asked.prompt_len + asked.new_tokens // 2),
+            new_tokens=np.full(len(batches), asked.new_tokens),
         )
         needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights)
         copies = basis_for(_FORMATS[quant], asked.engine) == "eager" and not prefill
@@ -181,15 +172,15 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
         )
         peak = needed.peak_bytes
     return Planned(
-        quant,
-        _FORMATS[quant],
-        sum(core.count for core in cores) or max(op.count for op in work.operators),
-        asked.prompt_len,
-        asked.new_tokens,
-        float(weights),
-        float(cache_bytes(work, 1, asked.prompt_len + asked.new_tokens)),
-        peak,
-        at,
+        precision=quant,
+        format=_FORMATS[quant],
+        layers=sum(core.count for core in cores) or max(op.count for op in work.operators),
+        prompt_len=asked.prompt_len,
+        new_tokens=asked.new_tokens,
+        weight_bytes=float(weights),
+        cache_bytes=float(cache_bytes(work, 1, asked.prompt_len + asked.new_tokens)),
+        peak_bytes=peak,
+        work=at,
     )
 
 

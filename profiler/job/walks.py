@@ -1,4 +1,4 @@
-"""A model's operators without the libraries that count them, where they were counted before."""
+"""A model counted without the libraries that count it, where it was counted before."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 
 from profiler.loading.catalog import Source
 from profiler.machine.kept import keep, kept_file
-from profiler.work.counted import as_json, counted, from_json
-from profiler.work.operators import ModelWork
+from profiler.work.counted import Counted, as_json, counted, from_json
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Whose modules, formats and layouts the walk goes over.
 _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
 
 
-def known_work(source: Source, model: str, dtype: str, quant: str) -> ModelWork:
-    """The operators of a model: a card's come with the package, those of a file are kept once it was walked.
+def known_model(source: Source, dtype: str = "auto", quant: str = "none") -> Counted:
+    """A model, counted: a card's count comes with the package, that of a file is kept once it was walked.
 
     torch and transformers are loaded only where neither is so. Raises RequestError or ModelError.
     """
@@ -26,19 +25,19 @@ def known_work(source: Source, model: str, dtype: str, quant: str) -> ModelWork:
         return shipped
     config = _config(source)
     if config is None:
-        return _walked(model, dtype, quant)
+        return _walked(source, dtype, quant)
     path = kept_file("walks", {"config": config, "asked": [dtype, quant], "rules": _rules(), **_versions()})
     if (kept := _read(path)) is not None:
         return kept
-    work = _walked(model, dtype, quant)
-    keep(path, json.dumps(as_json(work)).encode())
-    return work
+    model = _walked(source, dtype, quant)
+    keep(path, json.dumps(as_json(model)).encode())
+    return model
 
 
-def _walked(model: str, dtype: str, quant: str) -> ModelWork:
-    from profiler.job.count import model_work
+def _walked(source: Source, dtype: str, quant: str) -> Counted:
+    from profiler.job.on_meta import counted_on_meta
 
-    return model_work(model, dtype, quant)
+    return counted_on_meta(source, dtype, quant)
 
 
 def _config(source: Source) -> str | None:
@@ -71,7 +70,7 @@ def _rules() -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> ModelWork | None:
+def _read(path: Path) -> Counted | None:
     try:
         return from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from profiler.errors import ModelError, RequestError
+from profiler.errors import ModelError, RequestError, near_misses
 from profiler.machine.device import compute_capability
 from profiler.machine.unfetched import import_bitsandbytes
 
@@ -44,6 +44,13 @@ class QuantOptions:
 
 
 PLAIN = QuantOptions()
+
+
+def known_quant(quant: str) -> Quant:
+    """A format by its name. Raises RequestError."""
+    if quant not in QUANTS:
+        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    return quant
 
 
 def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:

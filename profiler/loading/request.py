@@ -81,6 +81,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def model_dtype(name: str, config: object) -> torch.dtype:
+    """The dtype asked for, or the config's own. Raises RequestError."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
+        return DTYPES[name]
+    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    own = DTYPES.get(own) if isinstance(own, str) else own
+    return own if isinstance(own, torch.dtype) else torch.bfloat16
+
+
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
     """The dtype to compute in.
 

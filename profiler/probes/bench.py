@@ -25,7 +25,7 @@ from profiler.probes.shortened import stack_of
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
 from profiler.timing.visit import seeded_prompts
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 
 _DECODE_STEPS = 5
 _PREFILLS = 1

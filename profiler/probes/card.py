@@ -32,8 +32,7 @@ from profiler.probes.calls import answered
 from profiler.probes.dispatch import measure_dispatch
 from profiler.probes.replay import replay_calls
 from profiler.roofs.values import Ceilings
-from profiler.work.footprint import model_storage_bytes
-from profiler.work.formats import is_linear, stored
+from profiler.work.formats import is_linear, model_storage_bytes, stored
 from profiler.work.walk import called_modules, walk
 
 _ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)

@@ -18,7 +18,7 @@ from profiler.probes.replay import replay_calls, replay_linears
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
 from profiler.work.conversions import conversion_calls
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 from profiler.work.operators import Linear, ModelWork
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import LinearKey, linear_key, linear_modules

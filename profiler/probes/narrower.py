@@ -17,7 +17,7 @@ from profiler.machine.machine import Machine
 from profiler.probes.shortened import pattern_of, stack_of
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 from profiler.work.step import ExecutionPath
 from profiler.work.walk import linear_modules, walk
 

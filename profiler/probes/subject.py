@@ -21,12 +21,11 @@ from profiler.machine.unfetched import four_bit_fuses_on_cpu
 from profiler.timing.visit import seeded_prompts
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
-from profiler.work.footprint import model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import four_bit_dense_from_rows, stored
+from profiler.work.footprint import predicted_peak_bytes
+from profiler.work.formats import four_bit_dense_from_rows, model_storage_bytes, stored
 from profiler.work.kernels import attention_path, outlier_columns
-from profiler.work.operators import Experts, Linear, ModelWork, Operator
+from profiler.work.operators import Collective, Experts, Linear, ModelWork, Operator
 from profiler.work.padded import padded_work
-from profiler.work.parallel import Collective
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import linear_modules
 
@@ -56,7 +55,7 @@ class Subject:
     @cached_property
     def names(self) -> Mapping[Operator, str]:
         """A name of its own for each operator."""
-        return operator_names(self.work)
+        return self.work.names
 
     @cached_property
     def model_bytes(self) -> int:
@@ -162,17 +161,6 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
 
 # A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
 _MEMORY_MARGIN = 0.95
-
-
-def operator_names(work: ModelWork) -> dict[Operator, str]:
-    """A name of its own for each operator; those of one name (layers that differ in a window) are numbered."""
-    seen: dict[str, int] = {}
-    found = {}
-    for operator in work.operators:
-        seen[operator.name] = seen.get(operator.name, 0) + 1
-        number = seen[operator.name]
-        found[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
-    return found
 
 
 def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath) -> OperatorWork:

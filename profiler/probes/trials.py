@@ -21,7 +21,7 @@ from profiler.probes.forms import Form, forms_of
 from profiler.probes.shortened import Pattern, pattern_of, shortened, stack_of
 from profiler.probes.subject import Subject
 from profiler.roofs.values import Ceilings
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 
 # Loading a form takes as long as so many forms' steps.
 _LOADING = 4

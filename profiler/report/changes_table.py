@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiler.diagnosis.compare import Comparison, History
@@ -22,10 +18,7 @@ from profiler.report.changes import (
     shown_runs,
 )
 from profiler.report.gating import GATE_COLUMNS, gate_line, gate_rows
-
-MOST_ROWS = 200
-"""A table on the screen shows so many rows, the first."""
-_COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
+from profiler.report.long_table import MOST_ROWS, table
 
 
 def print_changes(comparison: Comparison, console: Console) -> None:
@@ -74,17 +67,3 @@ def print_gate(gate: Gate, console: Console) -> None:
     if gate.cells:
         console.print(table(GATE_COLUMNS, gate_rows(gate)))
     _print_sides(gate.comparison, console)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> Table:
-    """A table of some columns, of the first rows where there are many: `rows` may be the first of so many."""
-    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in columns:
-        words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime", "where", "ran with")
-        found.add_column(name, justify="left" if words else "right", no_wrap=name not in ("what moved", "ran with"))
-    shown = rows[:MOST_ROWS]
-    for row in shown:
-        found.add_row(*(Text(text, style=_COLORS.get(text, "")) for text in row))
-    if left := (of or len(rows)) - len(shown):
-        found.caption = f"{left} more rows: --format json has them all"
-    return found

@@ -9,16 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.diagnosis.foreign import Placed
-from profiler.report.changes_table import MOST_ROWS, table
-from profiler.report.long_json import shallow
+from profiler.diagnosis.tables import Table
+from profiler.report.long_table import MOST_ROWS, table
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
-
-
-def placed_json(row: Placed) -> dict[str, object]:
-    """One row of the contract."""
-    return shallow(row)
 
 
 def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
@@ -45,14 +40,14 @@ def _name(row: Placed) -> str:
     return f"{row.phase} {row.batch_size} x {row.prompt_len}{after}{behind}"
 
 
-def print_placed(title: str, rows: Sequence[Placed], doubts: Sequence[str], console: Console) -> None:
+def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:
     """Print figures under the roofs; notes that several share stand once."""
     console.print(Text(title, style="bold"))
     for doubt in doubts:
         console.print(Text(f"warning: {doubt}"))
-    console.print(table(PLACED_COLUMNS, placed_rows(rows[:MOST_ROWS]), of=len(rows)))
-    notes = Counter(row.note for row in rows if row.note)
+    console.print(table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), of=len(rows)))
+    notes = Counter(filter(None, rows.column("note")))
     for note, count in notes.most_common(10):
-        first = next(row for row in rows if row.note == note)
+        first = rows[rows.column("note").index(note)]
         of = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
         console.print(Text(f"{of}: {note}"))

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.diagnosis.why import Why
-from profiler.report.changes_table import table
+from profiler.report.long_table import table
 from profiler.report.why import CALL_COLUMNS, call_rows, note_lines, why_sentences
 
 

@@ -1,7 +1,8 @@
-"""A model's operators as JSON, and those of the cards as the walk counted them, kept in counted.json.
+"""Counted models as JSON, and the cards as they were counted, kept in counted.json.
 
 torch and transformers take two seconds and a half to load, three times as long as to place 100,000 figures: to place
-a file on what is kept needs neither. `python tests/work/counted.py` counts every card again and writes the file anew.
+a file or to price cards on what is kept needs neither. `python tests/work/counted.py` counts every card again and
+writes the file anew.
 """
 
 from __future__ import annotations
@@ -53,26 +54,39 @@ class _Dtype:
         return f"torch.{self.name}"
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A model counted from its config alone."""
+
+    work: ModelWork
+    weight_bytes: int
+    """Of all parameters and buffers as they will lie in memory, tied ones once."""
+
+
 @cache
-def counted(card: str, quant: str = "none") -> ModelWork | None:
-    """The operators of a card in its own dtype, as published or in a format; None where they are not kept."""
-    kept = json.loads(FILE.read_text(encoding="utf-8")).get(card, {})
-    if quant not in kept:
+def counted(card: str, quant: str = "none") -> Counted | None:
+    """A card in its own dtype, as published or in a format; None where it is not kept."""
+    kept = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}})
+    formats = kept["formats"]
+    if quant not in formats:
         return None
     # What a format leaves as it is stands there by its number among the operators as published.
-    operators = [kept["none"][item] if isinstance(item, int) else item for item in kept[quant]]
-    return from_json({**kept["model"], "operators": operators})
+    plain = formats["none"]["operators"]
+    operators = [plain[item] if isinstance(item, int) else item for item in formats[quant]["operators"]]
+    return from_json({**kept["model"], **formats[quant], "operators": operators})
 
 
-def from_json(kept: Mapping[str, Any]) -> ModelWork:
+def from_json(kept: Mapping[str, Any]) -> Counted:
     """What `as_json` made a document of."""
-    return ModelWork(**{**_values(kept), "operators": tuple(map(_operator, kept["operators"]))})
+    values = {name: value for name, value in _values(kept).items() if name != "weight_bytes"}
+    work = ModelWork(**{**values, "operators": tuple(map(_operator, kept["operators"]))})
+    return Counted(work, int(kept["weight_bytes"]))
 
 
-def as_json(work: ModelWork) -> dict[str, Any]:
-    """The operators and what the walk did not understand, as plain values."""
-    operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in work.operators]
-    return {**_plain_fields(work), "operators": operators}
+def as_json(model: Counted) -> dict[str, Any]:
+    """The operators, what the walk did not understand, and the bytes, as plain values."""
+    operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in model.work.operators]
+    return {**_plain_fields(model.work), "weight_bytes": model.weight_bytes, "operators": operators}
 
 
 def _operator(kept: Mapping[str, Any]) -> Operator:

@@ -6,28 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from profiler.machine.memory import storage_bytes
 from profiler.work.attention import AttentionCore
-from profiler.work.formats import quant_state_tensors
 from profiler.work.operators import Linear, ModelWork
 from profiler.work.step import Count, ExecutionPath
 
 _FLOAT32_BYTES = 4
 # Residual stream, its normalised copy and the sum that replaces it are alive around each matrix.
 _LIVE_HIDDEN = 3
-
-
-def model_storage_bytes(model: Any) -> int:
-    """Bytes of all storages that a loaded model holds: parameters, buffers and quantisation state, shared ones once."""
-    tensors = [*model.parameters(), *model.buffers()]
-    for param in model.parameters():
-        tensors += quant_state_tensors(getattr(param, "quant_state", None))
-        tensors.append(getattr(param, "SCB", None))
-    for module in model.modules():
-        state = getattr(module, "state", None)
-        if state is not None and hasattr(state, "SCB"):
-            tensors += [state.CB, state.SCB]
-    return storage_bytes(tensors)
 
 
 def cache_bytes(work: ModelWork, batch_size: Count, tokens: Count) -> Any:

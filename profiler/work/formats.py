@@ -112,6 +112,19 @@ def quant_state_tensors(state: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
+def model_storage_bytes(model: Any) -> int:
+    """Bytes of all storages that a loaded model holds: parameters, buffers and quantisation state, shared ones once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    for param in model.parameters():
+        tensors += quant_state_tensors(getattr(param, "quant_state", None))
+        tensors.append(getattr(param, "SCB", None))
+    for module in model.modules():
+        state = getattr(module, "state", None)
+        if state is not None and hasattr(state, "SCB"):
+            tensors += [state.CB, state.SCB]
+    return storage_bytes(tensors)
+
+
 def _dense(module: Any) -> StoredWeight:
     weight = module.weight
     transposed = type(module).__name__ == "Conv1D"

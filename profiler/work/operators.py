@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from profiler.machine.links import CollectiveKind
 from profiler.work.causes import Cause
 from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.stored import StoredWeight
@@ -233,6 +234,30 @@ class RecurrentState(Operator):
 
 
 @dataclass(frozen=True)
+class Collective(Operator):
+    """What the ranks of a group exchange behind one operator; `count` of them a step, one after the other."""
+
+    kind: CollectiveKind
+    ranks: int
+    source: Operator | None
+    """The operator whose result is exchanged, which decides how many rows there are; None: one a token."""
+    width: int
+    """Elements of a row of the whole result."""
+    itemsize: int
+
+    def each(self, step: Step, path: ExecutionPath) -> Work:
+        return Work(link_bytes=self._rows(step, path) * self.width * self.itemsize)
+
+    def _rows(self, step: Step, path: ExecutionPath) -> Count:
+        if isinstance(self.source, Linear):
+            rows: Count = self.source.executed(step, path)
+            return rows
+        if isinstance(self.source, Experts) and self.source.runs_all:
+            return step.tokens * self.source.num_experts
+        return step.tokens
+
+
+@dataclass(frozen=True)
 class ModelWork:
     """All operators of a model, equal ones merged, and what the walk did not understand."""
 
@@ -253,6 +278,17 @@ class ModelWork:
         """The work of a whole step; arrays in `step` give arrays."""
         path = path or ExecutionPath()
         return sum((operator.work(step, path) for operator in self.operators), Work())
+
+    @property
+    def names(self) -> dict[Operator, str]:
+        """A name of its own for each operator; those of one name (layers that differ in a window) are numbered."""
+        seen: dict[str, int] = {}
+        found = {}
+        for operator in self.operators:
+            seen[operator.name] = seen.get(operator.name, 0) + 1
+            number = seen[operator.name]
+            found[operator] = operator.name if number == 1 else f"{operator.name} ({number})"
+        return found
 
     def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
         """Every distinct matrix product with weights of one step (plain numbers), with how often it runs."""

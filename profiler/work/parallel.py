@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +12,8 @@ from torch import nn
 
 from profiler.errors import RequestError
 from profiler.machine.links import CollectiveKind
-from profiler.work.operators import Experts, Linear, ModelWork, Operator
+from profiler.work.operators import Collective, Experts, Linear, ModelWork
 from profiler.work.recognise import activation_dtype, attention_heads, is_attention
-from profiler.work.step import Count, ExecutionPath, Step, Work
 from profiler.work.walk import collapse_numbers, walk
 
 # transformers 5.23, distributed/tensor_parallel.py: what each style of a plan does with a matrix [..., out, in].
@@ -35,30 +34,6 @@ _SENDS: dict[str, CollectiveKind] = {
     "embedding_colwise": "all_gather",
 }
 _KV_PROJECTIONS = ("k_proj", "v_proj")
-
-
-@dataclass(frozen=True)
-class Collective(Operator):
-    """What the ranks of a group exchange behind one operator; `count` of them a step, one after the other."""
-
-    kind: CollectiveKind
-    ranks: int
-    source: Operator | None
-    """The operator whose result is exchanged, which decides how many rows there are; None: one a token."""
-    width: int
-    """Elements of a row of the whole result."""
-    itemsize: int
-
-    def each(self, step: Step, path: ExecutionPath) -> Work:
-        return Work(link_bytes=self._rows(step, path) * self.width * self.itemsize)
-
-    def _rows(self, step: Step, path: ExecutionPath) -> Count:
-        if isinstance(self.source, Linear):
-            rows: Count = self.source.executed(step, path)
-            return rows
-        if isinstance(self.source, Experts) and self.source.runs_all:
-            return step.tokens * self.source.num_experts
-        return step.tokens
 
 
 def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:

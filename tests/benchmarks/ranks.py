@@ -31,7 +31,7 @@ from profiler.machine.links import Link, fitted
 from profiler.machine.machine import machine_for
 from profiler.machine.ranks import Group, under_torchrun
 from profiler.timing.visit import follow
-from profiler.work.parallel import Collective
+from profiler.work.operators import Collective
 from profiler.work.step import ExecutionPath, Step
 
 SLOWED = ((0.0, 1000.0), (200.0, 4.0), (1000.0, 1.0), (4000.0, 0.25))

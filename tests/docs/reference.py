@@ -355,14 +355,17 @@ class _Reader:
         return []
 
     def called(self, value: ast.Call, before: str) -> list[Key]:
-        """The keys of `asdict(x)` or `shallow(x)`, or of a function of ours that returns a dict."""
+        """The keys of `asdict(x)` or a table's `as_dicts()`, or of a function of ours that returns a dict."""
         name = ast.unparse(value.func)
         if name == "dict" and value.args:
             return self.inside(value.args[0], before)
         if name.endswith("._asdict"):
             kind = self.type_of(typing.cast(ast.Attribute, value.func).value)
             return [Key(before + field, _shown(hint)[0], "") for field, hint in _hints(kind).items()]
-        if name in ("asdict", "shallow") or name.endswith(".model_dump"):
+        if name.endswith(".as_dicts"):
+            [kind] = typing.get_args(self.type_of(typing.cast(ast.Attribute, value.func).value))
+            return _of_type(kind, before, 0)
+        if name == "asdict" or name.endswith(".model_dump"):
             kind = self.type_of(value.args[0] if value.args else typing.cast(ast.Attribute, value.func).value)
             kind = next((item for item in typing.get_args(kind) if item is not type(None)), kind)
             return _of_type(kind, before, 0) if kind is not None else []
@@ -377,8 +380,10 @@ class _Reader:
             return self.inside(value, before)
         if not isinstance(name, ast.Constant):
             return []
-        listed = isinstance(value, ast.ListComp) or (
-            isinstance(value, ast.Name) and isinstance(self.dicts.get(value.id), ast.ListComp)
+        listed = (
+            isinstance(value, ast.ListComp)
+            or (isinstance(value, ast.Name) and isinstance(self.dicts.get(value.id), ast.ListComp))
+            or (isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".as_dicts"))
         )
         between = "[]" if listed else "{}" if isinstance(value, ast.DictComp) else ""
         below = self.inside(value, f"{before}{name.value}{between}.")

@@ -27,7 +27,7 @@ from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.narrower import shorten, trained_alike
 from profiler.record.run import read_document
 from profiler.report.progress import QuietListener
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 from profiler.work.parallel import walk_rank
 from profiler.work.walk import linear_modules
 

@@ -9,7 +9,8 @@ import pytest
 
 from profiler.errors import RequestError
 from profiler.job import walks
-from profiler.loading.catalog import load_card, resolve
+from profiler.loading.catalog import Source, load_card, resolve
+from profiler.work.counted import Counted
 from profiler.work.operators import ModelWork
 from profiler.work.step import Step
 
@@ -17,15 +18,15 @@ STEP = Step(2, 1, 100)
 
 
 @pytest.fixture
-def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str, str]]:
+def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Source, str, str]]:
     """What was really walked, in an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found: list[tuple[str, str, str]] = []
+    found: list[tuple[Source, str, str]] = []
     walk = walks._walked
 
-    def noted(*asked: str) -> ModelWork:
-        found.append(asked)  # type: ignore[arg-type]
-        return walk(*asked)
+    def noted(source: Source, dtype: str, quant: str) -> Counted:
+        found.append((source, dtype, quant))
+        return walk(source, dtype, quant)
 
     monkeypatch.setattr(walks, "_walked", noted)
     return found
@@ -45,13 +46,20 @@ def _write(folder: Path, **changed: object) -> None:
 
 
 def work_of(model: str | Path, dtype: str = "auto", quant: str = "none") -> ModelWork:
-    return walks.known_work(resolve(str(model)), str(model), dtype, quant)
+    return walks.known_model(resolve(str(model)), dtype, quant).work
 
 
 def test_a_folder_is_walked_once(folder: Path, walked: list[object]) -> None:
     first, again = work_of(folder), work_of(folder)
     assert len(walked) == 1
     assert first.work(STEP) == again.work(STEP) == work_of("smollm2-135m").work(STEP)
+
+
+def test_the_bytes_of_the_weights_are_kept_with_it(folder: Path, walked: list[object]) -> None:
+    """134,515,008 parameters of 2 bytes, and the 32 frequencies of its positions twice, in float32."""
+    first, again = (walks.known_model(resolve(str(folder))) for _ in range(2))
+    assert first.weight_bytes == again.weight_bytes == 2 * 134_515_008 + 2 * 32 * 4
+    assert len(walked) == 1
 
 
 def test_another_dtype_or_format_is_another_walk(folder: Path, walked: list[object]) -> None:
@@ -80,7 +88,9 @@ def test_other_libraries_or_rules_walk_again(
     assert len(walked) == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"operators": [{"kind": "Os"}]}', '{"operators": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"operators": [{"kind": "Os"}]}', '{"operators": 3}', '{"operators": []}']
+)
 def test_what_cannot_be_read_is_walked_again(folder: Path, walked: list[object], content: str, tmp_path: Path) -> None:
     work_of(folder)
     [kept] = (tmp_path / "cache" / "roofscope" / "walks").iterdir()

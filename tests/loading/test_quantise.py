@@ -28,8 +28,7 @@ from profiler.machine.clock import HostClock, time_calls
 from profiler.machine.memory import storage_bytes
 from profiler.probes.quality import check_quality, compare, text_ids
 from profiler.work.conversions import conversion_calls
-from profiler.work.footprint import model_storage_bytes
-from profiler.work.formats import stored
+from profiler.work.formats import model_storage_bytes, stored
 from profiler.work.operators import Linear
 from profiler.work.step import Step
 from profiler.work.walk import linear_modules, walk

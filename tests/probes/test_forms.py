@@ -33,7 +33,7 @@ from profiler.report.progress import QuietListener
 from profiler.roofs.values import READ, Ceilings
 from profiler.timing.outcomes import Gap, Visit
 from profiler.timing.sweep import Plan, sweep
-from profiler.work.footprint import model_storage_bytes
+from profiler.work.formats import model_storage_bytes
 
 _SIZES = {
     "hidden_size": 64,

@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from profiler.diagnosis.compare import compare
 from profiler.diagnosis.foreign import placed
-from profiler.diagnosis.step_time import Floor
 from profiler.errors import RequestError, RunError
 from profiler.grid import parse_values
 from profiler.job.comparing import thresholds
@@ -26,6 +26,7 @@ from profiler.job.renting import parse_prices
 from profiler.record.forecasts import FORECAST_FILE, read_forecast
 from profiler.record.operators import OPERATOR_COLUMNS, read_operators
 from profiler.record.profiles import FOLDER, read_profile
+from profiler.record.readers.figures import figures_of
 from profiler.record.readers.reading import read_foreign
 from profiler.record.run import read_document, read_run
 from profiler.record.samples import SAMPLES_FILE, read_facts_of
@@ -227,7 +228,9 @@ def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
 
 def used(file: Path) -> None:
     found = read_foreign(file)
-    rows = [placed(figure.of_one_batch(), Floor(1e-3, 1e-3)) for figure in found.figures]
+    figures = figures_of(figure.of_one_batch() for figure in found.figures)
+    floor_s = np.full(len(figures), 1e-3)
+    rows = placed(figures, floor_s, floor_s)
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(found)
     json.dumps(comparison_json(compare(side, side)), allow_nan=False)

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ FILES = Path(__file__).parents[1] / "data" / "foreign"
 
 
 def figures(name: str) -> tuple[Figure, ...]:
-    return read_foreign(FILES / name).figures
+    return tuple(read_foreign(FILES / name).figures)
 
 
 def test_llama_bench_says_the_same_in_every_format() -> None:
@@ -286,7 +287,7 @@ def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.Monke
                 with pytest.raises(RequestError, match="more than the 1048576 bytes"):
                     read_foreign(tmp_path / "pipe")
             else:
-                assert read_foreign(tmp_path / "pipe").figures == figures("llama-bench.json")
+                assert tuple(read_foreign(tmp_path / "pipe").figures) == figures("llama-bench.json")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir() if path.suffix != ".txt"))
@@ -325,3 +326,33 @@ def test_a_hundred_thousand_rows_are_read_in_a_moment(tmp_path: Path) -> None:
     begun = time.process_time()
     assert len(read_foreign(path).figures) == 100_000
     assert time.process_time() - begun < 3
+
+
+def test_a_table_may_tell_times_and_rates_and_leave_cells_empty(tmp_path: Path) -> None:
+    """Two sequences at 100 tokens/s take 20 ms a step; rows that failed are left out, but keep their number."""
+    path = tmp_path / "t.csv"
+    names = "status,phase,batch_size,prompt_len,context_len,new_tokens,latency_s,tokens_per_s,repeats\n"
+    rows = [
+        "ok,decode,2, 64,,32,,100,5",
+        "failed,decode,x,,,,,,",
+        ",prefill,1,128,9,,0.5,,",
+        "ok,,4,,256,16.0,0.25,1,",
+    ]
+    path.write_text(names + "\n".join(rows))
+    note = "no phase named: taken for decode steps alone"
+    assert list(read_foreign(path).figures) == [
+        Figure("decode", 0.02, 2, 64, None, 32, repeats=5),
+        Figure("prefill", 0.5, 1, 128, None, None),
+        Figure("decode", 0.25, 4, None, 256, 16, notes=(note,)),
+    ]
+    for broken, told in (
+        ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is no positive number: nan"),
+        ("ok,decode,2,6.5,,32,1,,", "row 5: prompt_len is no whole number of 0 or more: 6.5"),
+        ("ok,decode,,64,,32,1,,", "row 5: batch_size is no number: "),
+        ("ok,prefill,2,,64,,1,,", "row 5: a prefill without tokens has no time"),
+        ("ok,train,2,64,,32,1,,", "row 5: the phase 'train' is none"),
+        ("ok,decode,2,64,,32,,,", "row 5: tokens_per_s is no number: "),
+    ):
+        path.write_text(names + "\n".join([*rows, broken]))
+        with pytest.raises(RequestError, match=re.escape(told)):
+            read_foreign(path)

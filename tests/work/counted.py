@@ -1,4 +1,4 @@
-"""The cards' operators as JSON. `python tests/work/counted.py` writes the file that the package keeps anew."""
+"""The cards, counted, as JSON. `python tests/work/counted.py` writes the file that the package keeps anew."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.errors import RequestError
-from profiler.job.count import model_work
-from profiler.loading.catalog import card_names
+from profiler.job.on_meta import counted_on_meta
+from profiler.loading.catalog import card_names, resolve
 from profiler.loading.quantise import QUANTS, Quant
 from profiler.work.counted import FILE, as_json
 
 
 def documents(card: str, quants: Sequence[Quant] = QUANTS) -> dict[str, dict[str, Any]]:
-    """A card's operators in those formats that it can be had in, by the format; the walk understands all of them."""
+    """A card in those formats that it can be had in, by the format; the walk understands all of it."""
     found = {}
     for quant in quants:
         try:
-            found[quant] = as_json(model_work(card, quant=quant))
+            found[quant] = as_json(counted_on_meta(resolve(card), "auto", quant))
         except RequestError:  # no group of int4 divides every layer
             continue
         assert found[quant]["understood_params"] == found[quant]["params"]
@@ -28,17 +28,24 @@ def documents(card: str, quants: Sequence[Quant] = QUANTS) -> dict[str, dict[str
 def lines(name: str, formats: dict[str, dict[str, Any]]) -> str:
     """An operator a line, so that a change shows what it changed; one that is as published by its number there."""
     plain = formats["none"]["operators"]
-    model = {key: value for key, value in formats["none"].items() if key != "operators"}
-    parts = [f' "model": {json.dumps(model)}', _listed("none", plain)]
+    model = {key: value for key, value in formats["none"].items() if key not in _OF_A_FORMAT}
+    parts = []
     for quant, document in formats.items():
-        assert document == {**model, "operators": document["operators"]}
+        own = {key: document[key] for key in _OF_A_FORMAT}
+        assert document == {**model, **own}
         if quant != "none":
-            parts.append(_listed(quant, [plain.index(op) if op in plain else op for op in document["operators"]]))
-    return f"{json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n}"
+            own["operators"] = [plain.index(op) if op in plain else op for op in document["operators"]]
+        parts.append(_format(quant, **own))
+    listed = ",\n".join(parts)
+    return f'{json.dumps(name)}: {{\n "model": {json.dumps(model)}, "formats": {{\n{listed}\n}}}}'
 
 
-def _listed(quant: str, operators: list[Any]) -> str:
-    return f" {json.dumps(quant)}: [\n" + ",\n".join(f"  {json.dumps(operator)}" for operator in operators) + "\n ]"
+_OF_A_FORMAT = ("weight_bytes", "operators")
+
+
+def _format(quant: str, weight_bytes: int, operators: list[Any]) -> str:
+    listed = ",\n".join(f"  {json.dumps(operator)}" for operator in operators)
+    return f' {json.dumps(quant)}: {{"weight_bytes": {weight_bytes}, "operators": [\n{listed}\n ]}}'
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.work.footprint import cache_bytes
-from profiler.work.parallel import Collective, walk_rank
+from profiler.work.operators import Collective
+from profiler.work.parallel import walk_rank
 from profiler.work.step import ExecutionPath, Step
 
 TABLE = Path(__file__).with_name("sharded.csv")

@@ -11,7 +11,7 @@ from counted import documents
 from profiler.job.count import model_work
 from profiler.loading.catalog import card_names
 from profiler.loading.quantise import QUANTS
-from profiler.work.counted import as_json, counted, from_json
+from profiler.work.counted import Counted, as_json, counted, from_json
 from profiler.work.operators import Convolution, ModelWork, Operator, RecurrentState
 from profiler.work.step import Step
 
@@ -35,21 +35,24 @@ def test_what_is_kept_is_what_is_counted(card: str) -> None:
 def test_what_is_kept_counts_as_what_was_walked(quant: str) -> None:
     kept, walked = counted("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
     assert kept is not None
-    assert [kept.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
+    assert [kept.work.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
 
 
 def test_what_is_not_kept_is_none() -> None:
     assert counted("a model that has no card") is None
     assert counted("gpt2", "int4wo") is None  # no group divides its layers
+    assert counted("gpt2", "model") is None  # the file's own word is no format
 
 
 def test_a_format_has_its_own_bytes() -> None:
     """Llama-2-7B's 6.476 billion weights but for table and head, in 4 bits and a float32 scale for 64 of them."""
-    work = counted("llama-2-7b", "nf4")
-    assert work is not None
+    kept = counted("llama-2-7b", "nf4")
+    assert kept is not None
     head_and_norms = 2 * (32_000 * 4096 + 65 * 4096)
     expected = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) * (4 / 8 + 4 / 64) + head_and_norms
-    assert work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
+    assert kept.work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
+    # Beside them lie the table, of which a step reads a row, and 64 frequencies of positions twice, in float32.
+    assert kept.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +65,10 @@ def test_a_format_has_its_own_bytes() -> None:
 def test_operators_that_no_card_has(operator: Operator, document: dict[str, object]) -> None:
     """And what the walk did not understand comes back with them."""
     work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
-    written = json.loads(json.dumps(as_json(work)))
+    written = json.loads(json.dumps(as_json(Counted(work, 200))))
     assert written["operators"][0].items() >= document.items()
-    read = from_json(written)
+    model = from_json(written)
+    assert model.weight_bytes == 200
+    read = model.work
     assert (read.coverage, read.unknown, read.not_run) == (0.9, ("mixer.odd",), ("tower",))
     assert [read.work(step) for step in STEPS] == [work.work(step) for step in STEPS]

@@ -20,8 +20,8 @@ from profiler.loading.request import ModelRequest
 from profiler.loading.skeleton import build_on_meta
 from profiler.machine.memory import storage_bytes
 from profiler.work.causes import Cause
-from profiler.work.footprint import cache_bytes, model_storage_bytes, predicted_peak_bytes
-from profiler.work.formats import first_dense_row, is_linear, stored
+from profiler.work.footprint import cache_bytes, predicted_peak_bytes
+from profiler.work.formats import first_dense_row, is_linear, model_storage_bytes, stored
 from profiler.work.operators import Elementwise, Linear
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import walk

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profiler.errors import RequestError
-from profiler.record.readers.figures import Figure, ForeignFile, inner, number_of, texts
+from profiler.record.readers.figures import Figure, ForeignFile, figures_of, inner, number_of, texts
 from profiler.record.readers.serving import served
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
@@ -26,7 +26,8 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     tool = "genai-perf" if of_genai_perf else "AIPerf"
     settings = texts({"model's name": ", ".join(map(str, _models(first))), "AIPerf": first.get("aiperf_version")})
     created = str(first.get("start_time") or "")
-    return ForeignFile("", tool, tuple(figure for record in records for figure in _figures(record)), created, settings)
+    figures = figures_of(figure for record in records for figure in _figures(record))
+    return ForeignFile("", tool, figures, created, settings)
 
 
 def _figures(record: Mapping[str, Any]) -> list[Figure]:

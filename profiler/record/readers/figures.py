@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
+from profiler.diagnosis.tables import Table
 from profiler.errors import RequestError
 from profiler.grid import Phase
 
@@ -88,26 +91,51 @@ class Figure:
         )
 
 
+Figures = Table[Figure]
+
+
+def figures_of(rows: Iterable[Figure]) -> Figures:
+    """Some figures, one by one."""
+    return Table.of(Figure, rows)
+
+
 @dataclass(frozen=True)
 class ForeignFile:
     """One file of another tool."""
 
     name: str
     tool: str
-    figures: tuple[Figure, ...]
+    figures: Figures
     created: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """What it says of the model, the device and the software, by the names that a comparison uses."""
 
 
-def refuse_impossible(figure: Figure) -> None:
-    """Raises RequestError for a figure that is none of a machine."""
+_SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
+
+
+def refuse_impossible(figures: Figures) -> None:
+    """Raises RequestError for the first figure that is none of a machine."""
+    seconds, widths = figures.numbers("seconds"), figures.numbers("weight_bytes")
+    doubtful = ~((seconds >= _SHORTEST_S) & (seconds <= _LONGEST_S)) | (widths > _WIDEST_BYTES)
+    for name in _SIZES:
+        doubtful |= figures.numbers(name) > _LARGEST
+    for name in ("samples_s", "half_width_s"):
+        doubtful |= figures.told(name)
+    for index in np.flatnonzero(doubtful).tolist():
+        try:
+            _refuse_impossible(figures[index])
+        except RequestError as error:
+            raise RequestError(f"figure {index + 1} is damaged: {error}") from None
+
+
+def _refuse_impossible(figure: Figure) -> None:
     for seconds in (figure.seconds, *figure.samples_s):
         if not _SHORTEST_S <= seconds <= _LONGEST_S:
             raise RequestError(f"{seconds:.3g} s is no time that a {figure.covers} takes.")
     if not 0 <= figure.half_width_s < math.inf:
         raise RequestError(f"{figure.half_width_s:.3g} s is no spread of times.")
-    for size in (figure.batch_size, figure.prompt_len, figure.context_len, figure.new_tokens):
+    for size in (getattr(figure, name) for name in _SIZES):
         if size is not None and size > _LARGEST:
             raise RequestError(f"{shown(size)} is no number of sequences or tokens of a {figure.covers}.")
     if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profiler.record.readers.figures import Figure, ForeignFile, inner, number_of, texts
+from profiler.record.readers.figures import Figure, ForeignFile, figures_of, inner, number_of, texts
 from profiler.record.readers.serving import served
 
 
@@ -23,7 +23,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     args = first.get("args") if isinstance(first.get("args"), Mapping) else {}
     backend = args.get("backend_kwargs") if isinstance(args, Mapping) else {}
     model = inner(args or {}, "model") or inner(backend or {}, "model")
-    return ForeignFile("", "GuideLLM", tuple(figures), settings=texts({"model's name": model}))
+    return ForeignFile("", "GuideLLM", figures_of(figures), settings=texts({"model's name": model}))
 
 
 def _figures(benchmark: Mapping[str, Any]) -> list[Figure]:

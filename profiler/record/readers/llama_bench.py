@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profiler.errors import RequestError
-from profiler.record.readers.figures import Covers, Figure, ForeignFile, number_of, samples_of, texts, whole_of
+from profiler.record.readers.figures import (
+    Covers,
+    Figure,
+    ForeignFile,
+    figures_of,
+    number_of,
+    samples_of,
+    texts,
+    whole_of,
+)
 
 _TOOL = "llama-bench"
 _TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
@@ -34,7 +43,7 @@ def _whole(records: Sequence[Mapping[str, Any]]) -> ForeignFile:
     return ForeignFile(
         name="",
         tool=_TOOL,
-        figures=tuple(_figure(record) for record in records),
+        figures=figures_of(_figure(record) for record in records),
         created=str(first.get("test_time") or ""),
         settings=texts(
             {
@@ -107,7 +116,7 @@ def _table(records: Sequence[Mapping[str, Any]]) -> ForeignFile:
     return ForeignFile(
         name="",
         tool=_TOOL,
-        figures=tuple(_row(record) for record in records),
+        figures=figures_of(_row(record) for record in records),
         settings=texts({"precision": first["model"], "threads": first.get("threads")}),
     )
 

@@ -9,6 +9,7 @@ from profiler.grid import PHASES
 from profiler.record.readers.figures import (
     Figure,
     ForeignFile,
+    figures_of,
     inner,
     middle_s,
     number_of,
@@ -55,7 +56,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
             "optimum-benchmark": inner(config, "environment", "optimum_benchmark_version"),
         }
     )
-    return ForeignFile("", _TOOL, tuple(figures), settings=settings)
+    return ForeignFile("", _TOOL, figures_of(figures), settings=settings)
 
 
 def _size(value: object, what: str) -> int | None:

@@ -61,11 +61,10 @@ def read_foreign(path: Path) -> ForeignFile:
         if found is not None:
             if not found.figures:
                 raise RequestError(f"{path}: {found.tool} wrote no figure of a prefill or a decode into it.")
-            for number, figure in enumerate(found.figures, 1):
-                try:
-                    refuse_impossible(figure)
-                except RequestError as error:
-                    raise RequestError(f"{path}: figure {number} is damaged: {error}") from None
+            try:
+                refuse_impossible(found.figures)
+            except RequestError as error:
+                raise RequestError(f"{path}: {error}") from None
             return ForeignFile(str(path), found.tool, found.figures, found.created, found.settings)
     raise RequestError(f"{path} is no result file that is known here; known are {TOOLS}.")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.errors import RequestError
-from profiler.record.readers.figures import Figure, ForeignFile, number_of, texts
+from profiler.record.readers.figures import Figure, ForeignFile, figures_of, number_of, texts
 
 _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"}
 
@@ -23,7 +23,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     figures = [figure for record in records for figure in _figures(record)]
     created = str(first.get("date") or "")
     settings = texts({"model's name": first.get("model_id"), "server": first.get("backend")})
-    return ForeignFile("", name, tuple(figures), created, settings)
+    return ForeignFile("", name, figures_of(figures), created, settings)
 
 
 def _figures(record: Mapping[str, Any]) -> list[Figure]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from profiler.record.readers.figures import Figure, ForeignFile, number_of, whole_of
+from profiler.record.readers.figures import Figure, ForeignFile, figures_of, number_of, whole_of
 
 _SHAPE = {"batch_size", "input_len", "output_len"}
 _ALONE = {"prefill_latency"}
@@ -25,7 +25,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
         name, figures = "SGLang bench_one_batch_server", _served
     else:
         return None
-    return ForeignFile("", name, tuple(figure for record in records for figure in figures(record)))
+    return ForeignFile("", name, figures_of(figure for record in records for figure in figures(record)))
 
 
 def _prefill(record: Mapping[str, Any], seconds: float, note: str) -> Figure:

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.grid import PHASES
-from profiler.record.readers.figures import Figure, ForeignFile, inner, middle_s, samples_of, shown, texts, whole_of
+from profiler.record.readers.figures import (
+    Figure,
+    ForeignFile,
+    figures_of,
+    inner,
+    middle_s,
+    samples_of,
+    shown,
+    texts,
+    whole_of,
+)
 from profiler.units import duration
 
 _FINE = 0.01
@@ -34,7 +44,7 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
             "device": inner(first, "hardware_info", "gpu_name"),
         }
     )
-    return ForeignFile("", "transformers benchmark", tuple(figures), shown(first.get("timestamp") or ""), settings)
+    return ForeignFile("", "transformers benchmark", figures_of(figures), shown(first.get("timestamp") or ""), settings)
 
 
 def _figures(result: Mapping[str, Any]) -> list[Figure]:

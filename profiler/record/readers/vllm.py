@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profiler.record.readers.figures import Figure, ForeignFile, number_of, samples_of, whole_of
+from profiler.record.readers.figures import Figure, ForeignFile, figures_of, number_of, samples_of, whole_of
 
 _LATENCY = {"avg_latency", "latencies", "percentiles"}
 _THROUGHPUT = {"elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"}
@@ -15,9 +15,9 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of `vllm bench`; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     if first.keys() >= _LATENCY:
-        return ForeignFile("", "vllm bench latency", tuple(_latency(record) for record in records))
+        return ForeignFile("", "vllm bench latency", figures_of(_latency(record) for record in records))
     if first.keys() >= _THROUGHPUT:
-        return ForeignFile("", "vllm bench throughput", tuple(_throughput(record) for record in records))
+        return ForeignFile("", "vllm bench throughput", figures_of(_throughput(record) for record in records))
     return None
 
 
