@@ -8,6 +8,7 @@ from dataclasses import replace
 from profiler.diagnosis.cell import EngineDifference, JudgedCell, Lever
 from profiler.diagnosis.levers import Setting, levers
 from profiler.diagnosis.regimes import Flag
+from profiler.diagnosis.scaling import best_of
 from profiler.diagnosis.step_time import TERM_NAMES, Split
 from profiler.units import duration, percent, scaled, signed_duration, significant
 
@@ -232,20 +233,20 @@ def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     first = decodes[0]
     parts = []
     same_prompt = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
-    largest = same_prompt[-1]
-    if largest.key.cell.batch_size > first.key.cell.batch_size:
-        gain = largest.tokens_per_s / first.tokens_per_s
-        cost = largest.split.latency_s / first.split.latency_s
+    best = same_prompt[best_of([cell.tokens_per_s for cell in same_prompt])]
+    if best.key.cell.batch_size > first.key.cell.batch_size:
+        gain = best.tokens_per_s / first.tokens_per_s
+        cost = best.split.latency_s / first.split.latency_s
         if gain > 1.1:
             parts.append(
-                f"batch {largest.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
+                f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
                 f" for {significant(cost, 2)}x the step"
             )
     ranked = levers(first, replace(setting, cards=()))
     if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
-        best = ranked[0]
+        lever = ranked[0]
         parts.append(
-            f"{_what_it_saves(best)} of the {duration(first.split.latency_s)} step ({best.basis}: {best.because})"
+            f"{_what_it_saves(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})"
         )
     if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
         return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."

@@ -68,9 +68,12 @@ class Scaling:
     largest: int
     """The largest size that was measured."""
     knee_measured: int | None
-    """The size from which on every doubling costs more than half of a doubled time; None when the last does not."""
+    """The size from which on every doubling costs more than half of a doubled time, by its whole interval; None where
+    the last does not, or where that cannot be told."""
     knee_predicted: float | None
     """Where the time of FLOPs overtakes that of bytes at the measured roofs; None when it never does."""
+    knee_between: tuple[int, int] | None = None
+    """The sizes from and to which intervals allow for both, where they lie between the one and the other."""
 
     @property
     def ever_compute_bound(self) -> bool:
@@ -86,12 +89,13 @@ def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> 
     found = tuple(_doubling(smaller, larger) for smaller, larger in itertools.pairwise(ordered))
     first, last = ordered[0], ordered[-1]
     span = last.size - first.size
-    most = max(point.tokens_per_s for point in ordered)
+    knee, between = _knee(found)
     return Scaling(
         doublings=found,
-        best=next(point.size for point in ordered if point.tokens_per_s >= (1 - _AS_GOOD) * most),
+        best=ordered[best_of([point.tokens_per_s for point in ordered])].size,
         largest=last.size,
-        knee_measured=_knee(found),
+        knee_measured=knee,
+        knee_between=between,
         knee_predicted=crossover(
             first.flops,
             first.bytes,
@@ -104,13 +108,22 @@ def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> 
     )
 
 
-def _knee(found: Sequence[Doubling]) -> int | None:
-    knee = None
-    for item in reversed(found):
-        if item.slope < _KNEE_SLOPE:
-            break
-        knee = item.smaller
-    return knee
+def best_of(tokens_per_s: Sequence[float]) -> int:
+    """Which of ascending sizes is the smallest that has, within a hundredth, the most tokens/s."""
+    most = max(tokens_per_s)
+    return next(number for number, each in enumerate(tokens_per_s) if each >= (1 - _AS_GOOD) * most)
+
+
+def _knee(found: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | None]:
+    """The knee, or the sizes between which it lies where the slopes' intervals do not tell."""
+    flat = max((number for number, item in enumerate(found) if item.high < _KNEE_SLOPE), default=-1)
+    grows = len(found)
+    while grows > 0 and found[grows - 1].low >= _KNEE_SLOPE:
+        grows -= 1
+    knee = found[grows].smaller if grows < len(found) else None
+    if flat == grows - 1:
+        return knee, None
+    return None, (found[flat + 1].smaller, knee or found[-1].larger)
 
 
 def crossover(
@@ -175,7 +188,13 @@ def sentences(result: Scaling, what: str = "batch") -> list[str]:
     """What the series says, in words with its figures."""
     found = []
     first, knee = result.doublings[0].smaller, result.knee_measured
-    if knee is None:
+    if result.knee_between is not None:
+        low, high = result.knee_between
+        found.append(
+            f"Where the knee lies cannot be told: from {what} {low} to {high} the slopes' intervals allow for time that"
+            f" grows with the {what} and for time that does not."
+        )
+    elif knee is None:
         found.append(
             f"Up to {what} {result.largest} time grows clearly slower than the {what}: not yet compute-bound, and more"
             " tokens/s for little."
@@ -222,6 +241,7 @@ class DoublingTest:
     knee_measured: int | None
     knee_predicted: float | None
     sentences: tuple[str, ...]
+    knee_between: tuple[int, int] | None = None
 
     @property
     def series(self) -> Series:
@@ -288,4 +308,5 @@ def _test(axis: Axis, fixed: Mapping[str, str | int], result: Scaling) -> Doubli
         knee_measured=result.knee_measured,
         knee_predicted=result.knee_predicted,
         sentences=tuple(sentences(result, axis)),
+        knee_between=result.knee_between,
     )

@@ -10,9 +10,9 @@ from profiler.job.foundation import measure_ceilings
 from profiler.job.options import Options
 from profiler.job.request import Prepared, prepare
 from profiler.loading.placement import planned_weight_bytes
+from profiler.loading.request import dtype_name
 from profiler.loading.skeleton import plan, quiet_libraries
 from profiler.machine.machine import machine_for
-from profiler.roofs.values import Ceilings
 from profiler.work.footprint import predicted_peak_bytes
 from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
@@ -42,7 +42,8 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
         work = walk(module)
         weights = planned_weight_bytes(module)
         roofs = measure_ceilings(request, machine, work, fresh=options.fresh)
-    knee = predicted_knee(work, phase, depths[0], options.new_tokens, roofs)
+    flops_per_s = roofs.compute_flops_per_s(dtype_name(request.dtype))
+    knee = predicted_knee(work, phase, depths[0], options.new_tokens, flops_per_s, roofs.memory_bytes_per_s)
     most = MOST_SEQUENCES if knee is None else min(MOST_SEQUENCES, max(8, int(_PAST_THE_KNEE * knee)))
     room = weights + _MEMORY_SHARE * (machine.available_bytes() - weights)
     batches = [1]
@@ -53,20 +54,21 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
     return prepare(replace(options, batch_sizes=batches))
 
 
-def predicted_knee(work: ModelWork, phase: str, depth: int, new_tokens: int, roofs: Ceilings) -> float | None:
-    """The batch from which FLOPs overtake bytes at the measured roofs; None when none does."""
+def predicted_knee(
+    work: ModelWork, phase: str, depth: int, new_tokens: int, flops_per_s: float, bytes_per_s: float
+) -> float | None:
+    """The batch from which FLOPs overtake bytes at these roofs; None when none does."""
 
     def step(batch: int) -> Step:
         return Step(batch, depth, 0) if phase == "prefill" else Step(batch, 1, depth + new_tokens // 2)
 
     one, two = work.work(step(1)), work.work(step(2))
-    flops_per_s = max(roof.per_s for roof in roofs.compute.values())
     return crossover(
         float(one.model_flops),
         float(one.model_bytes),
         float(two.model_flops - one.model_flops),
         float(two.model_bytes - one.model_bytes),
         flops_per_s,
-        roofs.memory_bytes_per_s,
+        bytes_per_s,
         1.0,
     )

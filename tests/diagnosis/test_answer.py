@@ -101,3 +101,19 @@ def test_a_graph_that_saves_more_than_the_twin_told_says_how_much() -> None:
     of = replace(of, graph_engines=frozenset({"graph"}))
     [first, *_] = judge_run(of).answer
     assert "overhead-bound: of 10.0 ms, the same work as one graph saves 7.20 ms" in first
+
+
+def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
+    """Of batches 1, 8 and 64, of which the last takes 60 times as long as the first: 8 gives 5.3 times the tokens/s."""
+    weights, rest = 8e-3, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
+    cells = []
+    for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
+        parts = Split(
+            latency_s=latency_s, device_s=weights, floor_s=weights, weights_s=weights,
+            unexplained_s=latency_s - weights, **dict.fromkeys(rest, 0.0),
+        )  # fmt: skip
+        key = CellKey("decode", replace(CELL, batch_size=batch))
+        verdict = Verdict("memory-bound", "high", (), ())
+        cells.append(JudgedCell(key, batch / latency_s, 1e9, 1e12, 1e12, 100e12, parts, verdict))
+    [*_, change] = answer(cells, SETTING)
+    assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change

@@ -84,3 +84,30 @@ def test_a_wide_interval_decides_nothing() -> None:
 def test_one_size_has_no_slope() -> None:
     with pytest.raises(ValueError, match="two sizes"):
         scaling(points(16, [1]), A100_P, A100_W)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "knee", "between"),
+    [
+        ([0.1, 0.2, 0.9, 1.0], 4, None),
+        ([0.9, 1.0], 1, None),
+        ([0.1, 0.2], None, None),
+        ([0.1, None, 0.9], None, (2, 4)),
+        ([0.1, 0.9, None], None, (2, 8)),
+        ([0.9, 0.1, 0.9], 4, None),
+        ([None, 0.9, 1.0], None, (1, 2)),
+    ],
+)
+def test_a_knee_is_a_claim_of_whole_intervals(
+    slopes: list[float | None], knee: int | None, between: tuple[int, int] | None
+) -> None:
+    """Sizes from 1 on, doubled; None is a slope of 0.5 to whose left and right the interval reaches."""
+    found, size, time_s = [], 1, 1.0
+    widths = [1.01, *(1.2 if slope is None else 1.01 for slope in slopes)]
+    for slope, width in zip([0.0, *slopes], widths, strict=True):
+        time_s *= 2 ** (0.5 if slope is None else slope)
+        found.append(Point(size, time_s, time_s / width, time_s * width, size * 1e9, 1e9, size / time_s))
+        size *= 2
+    result = scaling(found, 1e12, 1e12)
+    assert (result.knee_measured, result.knee_between) == (knee, between)
+    assert any("cannot be told" in sentence for sentence in sentences(result)) == (between is not None)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from profiler.job import batch_test
+from profiler.job.options import Options
 from profiler.record.run import read_run
+from profiler.roofs.values import READ, Ceilings, Roof
+
+
+def roof(per_s: float) -> Roof:
+    return Roof(per_s, per_s, per_s, 9, "given")
 
 
 def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignore[no-untyped-def]
@@ -44,3 +51,15 @@ def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # typ
     found = roofscope("batch-test", str(tiny_folder), "--phase", "training")
     assert found.code == 2
     assert "use prefill or decode" in found.err
+
+
+def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache a float32 decode takes 4 bytes for two FLOPs a weight: at 30 FLOPs a byte the knee lies at 60
+    sequences, by bfloat16's roof at 600. This one's cache and head move it, the dtype by ten times."""
+    roofs = Ceilings({"float32": roof(30e9), "bfloat16": roof(300e9)}, {READ: roof(1e9)}, 1, True)
+    monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
+    options = Options(model=str(tiny_folder), context_lens=[1], new_tokens=4, dtype="float32", device="cpu")
+    sizes = batch_test.prepare_batch_test(options, "decode").grid.batch_sizes
+    assert 60 < sizes[-1] <= 256
