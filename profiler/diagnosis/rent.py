@@ -99,6 +99,8 @@ class Offer:
     joules_per_token_at_most: float | None = None
     """Of an output token, if the card took its datasheet's full power all the time."""
     crossover_batch: int | None = None
+    machine_cards: int = 1
+    """Of the machine that it is rented with."""
     crossover_from: str = ""
     """The cheaper card an hour that it undercuts a token from that batch on."""
     verdict: str = ""

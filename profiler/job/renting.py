@@ -197,6 +197,7 @@ def _bare(card: str, plan: Planned, engine: EngineKind, price: Price, today: dat
         price.vcpus,
         True,
         "",
+        machine_cards=price.cards,
         basis=f"the datasheet, at what {engine} engines attain in published figures",
     )
 

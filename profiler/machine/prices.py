@@ -28,6 +28,8 @@ class Price:
     read_on: datetime.date | None
     """When it was read; None where its source does not say."""
     source: str
+    cards: int = 1
+    """Of the machine that it is rented with."""
 
     def age_days(self, today: datetime.date) -> int | None:
         """Days since it was read."""
@@ -42,11 +44,14 @@ def prices() -> tuple[Price, ...]:
 
 
 def cheapest(card: str, today: datetime.date) -> Price | None:
-    """The lowest price of a card, on demand where there is one and not stale where there is one; None: it has none."""
+    """The lowest price of a card; None: it has none.
 
-    def rank(price: Price) -> tuple[bool, bool, float]:
+    On demand where there is one, by itself where it can be had so, and not stale where there is one of known age.
+    """
+
+    def rank(price: Price) -> tuple[bool, bool, bool, float]:
         age = price.age_days(today)
-        return price.spot, age is None or age > STALE_DAYS, price.usd_per_h
+        return price.spot, price.cards > 1, age is None or age > STALE_DAYS, price.usd_per_h
 
     return min((price for price in prices() if price.card == card), key=rank, default=None)
 
@@ -62,4 +67,5 @@ def _parse(row: dict[str, str]) -> Price:
         row["region"],
         datetime.date.fromisoformat(row["date"]) if row["date"] else None,
         row["source"],
+        int(row["cards"] or 1),
     )

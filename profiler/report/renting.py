@@ -111,6 +111,8 @@ def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
 def _price(offer: Offer) -> str:
     age = offer.price_age_days
     words = [offer.provider, "spot" if offer.spot else ""]
+    if offer.machine_cards > 1:
+        words.append(f"only {offer.machine_cards} at once")
     if offer.provider != "yours":
         words.append("date not told" if age is None else f"{age} days old" + ("!" if age > STALE_DAYS else ""))
     return f"{offer.card} {significant(offer.usd_per_h, 3)} ({', '.join(word for word in words if word)})"
