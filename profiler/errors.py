@@ -59,3 +59,9 @@ def first_line(error: BaseException) -> str:
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return text.rstrip(". ")[:300]
+
+
+def told(error: BaseException) -> str:
+    """`AttributeError: no such thing`: the first line of an error, with its type where that says more than its text."""
+    line, kind = first_line(error), type(error).__name__
+    return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
