@@ -138,8 +138,11 @@ class Recorder:
         taken = [known for known, short in self._sources.items() if short.partition(" (")[0] == name]
         return self._sources.setdefault(source, f"{name} ({len(taken) + 1})" if taken else name)
 
-    def text(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a tokenizer and add its seconds."""
+    def text(
+        self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
+    ) -> Any:
+        """Run a tokenizer and add its seconds; what it `encodes` again could have been kept, and a loop that streams
+        decodes the same tokens at every step."""
         self.touched += 1
         if self._here.text_depth:
             return run(*args, **named)
@@ -154,7 +157,8 @@ class Recorder:
                 self.text_s += spent_s
                 self.text_where = self.text_where or users_line()
                 with self._noting():
-                    self._note_text(args, spent_s)
+                    if encodes:
+                        self._note_text(args, spent_s)
 
     def _note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
         """Add the seconds of a text that was handed over before."""
