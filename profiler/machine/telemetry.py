@@ -16,13 +16,13 @@ import psutil
 
 from profiler.machine.clock import now_s
 from profiler.machine.device import processor
+from profiler.machine.rapl import Rapl
 from profiler.machine.readings import THROTTLE_BITS, Reading
 
 if TYPE_CHECKING:
     import torch
 
 _INTERVAL_S = 0.5
-_RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 _CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
@@ -133,6 +133,7 @@ class HostSource:
 
     def __init__(self) -> None:
         self._own = psutil.Process()
+        self._rapl = Rapl()
         self._last = self._times()
 
     @property
@@ -164,10 +165,7 @@ class HostSource:
         }
 
     def energy_j(self) -> float | None:
-        try:
-            return int(_RAPL.read_text()) / 1e6
-        except (OSError, ValueError):
-            return None
+        return self._rapl.energy_j()
 
     def _times(self) -> tuple[float, float, float]:
         """(now, busy CPU seconds of the machine, of this process)."""
