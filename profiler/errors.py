@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from traceback import clear_frames
 
 
 class RoofscopeError(Exception):
@@ -59,3 +61,24 @@ def first_line(error: BaseException) -> str:
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return text.rstrip(". ")[:300]
+
+
+def told(error: BaseException) -> str:
+    """`AttributeError: no such thing`: the first line of an error, with its type where that says more than its text."""
+    line, kind = first_line(error), type(error).__name__
+    return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
+
+
+@contextlib.contextmanager
+def contained(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
+    """What fails within costs nothing but itself: `failed` is told, and what comes behind goes on.
+
+    What ends a run still does: a device or a rank that is lost, and an interrupt.
+    """
+    try:
+        yield
+    except (DeviceError, RankError):
+        raise
+    except Exception as error:
+        failed(error)
+        clear_frames(error.__traceback__)  # they hold the tensors of what failed, which is to be given back

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from profiler.errors import RequestError, near_misses
-from profiler.job.options import Options
+from profiler.job.options import Options, flag_of
 
 EXIT_WRONG = 1
 """A self-test found a wrong label, a gate found something slower, or roofscope itself failed."""
@@ -55,8 +55,7 @@ def _parameter(item: Field[object], default: object) -> inspect.Parameter:
     if item.name == "model":
         information = typer.Argument(help=text)
     else:
-        flag = "--" + (item.metadata.get("flag") or item.name).replace("_", "-")
-        information = typer.Option(flag, help=text, show_default=shown or True)
+        information = typer.Option(flag_of(item), help=text, show_default=shown or True)
     return inspect.Parameter(
         item.name,
         inspect.Parameter.KEYWORD_ONLY,

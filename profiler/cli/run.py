@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,13 +48,13 @@ def run(
         if len(precisions) > 1:
             if resume is not None:
                 raise RequestError("--resume finishes one run; give the folder of one precision and no --quant.")
-            _run_precisions(options, precisions, listener, output_format, plain)
+            _refuse_gaps(_run_precisions(options, precisions, listener, output_format, plain))
             return
         devices = [name.strip() for name in options.device.split(",") if name.strip()]
         if len(devices) > 1:
             if resume is not None or group is not None:
                 raise RequestError("--device with several devices runs each by itself: without --resume and --tp.")
-            _run_devices(options, devices, listener, output_format, plain)
+            _refuse_gaps(_run_devices(options, devices, listener, output_format, plain))
             return
         prepared = prepare(options) if resume is None else prepare_resume(resume, options)
         try:
@@ -72,7 +73,12 @@ def run(
         from profiler.report.terminal import print_run
 
         print_run(result, screen(plain=plain))
-    if len(result.measured) < len(result.results):
+    _refuse_gaps([result])
+
+
+def _refuse_gaps(runs: Sequence[Run]) -> None:
+    """End with the code for cells that have no number, where any of these runs has one."""
+    if any(len(run.measured) < len(run.results) for run in runs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
@@ -113,7 +119,9 @@ def _group_of(options: Options, resume: Path | None) -> Group | None:
     return None
 
 
-def _run_devices(options: Options, devices: list[str], listener: Listener, output_format: str, plain: bool) -> None:
+def _run_devices(
+    options: Options, devices: list[str], listener: Listener, output_format: str, plain: bool
+) -> list[Run]:
     from dataclasses import asdict
 
     from profiler.job.several import device_healths, run_devices
@@ -123,7 +131,7 @@ def _run_devices(options: Options, devices: list[str], listener: Listener, outpu
     if output_format == "json":
         told = [{**asdict(item), "ill": item.ill} for item in found]
         print(json.dumps({"devices": told, "runs": [as_json(run) for run in runs]}, indent=2))
-        return
+        return runs
     from profiler.report.console import screen
     from profiler.report.healths import health_lines
     from profiler.report.terminal import print_run
@@ -134,21 +142,23 @@ def _run_devices(options: Options, devices: list[str], listener: Listener, outpu
     console.print()
     for line in health_lines(found):
         console.print(line, highlight=False, style="bold")
+    return runs
 
 
 def _run_precisions(
     options: Options, precisions: list[str], listener: Listener, output_format: str, plain: bool
-) -> None:
+) -> list[Run]:
     from profiler.job.several import run_precisions
 
     runs = run_precisions(options, precisions, listener)
     if output_format == "json":
         print(json.dumps([as_json(run) for run in runs], indent=2))
-        return
+        return runs
     from profiler.report.comparison_table import print_comparison
     from profiler.report.console import screen
 
     print_comparison(runs, screen(plain=plain))
+    return runs
 
 
 @asks(
@@ -178,11 +188,12 @@ def batch_test(
         result = execute(prepare_batch_test(options, phase), listener)
     if output_format == "json":
         print(json.dumps(as_json(result), indent=2))
-        return
-    from profiler.report.console import screen
-    from profiler.report.doubling_table import print_doubling
+    else:
+        from profiler.report.console import screen
+        from profiler.report.doubling_table import print_doubling
 
-    print_doubling(result, "prefill" if phase == "prefill" else "decode", screen(plain=plain))
+        print_doubling(result, "prefill" if phase == "prefill" else "decode", screen(plain=plain))
+    _refuse_gaps([result])
 
 
 def as_json(run: Run) -> dict[str, object]:

@@ -129,6 +129,11 @@ class CellResult:
     """How often it was visited: the interval of a single visit is within that visit."""
 
     @property
+    def filled(self) -> Literal["by a prompt", "directly"]:
+        """How the cache came to hold its tokens."""
+        return "by a prompt" if self.prompt_len else "directly"
+
+    @property
     def key(self) -> CellKey:
         """Which phase of which cell this is."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)

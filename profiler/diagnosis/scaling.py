@@ -221,7 +221,8 @@ SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "cont
 _FIXED: dict[Axis, tuple[str, ...]] = {
     "batch": ("phase", "engine", "prompt_len", "context_len"),
     "prompt": ("phase", "engine", "batch_size"),
-    "context": ("phase", "engine", "batch_size"),
+    # A prompt as long as a context that was filled directly is the same size twice.
+    "context": ("phase", "engine", "batch_size", "filled"),
 }
 _PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
 Series = tuple[Axis, tuple[str | int, ...]]

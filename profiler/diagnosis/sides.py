@@ -150,12 +150,13 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[Asked, Timed]]:
 def _keyed(side: Side, by_engine: bool, by_depth: bool) -> Iterator[tuple[Asked, Timed]]:
     engines = side.engines if by_engine else side.engines[:1]
     for asked, timed in side.cells.items():
-        phase, batch_size, prompt_len, context_len, engine = asked
-        if engine not in engines:
+        if asked.engine not in engines:
             continue
-        if by_depth and phase == "decode":
-            prompt_len, context_len = asked.depth, 0
-        yield Asked(phase, batch_size, prompt_len, context_len, engine if by_engine else ""), timed
+        prompted = asked._replace(prompt_len=asked.depth, context_len=0)
+        # Where this side has both of one depth, the one that was filled directly stays what it is.
+        if by_depth and asked.phase == "decode" and prompted not in side.cells:
+            asked = prompted
+        yield asked if by_engine else asked._replace(engine=""), timed
 
 
 def in_order(keys: Sequence[Asked]) -> list[Asked]:

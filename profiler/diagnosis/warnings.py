@@ -29,7 +29,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_moved(facts.ceilings, facts.roofs_again),
         *_unsteady(judged),
         *_above_roof(judged),
-        *_without_number(facts.gaps),
+        *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
         *_straggling(facts, judged),
@@ -100,11 +100,22 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def _without_number(gaps: Mapping[Cell, Gap]) -> list[str]:
-    if not gaps:
-        return []
-    gap = next(iter(gaps.values()))
-    return [f"{len(gaps)} cells have no number (first: batch {gap.cell.name}, {gap.status}: {gap.reason})."]
+def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+    """Cells that have no number, and those that failed when they had one already, which they keep."""
+    found = []
+    visited = {cell for cell, known in visits.items() if known}
+    for one, several, of in (
+        ("has no number", "have no number", [gap for cell, gap in gaps.items() if cell not in visited]),
+        (
+            "failed in a later visit and keeps its number",
+            "failed in a later visit and keep their numbers",
+            [gap for cell, gap in gaps.items() if cell in visited],
+        ),
+    ):
+        if of:
+            cells = f"1 cell {one}" if len(of) == 1 else f"{len(of)} cells {several}"
+            found.append(f"{cells} (first: batch {of[0].cell.name}, {of[0].status}: {of[0].reason}).")
+    return found
 
 
 def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:

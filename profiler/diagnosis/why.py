@@ -112,6 +112,15 @@ class TextAgain:
 
 
 @dataclass(frozen=True)
+class Unnoted:
+    """What could not be noted, and is in none of the figures."""
+
+    count: int
+    reason: str
+    """Of the first."""
+
+
+@dataclass(frozen=True)
 class Seen:
     """All that was seen of a script."""
 
@@ -132,6 +141,7 @@ class Seen:
     """The longest waits first; none on a CPU, where nothing is waited for."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
+    unnoted: Unnoted | None = None
 
     @property
     def calls_s(self) -> float:

@@ -24,8 +24,8 @@ _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
 
 _KEPT_SHARE = 0.05
-"""Of free memory that graphs of other shapes may hold with their caches: what a prediction of a cell's need is unsure
-of. Those that need more are captured anew at every visit."""
+"""Of free memory that graphs and compiled code of other shapes may hold with their caches: what a prediction of a
+cell's need is unsure of. Those that need more are captured, or prepared, anew at every visit."""
 
 _COMPILED_REGION = "Torch-Compiled Region"
 """What torch's profiler calls each entry into compiled code (torch/_dynamo/convert_frame.py)."""
@@ -130,15 +130,26 @@ class CompileEngine(StaticEngine):
             torch.compile(self._token_captured, mode="reduce-overhead") if machine.captures else self._compiled
         )
         self._caches: dict[tuple[int, int], Any] = {}
+        """By shape, the latest last."""
+        self._prepared = 0
         self.graph_breaks: int = 0
 
     def prepare(self, batch: int, slots: int) -> None:
-        """Compile for this shape; its cache is kept, because the compiled code holds its address."""
-        self.kept_bytes = sum(_bytes_of(cache) for shape, cache in self._caches.items() if shape != (batch, slots))
-        if (batch, slots) in self._caches:
+        """Compile for this shape; its cache is kept, because the compiled code holds its address.
+
+        Those of other shapes are kept as graphs' are, the latest of them: where one is let go, its shape is prepared
+        anew.
+        """
+        own = self._caches.pop((batch, slots), None)
+        while self._held_bytes() > _KEPT_SHARE * self._machine.available_bytes():
+            del self._caches[next(iter(self._caches))]
+        self.kept_bytes = self._held_bytes()
+        if own is not None:
+            self._caches[batch, slots] = own
             return
         self._caches[batch, slots] = unwindowed(static_cache(self._model, slots), slots)
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 + 2 * len(self._caches))
+        self._prepared += 1
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 + 2 * self._prepared)
         try:
             state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
             for _ in range(_WARM_STEPS):
@@ -147,6 +158,9 @@ class CompileEngine(StaticEngine):
         except Exception:
             del self._caches[batch, slots]
             raise
+
+    def _held_bytes(self) -> int:
+        return sum(map(_bytes_of, self._caches.values()))
 
     def _pieces(self, state: DecodeState) -> int:
         """Compiled pieces that one step enters. One break in a layer makes several: every caller of it is split too."""

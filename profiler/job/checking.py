@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +14,16 @@ from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.facts import ModelFacts
 from profiler.diagnosis.foretold import Answer, Checked, CheckRow, ForecastCell
 from profiler.errors import RequestError
+from profiler.grid import Cell
 from profiler.job.checks import CheckedCell, append_checks
 from profiler.job.forecast import Wanted
+from profiler.job.measuring import Sweep
 from profiler.job.options import Options
 from profiler.job.request import prepare
 from profiler.job.run import execute
 from profiler.record.run import read_document
 from profiler.report.progress import QuietListener
+from profiler.timing.sweep import sweep
 
 _MOST_TOKENS = 65_536
 """Cells of more tokens are forecast, and not run for a check."""
@@ -28,17 +32,18 @@ _MOST_TOKENS = 65_536
 def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float, where: str = "") -> Checked:
     """Run what was forecast on this device, and keep the errors. Raises RequestError where it cannot be run here."""
     document = read_document(folder)
-    cells = [cell for cell in answer.cells if cell.fits and cell.batch_size * cell.prompt_len <= _MOST_TOKENS]
+    cells = [cell for cell in answer.cells if cell.fits and _tokens(cell) <= _MOST_TOKENS]
     if not cells:
         raise RequestError("--check: no forecast cell fits this device; ask for smaller batches.")
     model = document.model
     threads = torch.get_num_threads()
+    new_tokens = wanted.new_tokens or document.grid.new_tokens
     options = Options(
         model=_model(model, where),
         prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
         batch_sizes=sorted({cell.batch_size for cell in cells}),
-        context_lens=wanted.context_lens,
-        new_tokens=wanted.new_tokens or document.grid.new_tokens,
+        context_lens=sorted({cell.context_len - new_tokens // 2 for cell in cells if not cell.prompt_len}),
+        new_tokens=new_tokens,
         dtype=_dtype(wanted, model.dtype),
         quant=wanted.quant if wanted.quant != "none" else model.quant,
         weights=model.weights,
@@ -50,7 +55,8 @@ def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float
         try:
             if wanted.threads:
                 torch.set_num_threads(wanted.threads)
-            run = execute(prepare(replace(options, out=Path(base) / "run")), QuietListener())
+            prepared = prepare(replace(options, out=Path(base) / "run"))
+            run = execute(prepared, QuietListener(), visits=_visits_of(cells))
         finally:
             torch.set_num_threads(threads)
         measured = {_key(result): result for result in run.measured}
@@ -89,6 +95,22 @@ def _dtype(wanted: Wanted, own: str) -> str:
     if wanted.dtype != "auto":
         return wanted.dtype
     return "auto" if wanted.quant != "none" and own == "float32" else own
+
+
+def _tokens(cell: ForecastCell) -> int:
+    """Tokens of all its sequences, in the prompt or in the cache."""
+    return cell.batch_size * (cell.prompt_len or cell.context_len)
+
+
+def _visits_of(cells: Sequence[ForecastCell]) -> Sweep:
+    """A sweep of these cells alone: a grid's lengths and batches make others of them, too."""
+    wanted = {_key(cell) for cell in cells}
+
+    def unwanted(cell: Cell) -> str | None:
+        keys = {(key.phase, cell.batch_size, cell.prompt_len, key.context_len) for key in cell.keys}
+        return None if keys & wanted else "is no cell of this check"
+
+    return lambda *given, fits, **named: sweep(*given, fits=lambda cell: unwanted(cell) or fits(cell), **named)
 
 
 def _key(cell: ForecastCell | CellResult) -> tuple[str, int, int, int]:

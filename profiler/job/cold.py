@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from profiler.loading.load import load
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
 from profiler.machine.machine import machine_for
+from profiler.machine.page_cache import forget
 from profiler.timing.visit import seeded_prompts
 from profiler.work.formats import model_storage_bytes
 
@@ -42,13 +41,14 @@ class _Asked:
 def fresh_starts(prepared: Prepared) -> Iterator[FreshStart]:
     """Fresh processes that load the model and answer one request with each engine: its checkpoint read from the disk,
     and once more from the system's cache of it; random weights are drawn. Raises RequestError where one fails.
+
+    A checkpoint that this process has mapped, as on a CPU, stays in that cache: nothing comes from the disk then.
     """
     file = _weights_folder(prepared)
     if prepared.request.weights == "random" or file is None:
         yield _start(prepared, "drawn" if prepared.request.weights == "random" else "cached")
         return
-    _forget(file)
-    for link in FROM_FILES:
+    for link in FROM_FILES if forget(_files(file)) else FROM_FILES[1:]:
         yield _start(prepared, link)
 
 
@@ -116,14 +116,5 @@ def _weights_folder(prepared: Prepared) -> Path | None:
     return path if path is not None and path.exists() else None
 
 
-def _forget(path: Path) -> None:
-    """Ask the system to drop its cached pages of these files, so that they come from the disk."""
-    files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
-    for each in files:
-        with contextlib.suppress(OSError, AttributeError):
-            handle = os.open(each, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(handle)
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]

@@ -145,8 +145,9 @@ def _look_at_roofs_again(session: Session) -> None:
     session.stages.begin("roofs", "looking at the roofs again")
     again_s = min(_AGAIN_SHARE * session.budget_s, _AGAIN_MOST_S)
     subject, ceilings = session.subject, session.ledger.facts.ceilings
-    if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
-        session.ledger.add(again)
+    with session.stages.cut_short("looking at the roofs again"):
+        if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
+            session.ledger.add(again)
 
 
 def _steppable(session: Session) -> list[Cell]:
@@ -198,8 +199,9 @@ def _time_generate(session: Session, measured: list[Cell]) -> None:
 
 
 def _batch_otherwise(session: Session) -> None:
+    latencies_s = _latencies_s(session.ledger)
     with session.stages.cut_short("batching the prompts otherwise"):
-        for queue in try_ways(session.subject, _latencies_s(session.ledger), _QUEUE_SHARE * session.budget_s):
+        for queue in try_ways(session.subject, latencies_s, _QUEUE_SHARE * session.budget_s):
             session.ledger.add(queue)
 
 
@@ -211,8 +213,8 @@ def _try_levers(session: Session) -> None:
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S or session.ledger.gathered.trials:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
+    latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
     with session.stages.cut_short("trying levers"):
-        latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
         for trial in try_forms(session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling):
             session.ledger.add(trial)
 

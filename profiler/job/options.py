@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,11 @@ class Options:
     check_quality: bool = _option(False, "Hold a quantised checkpoint's answers against the original's.")
     trust_remote_code: bool = _option(False, "Run the model's own code.")
     allow_pickle: bool = _option(False, "Load .bin checkpoints, which can run code.")
+
+
+def flag_of(option: Field[object]) -> str:
+    """What the command line calls a field of Options."""
+    return "--" + (option.metadata.get("flag") or option.name).replace("_", "-")
 
 
 def known_options(given: Sequence[str]) -> None:

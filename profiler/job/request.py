@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +18,7 @@ from profiler.errors import RequestError, RunError, near_misses
 from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED
 from profiler.job.count import check_cut
-from profiler.job.options import DEFAULT_MODEL, Options
+from profiler.job.options import DEFAULT_MODEL, Options, flag_of
 from profiler.loading.catalog import Source, resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import architecture_of, load_config
@@ -134,7 +134,7 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         quality_ids=text_ids(request) if checked else (),
         out=Path(options.out) if options.out is not None else _default_folder(request),
         resumed=False,
-        command=repeating(request, grid, options.tp),
+        command=repeating(request, grid, options),
     )
 
 
@@ -208,8 +208,18 @@ def _asked_again(folder: Path, document: RunDocument, options: Options) -> Optio
     )
 
 
-def repeating(request: ModelRequest, grid: Grid, tp: int = 1) -> str:
-    """The command that repeats this run; a local path is given by its own name alone."""
+_TOLD_OTHERWISE = (
+    "model", "prompt_lens", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
+    "compute_dtype", "weights", "engine", "attn", "device", "out",
+)  # fmt: skip
+"""Options that the command tells as what came of them; `out` is another folder the next time."""
+
+
+def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
+    """The command that repeats this run; a local path is given by its own name alone.
+
+    What came of an option is told where it is known, the others as they were asked for.
+    """
     source = request.source
     name = source.path.name if source.path is not None else source.name
     parts = [
@@ -220,7 +230,7 @@ def repeating(request: ModelRequest, grid: Grid, tp: int = 1) -> str:
         f"--quant {request.quant}",
         f"--weights {request.weights}",
         f"--engine {','.join(name for name in grid.engines if name != PADDED_ENGINE)}",
-        f"--device {request.device.type}",
+        f"--device {options.device if ':' in options.device else request.device.type}",
     ]
     prompts = f"{RAGGED}{grid.ragged.name}" if grid.ragged else ",".join(map(str, grid.prompt_lens))
     for option, lens in (("--prompt-lens", prompts), ("--context-lens", ",".join(map(str, grid.context_lens)))):
@@ -232,8 +242,10 @@ def repeating(request: ModelRequest, grid: Grid, tp: int = 1) -> str:
         parts.append(f"--compute-dtype {dtype_name(request.quant_options.compute_dtype)}")
     if request.attn:
         parts.append(f"--attn {request.attn}")
-    if tp > 1:
-        parts.append(f"--tp {tp}")
+    for item in fields(Options):
+        asked = getattr(options, item.name)
+        if item.name not in _TOLD_OTHERWISE and asked != item.default:
+            parts.append(flag_of(item) if asked is True else f"{flag_of(item)} {asked}")
     return " ".join(parts)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from typing import Protocol
 
-from profiler.errors import DeviceError, RequestError, first_line
+from profiler.errors import contained, told
 from profiler.machine.machine import Machine
 from profiler.timing.sweep import Progress
 
@@ -49,18 +48,10 @@ class Stages:
 
         Raises DeviceError where the device is lost.
         """
-        try:
+        with contained(lambda error: self.listener.stage(f"{what} ended early: {told(error)}")):
             yield
-        except DeviceError:
-            raise
-        except (RuntimeError, RequestError) as error:
-            self.listener.stage(f"{what} ended early: {first_line(error)}")
-        else:
             return
-        gc.collect()
-        if trouble := self.machine.trouble():
-            raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
-        self.machine.release()
+        self.machine.recover(what)
 
     def _end(self) -> None:
         now_s = self.machine.now_s()

@@ -25,7 +25,8 @@ def measure_wanted(session: Session, folder: Path) -> None:
         _start_cold(session)
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "holding the quantised model against the unquantised one")
-        session.ledger.add(check_quality(subject.loaded, quality_ids))
+        with session.stages.cut_short("the comparison with the unquantised model"):
+            session.ledger.add(check_quality(subject.loaded, quality_ids))
 
 
 def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> None:

@@ -56,7 +56,7 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
 def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Why | None:
     """What was seen, tried and judged; None where no model was called or loaded."""
     seen = recorder.seen(name, interrupted=interrupted)
-    if not seen.calls and not seen.loads:
+    if not seen.calls and not seen.loads and not seen.unnoted:
         return None
     if interrupted or not seen.calls:
         return judge(seen, [])
@@ -74,7 +74,7 @@ def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
 
     try:
         return floor_of_calls([(call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True)])
-    except (RequestError, RuntimeError, ValueError, AttributeError):
+    except Exception:  # a stranger's model may fail anywhere in it, and the answer stands without
         return None
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from profiler.errors import RequestError, first_line
+from profiler.errors import DeviceError, RequestError, first_line
 from profiler.machine import clock, memory
 from profiler.machine.clock import Clock
 from profiler.machine.device import Device, describe
@@ -88,6 +89,13 @@ class Machine:
     def trouble(self) -> str:
         """Why the device takes no more work, such as a card that fell off its bus; empty where it does."""
         return ""
+
+    def recover(self, what: str) -> None:
+        """Give back what something that failed has held. Raises DeviceError where the device is lost since then."""
+        gc.collect()
+        if trouble := self.trouble():
+            raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
+        self.release()
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         """Record `work`, which has run before, and give what replays it. Raises RequestError where that cannot be."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from profiler.errors import RankError, first_line
+from profiler.errors import RankError, RoofscopeError, first_line
 from profiler.machine.links import Point
 from profiler.machine.machine import Machine
 
@@ -137,7 +137,9 @@ class Group:
         """Within, all ranks work; a failure on this one leaves the others waiting for it, so that it ends the run."""
         try:
             yield
-        except RuntimeError as error:
+        except RoofscopeError:
+            raise
+        except Exception as error:
             raise self.failure(error) from error
 
     def failure(self, error: BaseException | None = None) -> RankError:

@@ -17,13 +17,13 @@ import psutil
 from profiler.machine.clock import now_s
 from profiler.machine.device import processor
 from profiler.machine.foreign_load import ForeignLoad
+from profiler.machine.rapl import Rapl
 from profiler.machine.readings import THROTTLE_BITS, Reading
 
 if TYPE_CHECKING:
     import torch
 
 _INTERVAL_S = 0.5
-_RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
 _CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
@@ -135,6 +135,7 @@ class HostSource:
     def __init__(self, beside: Sequence[int] = ()) -> None:
         self._beside = beside
         self._load = ForeignLoad(beside)
+        self._rapl = Rapl()
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -165,10 +166,7 @@ class HostSource:
         }
 
     def energy_j(self) -> float | None:
-        try:
-            return int(_RAPL.read_text()) / 1e6
-        except (OSError, ValueError):
-            return None
+        return self._rapl.energy_j()
 
 
 class NoSource:

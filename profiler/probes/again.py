@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Seen, Trial
-from profiler.errors import first_line
+from profiler.errors import first_line, told
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
 from profiler.probes.candidates import candidates
@@ -39,6 +39,8 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
                         trials.append(trial)
         except KeyboardInterrupt:
             missed.append("what else there is: interrupted")
+        except Exception as error:  # looking for candidates among a stranger's calls: the answer stands without more
+            missed.append(f"what else there is: {told(error)}")
     return trials, missed
 
 

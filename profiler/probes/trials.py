@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.diagnosis.facts import Trial
-from profiler.errors import ModelError, RequestError
+from profiler.errors import contained
 from profiler.grid import CellKey
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
@@ -65,7 +65,7 @@ def try_forms(
     for form in forms:
         if subject.machine.now_s() + form.preparing_s > deadline_s:
             continue
-        try:
+        with contained(lambda _: subject.machine.release()):
             loaded = held if form.holds_alike else _loaded(form, subject.request, short)
             other = Bench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
             for key in form.corners(keys):
@@ -73,8 +73,6 @@ def try_forms(
                     break
                 before, after = in_turn(plain, other, key, pattern.first)
                 yield Trial(key, form.name, inside, of_inside, before, after)
-        except (RequestError, ModelError, RuntimeError, TypeError, ValueError, ImportError):
-            subject.machine.release()
 
 
 def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:

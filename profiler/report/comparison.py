@@ -35,6 +35,15 @@ def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
     ]
 
 
+def warnings_of(runs: Sequence[Run]) -> list[str]:
+    """What the runs warn of, each once, with the precisions that it is of unless it is of all."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for warning in run.document.warnings:
+            said.setdefault(warning, []).append(run.model.quant)
+    return [text if len(of) == len(runs) else f"{', '.join(of)}: {text}" for text, of in said.items()]
+
+
 def _first_decode(run: Run) -> list[str]:
     decodes = of_phase(run.measured, "decode")
     if not decodes:

@@ -18,6 +18,7 @@ from profiler.report.comparison import (
     once_line,
     precision_rows,
     telling_rows,
+    warnings_of,
 )
 from profiler.report.lines import quality_line
 
@@ -44,6 +45,8 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     for run in runs:
         if quality := quality_line(run):
             console.print(Text(f"{run.model.quant} {quality}"))
+    for warning in warnings_of(runs):
+        console.print(Text(f"! {warning}", style="yellow"))
     for run in runs:
         console.print(Text(f"run: {run.folder}", style="dim"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Call, Finding, Floor, Why
+from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Call, Finding, Floor, Seen, Unnoted, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
@@ -29,7 +29,9 @@ def why_sentences(why: Why) -> list[str]:
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
     floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{seen.script} loaded a model and called none."]
+    lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
+    if seen.calls and seen.unnoted:
+        lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saves so much by itself; together they save less than their sum.")
@@ -41,7 +43,8 @@ def why_sentences(why: Why) -> list[str]:
     if why.too_close:
         names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
         lines.append(f"Too close to tell, and less than a tenth each: {names}.")
-    if not why.findings and not why.undecided and not why.too_close and not seen.interrupted:
+    told = why.findings or why.undecided or why.too_close
+    if not told and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if seen.loads:
         loaded_s = sum(load.seconds for load in seen.loads)
@@ -62,6 +65,17 @@ def why_sentences(why: Why) -> list[str]:
             f" {duration(first.usual_s)}: leave it out where you time them."
         )
     return lines
+
+
+def _without_calls(seen: Seen) -> str:
+    if seen.unnoted:
+        return f"{seen.script} ran, and no call was noted: {_unnoted_words(seen.unnoted)}"
+    return f"{seen.script} loaded a model and called none"
+
+
+def _unnoted_words(unnoted: Unnoted) -> str:
+    times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
+    return f"noting failed {times}, and what it was of is in none of these figures ({unnoted.reason})"
 
 
 def _how_unsure(pairs: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import math
 import re
@@ -16,7 +14,7 @@ import torch
 
 from profiler.engines.base import Engine
 from profiler.engines.scheduled import Scheduled
-from profiler.errors import DeviceError, NoRoomError, RequestError, RoofscopeError
+from profiler.errors import NoRoomError, RoofscopeError, contained, told
 from profiler.grid import Cell
 from profiler.machine.clock import Clock, no_gc
 from profiler.machine.foreign_load import ForeignLoad
@@ -33,6 +31,8 @@ _WARM_UP_S = 1.0
 _WARM_UP_STEPS = 8
 _MORE_PREFILLS = LEAST_SAMPLES - 1
 _MORE_PREFILLS_S = 0.8
+_NO_MEMORY = ("out of memory", "not enough memory", "allocate memory")
+"""What torch says of it: on CUDA, and on a CPU's Windows and Linux (c10/core/impl/alloc_cpu.cpp)."""
 _ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -46,7 +46,7 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
     bench = Bench(machine, vocab_size)
-    with contextlib.suppress(RuntimeError, RequestError), torch.inference_mode(), no_gc():
+    with contained(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
             loop = _run(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
@@ -67,26 +67,21 @@ class Bench:
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
     """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
-    try:
-        with torch.inference_mode(), no_gc():
-            return _visit(engine, cell, round_number, bench)
-    except (RuntimeError, RequestError) as error:
-        gap = _gap(cell, error, bench.machine)
-    # Only here: as long as the error is handled, its traceback holds the tensors of the step that failed.
-    gc.collect()
-    if gap.status == "failed" and (trouble := bench.machine.trouble()):
-        raise DeviceError(f"the device is lost since {cell.name}: {trouble}; what was measured is kept.")
-    bench.machine.release()
-    return gap
+    gaps: list[Gap] = []
+    with contained(lambda error: gaps.append(_gap(cell, error, bench.machine))), torch.inference_mode(), no_gc():
+        return _visit(engine, cell, round_number, bench)
+    # Only here: as long as the error is handled, it holds the tensors of the step that failed.
+    bench.machine.recover(cell.name)
+    return gaps[0]
 
 
 def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
     text = str(error).lower()
-    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in text or "out of memory" in text:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in _NO_MEMORY):
         return Gap(cell, "oom", "out of memory" + _in_pieces(text, machine))
     if isinstance(error, RoofscopeError):
         return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
-    return Gap(cell, "failed", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+    return Gap(cell, "failed", told(error))
 
 
 def _in_pieces(text: str, machine: Machine) -> str:

@@ -138,8 +138,10 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         if original is None:
             continue
 
-        def wrapped(self: Any, *args: Any, _original: Any = original, **named: Any) -> Any:
-            return recorder.text(functools.partial(_original, self), args, named)
+        def wrapped(
+            self: Any, *args: Any, _original: Any = original, _encodes: bool = name == "__call__", **named: Any
+        ) -> Any:
+            return recorder.text(functools.partial(_original, self), args, named, encodes=_encodes)
 
         setattr(base, name, functools.wraps(original)(wrapped))
         undo.append(functools.partial(setattr, base, name, original))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Between, Call, Kind, Load, Seen, TextAgain
+from profiler.diagnosis.why import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
+from profiler.errors import told
 from profiler.machine.clock import OwnTime, clock_for, now_s
 from profiler.watching.compiling import Compiling
 from profiler.watching.noted import Again, Noted, Thread, users_line
@@ -45,6 +47,7 @@ class Recorder:
     """How often a wrapper was entered."""
     noting_s: float = 0.0
     kept_bytes: int = 0
+    unnoted: Unnoted | None = None
     reads: Reads = field(init=False)
     _here: Thread = field(default_factory=Thread)
     _sources: dict[str, str] = field(default_factory=dict)
@@ -77,25 +80,38 @@ class Recorder:
             if noted is not None and noted.model() is model:
                 noted.forwards += 1
             return run(*args, **named)
-        noting = OwnTime()
-        here.noted = noted = self._note(kind, model, args, named, compiled)
+        noting, noted = OwnTime(), None
+        with self._noting():
+            here.noted = noted = self._note(kind, model, args, named, compiled)
+            if kind == "generate":
+                self._time_callbacks(named)
         self.noting_s += noting.seconds()
-        if kind == "generate":
-            self._time_callbacks(named)
         here.depth = 1
-        noted.began_s = now_s()
+        began_s = now_s()
         try:
             result = run(*args, **named)
         finally:
             here.depth, here.noted = 0, None
-            noted.end = noted.clock.mark()
-            noted.ended_s = now_s()
-        if kind == "generate":
-            noted.new_tokens = new_tokens(result, noted.shape[1], model)
-        self.notes.append(noted)
-        here.last = noted.where
-        self._last = model
+            ended_s = now_s()
+        if noted is not None:
+            with self._noting():
+                noted.end = noted.clock.mark()
+                noted.began_s, noted.ended_s = began_s, ended_s
+                if kind == "generate":
+                    noted.new_tokens = new_tokens(result, noted.shape[1], model)
+                self.notes.append(noted)
+                here.last = noted.where
+                self._last = model
         return result
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """What is noted of a stranger's model may fail anywhere: that is told, and the script goes on as it would."""
+        try:
+            yield
+        except Exception as error:
+            known = self.unnoted or Unnoted(0, told(error))
+            self.unnoted = replace(known, count=known.count + 1)
 
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a load of a model and note it; what was kept of earlier models is let go."""
@@ -109,7 +125,8 @@ class Recorder:
             return run(*args, **named)
         finally:
             self._here.load_depth = 0
-            self.loads.append(Load(self._name_of(source), now_s() - start_s, users_line()))
+            with self._noting():
+                self.loads.append(Load(self._name_of(source), now_s() - start_s, users_line()))
 
     def _name_of(self, source: str) -> str:
         """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
@@ -121,8 +138,11 @@ class Recorder:
         taken = [known for known, short in self._sources.items() if short.partition(" (")[0] == name]
         return self._sources.setdefault(source, f"{name} ({len(taken) + 1})" if taken else name)
 
-    def text(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a tokenizer and add its seconds."""
+    def text(
+        self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
+    ) -> Any:
+        """Run a tokenizer and add its seconds; what it `encodes` again could have been kept, and a loop that streams
+        decodes the same tokens at every step."""
         self.touched += 1
         if self._here.text_depth:
             return run(*args, **named)
@@ -136,7 +156,9 @@ class Recorder:
                 spent_s = now_s() - start_s
                 self.text_s += spent_s
                 self.text_where = self.text_where or users_line()
-                self._note_text(args, spent_s)
+                with self._noting():
+                    if encodes:
+                        self._note_text(args, spent_s)
 
     def _note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
         """Add the seconds of a text that was handed over before."""
@@ -193,6 +215,7 @@ class Recorder:
             tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
             self.reads.by_line(),
             tuple(self._compiling.graph_breaks()),
+            self.unnoted,
         )  # fmt: skip
 
     def _between(self) -> Iterator[Between]:
@@ -207,9 +230,7 @@ class Recorder:
 
     def _call(self, number: int, noted: Noted) -> Call:
         batch, tokens, context = noted.shape
-        padding = 0.0
-        if noted.mask is not None and noted.mask.dim() == 2:
-            padding = 1 - float(noted.mask.bool().float().mean())
+        padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
         return Call(
             number=number,
             kind=noted.kind,
@@ -227,6 +248,8 @@ class Recorder:
         )
 
     def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
+        import torch
+
         ids = tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
@@ -240,7 +263,7 @@ class Recorder:
             shape=shape,
             clock=clock_for(device),
             start=None,
-            mask=mask,
+            mask=mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
             name=type(model).__name__ + (f" ({number + 1})" if number else ""),
         )

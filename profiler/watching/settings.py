@@ -76,7 +76,7 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
 
     generates = kind == "generate"
     config = model.config
-    cache = option(model, named, "use_cache", True) if generates else named.get("use_cache", config.use_cache)
+    cache = option(model, named, "use_cache", True) if generates else _forwards_cache(config, named)
     extras = [
         name
         for name in _EXTRAS
@@ -98,6 +98,11 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "assistant": "yes" if named.get("assistant_model") is not None else "no",
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _forwards_cache(config: Any, named: Mapping[str, Any]) -> bool:
+    """Whether a forward keeps keys and values; an encoder's config knows of no cache."""
+    return bool(named.get("use_cache", getattr(config, "use_cache", False)))
 
 
 def _kernel() -> str:

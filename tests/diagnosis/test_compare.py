@@ -11,7 +11,7 @@ import pytest
 from sides import asked, side, timed, witness
 
 from profiler.diagnosis.compare import compare, history
-from profiler.diagnosis.sides import NOT_TOLD, Side, differences
+from profiler.diagnosis.sides import NOT_TOLD, Asked, Side, differences
 from profiler.errors import RequestError
 from profiler.job.comparing import compare as compare_folders
 from profiler.job.comparing import compared
@@ -230,6 +230,17 @@ def test_another_tools_file_is_a_side() -> None:
     [change] = compare(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
     assert change.verdict == "faster"
+
+
+def test_of_two_cells_of_a_depth_none_is_lost_beside_another_tool() -> None:
+    """Ours behind a prompt of 128 (29 ms) and behind a context of 128 (31 ms): the file's 128 meets the first, and the
+    second, in either order, is a cell that is on one side alone."""
+    file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
+    cells = {asked(prompt_len=128): timed(0.029), Asked("decode", 1, 0, 128, "eager"): timed(0.031)}
+    for ordered in (cells, dict(reversed(cells.items()))):
+        found = compare(side(ordered), file)
+        assert [item.before.median_s for item in found.changes if item.asked.phase == "decode"] == [0.029]
+        assert found.only_before == 1
 
 
 def test_a_history_tells_the_step_and_what_differed_there() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from profiler.diagnosis.scaling import Point, crossover, scaling, sentences
+from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.scaling import Point, crossover, doubling_tests, scaling, sentences
 
 A100_P, A100_W = 312e12, 2.039e12
 # Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
@@ -111,3 +114,26 @@ def test_a_knee_is_a_claim_of_whole_intervals(
     result = scaling(found, 1e12, 1e12)
     assert (result.knee_measured, result.knee_between) == (knee, between)
     assert any("cannot be told" in sentence for sentence in sentences(result)) == (between is not None)
+
+
+def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
+    """A decode of one sequence and eight new tokens, at the middle of its loop."""
+    return CellResult(
+        "decode", 1, prompt_len, (prompt_len or context_len) + 4, 8, "ok",
+        latency_s=latency_s, latency_low_s=latency_s, latency_high_s=latency_s, tokens_per_s=1 / latency_s,
+        model_flops=1000 + context_len, model_bytes=500 + context_len, engine="eager",
+    )  # fmt: skip
+
+
+def test_a_prompt_as_long_as_a_context_is_no_doubling_of_it() -> None:
+    """Behind prompts of 64 and 128 a step takes 1 s and 2 s, behind contexts of 64 and 256 2 s and 4 s: slopes of
+    log 2 / log(132 / 68) and log 2 / log(260 / 68), each in a series of its own."""
+    prompted, filled = [decoded(64, 0, 1.0), decoded(128, 0, 2.0)], [decoded(0, 64, 2.0), decoded(0, 256, 4.0)]
+    assert [test.fixed["filled"] for test in doubling_tests([*prompted, filled[0]], 1.0, 1.0)] == ["by a prompt"]
+    tests = doubling_tests([*prompted, *filled], 1.0, 1.0)
+    slopes = {test.fixed["filled"]: [step.slope for step in test.doublings] for test in tests}
+    assert slopes == {
+        "by a prompt": [pytest.approx(math.log(2) / math.log(132 / 68))],
+        "directly": [pytest.approx(math.log(2) / math.log(260 / 68))],
+    }
+    assert [cell for cell in filled if tests[0].holds(cell)] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 import recorded
 import torch
-from machines import HOST
+from machines import HOST, small
 
+from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine
@@ -87,6 +90,35 @@ def test_a_shape_is_captured_once_where_its_graph_can_be_kept(
         prompt = torch.randint(0, 128, (batch, 6), generator=torch.Generator().manual_seed(seed))
         assert torch.equal(greedy_tokens(engine, prompt, 8), greedy_tokens(eager, prompt, 8))
     assert len(captured) == captures
+
+
+@pytest.mark.parametrize(("room", "left", "made"), [(9, 4, 4), (5, 2, 5), (0, 1, 5)])
+def test_caches_of_compiled_code_are_let_go_the_oldest_first(
+    room: int, left: int, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 1, 2, 3, 4 and 1 again: a sequence of 12 slots takes 2 layers x 2 x 2 heads x 12 x 16 x 4 = 6,144
+    bytes, and beside the batch that is stepped 9, 5 or none of them have room. With 5 the first is let go for the
+    fourth, the second and the third for the first again: 4 stay beside it. Tokens are eager's, whatever was let go."""
+    compiler, static = torch.compile, transformers.static_cache
+    caches: list[weakref.ref[Any]] = []
+
+    def followed(model: Any, slots: int) -> Any:
+        cache = static(model, slots)
+        caches.append(weakref.ref(cache))
+        return cache
+
+    monkeypatch.setattr(torch, "compile", lambda step: compiler(step, backend="eager"))
+    monkeypatch.setattr(transformers, "static_cache", followed)
+    model, machine = tiny("window"), small()
+    monkeypatch.setattr(machine, "available_bytes", lambda: round((room + 0.5) * 6144 / 0.05))
+    engine, eager = ENGINES["compile"](model, machine), ENGINES["eager"](model, HOST)
+    for batch in (1, 2, 3, 4, 1):
+        prompt = torch.randint(0, 128, (batch, 4), generator=torch.Generator().manual_seed(batch))
+        assert torch.equal(greedy_tokens(engine, prompt, 8), greedy_tokens(eager, prompt, 8))
+    gc.collect()
+    assert len(caches) == made
+    assert sum(cache() is not None for cache in caches) == left
+    assert engine.kept_bytes == {9: 9, 5: 4, 0: 0}[room] * 6144
 
 
 def test_a_recorded_graph_cannot_hold_a_window_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from profiler.diagnosis.cold import break_even
 from profiler.diagnosis.facts import FirstCalls, FreshStart
 from profiler.engines.base import DecodeState
 from profiler.grid import Cell, Grid
-from profiler.job.cold import _forget
+from profiler.job import cold
 from profiler.probes.silence import steps_after_silence
 from profiler.report.cold import cold_lines
 
@@ -92,18 +92,23 @@ def test_the_first_step_after_a_silence_is_told_apart() -> None:
         assert first >= _DELAY_S if silence_s else first < _DELAY_S / 2
 
 
-def test_files_are_dropped_from_the_systems_cache_and_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gone", "links"), [(True, ["disk", "page cache"]), (False, ["page cache"])])
+def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
+    gone: bool, links: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "weights").write_bytes(b"kept")
-    _forget(tmp_path)
-    assert (tmp_path / "weights").read_bytes() == b"kept"
+    request = SimpleNamespace(weights="checkpoint", source=SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr(cold, "forget", lambda files: files == [tmp_path / "weights"] and gone)
+    monkeypatch.setattr(cold, "_start", lambda _prepared, link: link)
+    assert list(cold.fresh_starts(SimpleNamespace(request=request))) == links  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.probes.silence._SILENCES", ((0.0, 2), (0.1, 1)))
     # One fresh process is enough: with files it would be one from the disk and one from the cache of it.
-    forgotten: list[Path] = []
-    monkeypatch.setattr("profiler.job.cold._forget", forgotten.append)
+    forgotten: list[list[Path]] = []
+    monkeypatch.setattr("profiler.job.cold.forget", lambda files: forgotten.append(files) is None)
     monkeypatch.setattr("profiler.job.cold.FROM_FILES", ("disk",))
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=0.5, no_levers=True, cold=True,
@@ -111,7 +116,7 @@ def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypat
     )  # fmt: skip
     starts = run.document.fresh_starts
     assert [start.link for start in starts] == ["disk"]
-    assert forgotten == [tiny_folder]
+    assert [set(files) for files in forgotten] == [set(tiny_folder.iterdir())]
     for start in starts:
         assert list(start.engines) == ["eager", "static"]
         assert start.load_bytes == run.model.storage_bytes

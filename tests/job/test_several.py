@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from profiler.errors import RequestError
 from profiler.job.options import Options
 from profiler.job.several import run_precisions
 from profiler.record.run import Run, read_run
+from profiler.report.comparison import warnings_of
 from profiler.report.progress import QuietListener
 
 RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
@@ -75,3 +77,42 @@ def test_the_command_runs_each_and_prints_one_table(roofscope, tiny_folder: Path
     wrong = roofscope("run", str(tiny_folder), "--quant", "none,nf5", "--prompt-lens", "16")
     assert wrong.code == 2
     assert "nf5" in wrong.err
+
+
+REASON = "1 cell has no number (first: batch 1 x 64, failed: KeyError: 'planted')."
+
+
+def with_a_gap(run: Run) -> Run:
+    """The same run, with a first cell that failed and the warning that says so."""
+    first, *others = run.results
+    document = replace(run.document, warnings=(*run.document.warnings, REASON))
+    return Run(run.folder, document, (replace(first, status="failed", latency_s=math.nan), *others))
+
+
+@pytest.mark.parametrize("output_format", ["table", "json"])
+@pytest.mark.parametrize("several", [("--quant", "none,nf4"), ("--device", "cuda:0,cuda:1"), ()])
+@pytest.mark.parametrize("incomplete", [False, True])
+def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason(  # type: ignore[no-untyped-def]
+    roofscope, several: tuple[str, ...], output_format: str, incomplete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two precisions, of two devices, and of a batch test; the first run is complete in any case."""
+    runs = [scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)]
+    runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
+    monkeypatch.setattr("profiler.job.several.run_precisions", lambda *_: runs)
+    monkeypatch.setattr("profiler.job.several.run_devices", lambda *_: runs)
+    monkeypatch.setattr("profiler.job.batch_test.prepare_batch_test", lambda *_: None)
+    monkeypatch.setattr("profiler.job.run.execute", lambda *_: runs[1])
+    command = ("run", "smollm2-135m", *several) if several else ("batch-test", "smollm2-135m")
+    found = roofscope(*command, "--quiet", "--plain", "--format", output_format)
+    assert found.code == (3 if incomplete else 0), found.err
+    told = " ".join(found.out.split())
+    assert ("KeyError: 'planted'" in told) is incomplete
+    if several[:1] == ("--quant",) and incomplete and output_format == "table":
+        assert f"! nf4: {REASON}" in told
+
+
+def test_a_warning_of_all_precisions_is_said_once() -> None:
+    both = [replace(run, document=replace(run.document, warnings=("others kept 2 cores busy.",)))
+            for run in (scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25))]  # fmt: skip
+    assert warnings_of(both) == ["others kept 2 cores busy."]
+    assert warnings_of([both[0], with_a_gap(both[1])]) == ["others kept 2 cores busy.", f"nf4: {REASON}"]

@@ -1,0 +1,23 @@
+"""Text work of a script: what is encoded again could have been kept, what a stream decodes again could not."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from profiler.watching.patches import watched
+from profiler.watching.recorder import Recorder
+
+
+def test_only_what_is_encoded_again_is_called_so() -> None:
+    """One text encoded three times, and each prefix of four tokens decoded once: twice again, of one line."""
+    words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer, recorder = PreTrainedTokenizerFast(tokenizer_object=words), Recorder()
+    with watched(recorder):
+        for _ in range(3):
+            ids = tokenizer("one two one two")["input_ids"]
+        assert [tokenizer.decode(ids[:end]) for end in (1, 2, 1, 2)] == ["one", "one two"] * 2
+        assert tokenizer.batch_decode([ids[:1], ids[:1]]) == tokenizer.batch_decode([ids[:1], ids[:1]])
+    assert [item.count for item in recorder.again.values()] == [2]
+    assert recorder.text_s > 0
