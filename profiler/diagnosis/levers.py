@@ -162,7 +162,7 @@ def _weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
-    """Share of the weights read that lies in the blocks' linears: no format here packs embeddings and heads."""
+    """Share of the weights read in the blocks' linears: no format here packs embeddings, heads or banks of experts."""
     read_bytes = float(sum(item.weight_bytes for item in cell.operators))
     return min(1.0, setting.weights * setting.weight_bits / 8 / read_bytes) if read_bytes else 1.0
 

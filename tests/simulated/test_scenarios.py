@@ -267,7 +267,11 @@ def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_p
     ],
 )
 def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
-    """The few experts that a token reaches, nearly all of them for a prompt; the verdict where no other is near."""
+    """The few experts that a token reaches, nearly all of them for a prompt; the verdict where no other is near.
+
+    Experts lie in banks, which neither bitsandbytes nor torchao packs: 4-bit weights would leave most of the bytes as
+    they are (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB a step), and a card with a faster memory saves more.
+    """
     truth = H100.but(launch_s={"slow": 40e-6, "fast": 2e-6}[host])
     scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
@@ -276,4 +280,4 @@ def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
         assert phase.regime == expected
         assert row["regime"] in (expected, "mixed")
         if host == "slow" or phase.phase == "decode":
-            assert first_lever(run, row) == {"slow": "CUDA graphs", "fast": "4-bit weights"}[host]
+            assert first_lever(run, row).startswith({"slow": "CUDA graphs", "fast": "another card"}[host])
