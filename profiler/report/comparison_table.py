@@ -44,8 +44,19 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     for run in runs:
         if quality := quality_line(run):
             console.print(Text(f"{run.model.quant} {quality}"))
+    for warning in _warnings(runs):
+        console.print(Text(f"! {warning}", style="yellow"))
     for run in runs:
         console.print(Text(f"run: {run.folder}", style="dim"))
+
+
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    """Each run's warnings with whose they are; what several say alike, once."""
+    whose: dict[str, list[str]] = {}
+    for run in runs:
+        for warning in run.document.warnings:
+            whose.setdefault(warning, []).append(run.model.quant)
+    return [f"{', '.join(dict.fromkeys(names))}: {warning}" for warning, names in whose.items()]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
