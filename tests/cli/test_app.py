@@ -96,6 +96,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkey
     assert list(tmp_path.rglob("*.jsonl")) == [], "nothing is left behind"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "whose"),
+    [(("place", "file.json"), "roofscope place"), (("run", "--x"), "roofscope run"), (("fly",), "roofscope")],
+)
+def test_a_usage_error_names_the_help_of_its_command(roofscope, arguments, whose: str) -> None:  # type: ignore[no-untyped-def]
+    assert f" See `{whose} --help`." in roofscope(*arguments).err
+
+
 def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     blocked = tmp_path / "file"
     blocked.write_text("")
