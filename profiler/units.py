@@ -52,6 +52,11 @@ def several(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
+def processors(number: int, kind: str) -> str:
+    """What a device of a kind has so many of: `1, "cpu"` -> `1 thread`; `40, "cuda"` -> `40 SMs`."""
+    return several(number, "thread", "threads") if kind == "cpu" else several(number, "SM", "SMs")
+
+
 def percent(share: float) -> str:
     """`0.923` -> `92 %`."""
     return f"{100 * share:.0f} %"

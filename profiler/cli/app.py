@@ -116,6 +116,12 @@ def _complain_unexpected(error: Exception) -> int:
     """A usage error of the command line itself, or a fault of ours."""
     usage_message = getattr(error, "format_message", None)
     if callable(usage_message):
-        return _complain(f"{usage_message()} See `roofscope --help`.", EXIT_REQUEST)
+        return _complain(f"{usage_message()} See `{_whose(error)} --help`.", EXIT_REQUEST)
     first_line = str(error).splitlines()[0] if str(error) else ""
     return _complain(f"internal error: {type(error).__name__}: {first_line} (--debug shows more)", 1)
+
+
+def _whose(error: Exception) -> str:
+    """The command that a usage error was made at, or roofscope itself where none was named."""
+    context = getattr(error, "ctx", None)
+    return f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"

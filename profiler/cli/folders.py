@@ -61,11 +61,14 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
 ) -> None:
     """Write a run's report.html, report.md and pictures again, from its folder alone; of two, also what changed."""
+    from profiler.job.comparing import compared
     from profiler.record.run import read_run
     from profiler.report.changes_page import write_changes
     from profiler.report.page import write_reports
 
     runs = [read_run(folder) for folder in folders]
+    if len(folders) == 2:
+        compared(*folders, anyway=True)  # refuses two that have no cell in common, before anything is written
     for run in runs:
         write_reports([run])
         print(run.folder / "report.html")

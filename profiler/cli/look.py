@@ -118,10 +118,10 @@ def ceilings(
     from rich.console import Console
 
     from profiler.report.device_tables import ceilings_table, host_words
-    from profiler.units import scaled
+    from profiler.units import processors, scaled
 
     console = Console(width=100, markup=False, emoji=False)
-    console.print(f"{info.name}, {info.threads} {'threads' if info.kind == 'cpu' else 'SMs'}", highlight=False)
+    console.print(f"{info.name}, {processors(info.threads, info.kind)}", highlight=False)
     for warning in warnings:
         console.print(f"warning: {warning}", highlight=False)
     console.print(ceilings_table(measured, sheet_per_s))
@@ -185,12 +185,14 @@ def gpus(output_format: Format = "table") -> None:
     from rich.console import Console
 
     from profiler.report.device_tables import gpus_table
+    from profiler.units import processors
 
     console = Console(width=100, markup=False, emoji=False)
     console.print(gpus_table(datasheet.gpus()))
     for name, profile in profiled.items():
-        unit = "threads" if profile.kind == "cpu" else "SMs"
-        console.print(f"profiled: {name} ({profile.name}, {profile.threads} {unit})", highlight=False)
+        console.print(
+            f"profiled: {name} ({profile.name}, {processors(profile.threads, profile.kind)})", highlight=False
+        )
 
 
 def selftest(

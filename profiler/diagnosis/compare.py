@@ -188,7 +188,7 @@ def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_hal
         high=high,
         machine=math.expm1(machine),
         machine_half_width=machine_half_width,
-        verdict="inconclusive" if _because(before, after) else _verdict(low, high),
+        verdict="inconclusive" if _because(before, after) else verdict(low, high),
     )
 
 
@@ -206,7 +206,8 @@ def _foreign_cores(before: Timed, after: Timed) -> float:
     return max(before.foreign_cores, after.foreign_cores)
 
 
-def _verdict(low: float, high: float) -> Verdict:
+def verdict(low: float, high: float) -> Verdict:
+    """What a change claims whose 95 % interval, of after / before - 1, is this."""
     if low > 0:
         return "slower"
     if high < 0:

@@ -47,6 +47,8 @@ class Gated:
     more_s: float
     """Seconds of further visits, in each of both runs, after which it would be decided; 0 where it is, and where nobody
     knows how long a visit takes, infinite where no budget would."""
+    drifted: bool = False
+    """Whether no budget would for the machine's own drift alone: on a still machine further visits would tell."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,15 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 decision = "slower"
             elif mean + half_width <= limit and own + beyond <= limit_alone:
                 decision = "pass"
-        more_s = 0.0
+        more_s = still_s = 0.0
         if decision == "open":
-            fixed = _COVERAGE * shared
-            together = _more_s(item, abs(mean - limit), half_width, fixed)
-            more_s = max(together, _more_s(item, abs(own - limit_alone), beyond, fixed))
+            more_s, still_s = (
+                max(
+                    _more_s(item, abs(mean - limit), half_width, fixed),
+                    _more_s(item, abs(own - limit_alone), beyond, fixed),
+                )
+                for fixed in (_COVERAGE * shared, 0.0)
+            )
         cells.append(
             Gated(
                 change=item,
@@ -158,6 +164,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 alone_high=_share(own + beyond),
                 decision=decision,
                 more_s=more_s,
+                drifted=still_s < more_s == math.inf,
             )
         )
     if pool is None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from profiler.diagnosis.cell import CellResult
+from profiler.diagnosis.compare import SAME, verdict
 from profiler.diagnosis.facts import ModelFacts
 from profiler.grid import CellKey, Phase
 from profiler.timing.sampling import CLAIM_VISITS
+from profiler.units import percent
 
 # As many rows as a screen has room for beside the sentences; of more the ends of each precision and phase are shown.
 _ROOM = 16
@@ -124,7 +126,8 @@ def _claimed(told: Sequence[Against]) -> str:
     claims = [item for item in told if item.is_claim]
     wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
     if not claims:
-        return "is the same within its intervals"
+        same = all(verdict(1 / item.high - 1, 1 / item.low - 1) == "same" for item in told)
+        return f"is the same within {percent(SAME)}" if same else "cannot be told apart"
     best, worst = max(claims, key=lambda item: item.speed_up), min(claims, key=lambda item: item.speed_up)
     if not (wins and losses):
         word, bound, end = ("faster", "up", best) if wins else ("slower", "down", worst)

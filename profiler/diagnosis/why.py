@@ -142,6 +142,8 @@ class Seen:
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: Unnoted | None = None
+    warnings: tuple[str, ...] = ()
+    """What of the machine speaks against these seconds."""
 
     @property
     def calls_s(self) -> float:
@@ -151,6 +153,12 @@ class Seen:
     def watched_s(self) -> float:
         """Seconds in calls, loads and tokenizers: what a finding's share is of."""
         return self.calls_s + sum(load.seconds for load in self.loads) + self.text_s
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds that are neither a model's nor have another name: imports, and what the script does itself."""
+        named_s = self.watched_s + sum(item.seconds for item in self.between) + self.overhead_s
+        return max(0.0, self.wall_s - named_s)
 
 
 @dataclass(frozen=True)

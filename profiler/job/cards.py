@@ -12,7 +12,7 @@ from profiler.diagnosis.foretold import Answer
 from profiler.diagnosis.narrower import Narrower
 from profiler.diagnosis.ranks import RanksAnswer, across
 from profiler.errors import RequestError
-from profiler.job.forecast import Known, Wanted, forecast_known, forecast_on, known_of, profile_of
+from profiler.job.forecast import Known, Wanted, forecast_known, forecast_on, known_of, profile_of, skeleton_of
 from profiler.job.narrower import SET_S, machine_of, replay_narrower
 from profiler.job.warnings import busy_warnings
 from profiler.machine.datasheet import gpu_called
@@ -22,6 +22,7 @@ from profiler.machine.prices import cheapest
 from profiler.record.run import read_document
 from profiler.report.progress import QuietListener
 from profiler.units import duration, scaled, significant
+from profiler.work.parallel import check_ranks
 
 _MOST_RANKS = 64
 
@@ -58,7 +59,7 @@ def forecast_ranks(
         narrower: tuple[str, ...] = (_narrower_on(on),)
     else:
         known = known_of(Path(source), wanted.engine)
-        _check_cut(known)
+        _check_cut(known, ranks)
         kernels, narrower = _narrower(known, [one for _, one in each[1:]], listener)
         answers = [(count, forecast_known(known, one, kernels.get(count))) for count, one in each]
     one = answers[0][1]
@@ -93,8 +94,8 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _check_cut(known: Known) -> None:
-    """Raises RequestError for a run whose weights no rank can have a part of."""
+def _check_cut(known: Known, ranks: Sequence[int]) -> None:
+    """Raises RequestError for a run whose weights such numbers of ranks cannot have a part of."""
     model = known.facts.model
     if model.quant != "none" or model.kind == "gguf":
         packed = model.quant if model.quant != "none" else "a GGUF file"
@@ -102,6 +103,9 @@ def _check_cut(known: Known) -> None:
             f"--tp: the weights of {known.run.folder} are packed ({packed}) and cannot be cut; give a run of the model"
             " as it is."
         )
+    skeleton = skeleton_of(known.run.folder, known.run.document)
+    for count in ranks:
+        check_ranks(skeleton, count)
 
 
 def _card(source: str, on: str) -> tuple[str, str | None]:

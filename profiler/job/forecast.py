@@ -39,6 +39,7 @@ from profiler.machine.links import Link
 from profiler.record.document import RunDocument
 from profiler.record.profiles import profile_called, profiles, read_profile
 from profiler.record.run import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
+from profiler.units import processors
 from profiler.work.attention import AttentionCore
 from profiler.work.operators import ModelWork
 from profiler.work.parallel import walk_rank
@@ -198,7 +199,7 @@ def forecast_known(known: Known, wanted: Wanted, kernels: KernelTimes | None = N
         source=str(folder),
         model=document.model.id,
         precision=" -> ".join([document.model.precision, *forms]),
-        on=f"{facts.device.name}, {facts.device.threads} {'threads' if facts.device.kind == 'cpu' else 'SMs'}",
+        on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
         error=told(trained.within, ONE_OUT),
         beyond=told(trained.outside, EXTREMES_OUT),
@@ -330,7 +331,7 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
         source=source.name,
         model=source.name,
         precision=precision,
-        on=f"{profile.name}, {profile.threads} {'threads' if profile.kind == 'cpu' else 'SMs'} (profiled)",
+        on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
         how="from the card's profile: its kernels over rows and widths, its roofs and its dispatch of a layer",
         error=told(held, KERNELS_OUT),
         beyond=None,

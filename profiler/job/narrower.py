@@ -15,6 +15,7 @@ from profiler.machine.device import resolve_device
 from profiler.machine.machine import Machine, machine_for
 from profiler.probes.kernels import replay_between
 from profiler.probes.narrower import Bare, shorten, trained_alike
+from profiler.units import processors
 from profiler.work.parallel import walk_rank
 
 SET_S = 10.0
@@ -27,11 +28,11 @@ def machine_of(facts: DeviceFacts) -> Machine | str:
         machine = machine_for(resolve_device(facts.kind))
     except DeviceError as error:
         return str(error).removesuffix(".")
-    here, unit = machine.info, "threads" if facts.kind == "cpu" else "SMs"
+    here = machine.info
     if here.name != facts.name:
         return f"this is {here.name}, and the run was on {facts.name}"
     if here.threads != facts.threads:
-        return f"this has {here.threads} {unit}, and the run had {facts.threads}"
+        return f"this has {processors(here.threads, here.kind)}, and the run had {facts.threads}"
     if here.compute_capability != facts.compute_capability:
         return f"this computes with {here.compute_capability}, and the run did with {facts.compute_capability}"
     return machine

@@ -76,7 +76,7 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
     wanted = [gpu_called(name.strip()).gpu for name in asked.cards.split(",") if name.strip()] or list(sheets)
     offers: list[Offer] = []
     curves: dict[tuple[str, str], Curve] = {}
-    notes: list[str] = []
+    notes = _without_price([card for card in wanted if asked.cards and not (card in own or cheapest(card, today))])
     for plan in plans:
         engine = basis_for(plan.format, asked.engine)
         if engine is None:
@@ -182,6 +182,13 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
         peak_bytes=peak,
         work=at,
     )
+
+
+def _without_price(cards: list[str]) -> list[str]:
+    """What is said of cards that were asked for by name and have no price."""
+    if not cards:
+        return []
+    return [f"no price is known of {', '.join(cards)}: give one, --price '{cards[0]}=USD_PER_HOUR'."]
 
 
 def _bare(card: str, plan: Planned, engine: EngineKind, price: Price, today: date) -> Offer:

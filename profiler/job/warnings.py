@@ -30,8 +30,13 @@ def device_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
 
 def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
     """Whether others leave fewer cores than a device needs, since `foreign` looks."""
+    return busy_words(_threads(info), foreign)
+
+
+def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
+    """The same of work that needs so many threads of the host."""
     busy, cores = foreign.cores(), foreign.watched
-    if busy is None or busy + _threads(info) <= cores + _BUSY_CORES:
+    if busy is None or busy + threads <= cores + _BUSY_CORES:
         return []
     return [f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work."]
 

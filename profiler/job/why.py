@@ -7,12 +7,13 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from profiler.diagnosis.why import Floor, Seen, Why, judge
 from profiler.errors import RequestError
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.record.store import replace_file
 from profiler.report.why import why_json
 from profiler.report.why_page import html_why
@@ -41,11 +42,12 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
     Raises RequestError for a script that cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
+    foreign = ForeignLoad(children=True)
     with watched(recorder):
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
     if os.getpid() != process:
         raise SystemExit(code)  # a child that the script forked has come to its end: nobody asked it why
-    found = explained(recorder, name, interrupted=code == 130)
+    found = explained(recorder, name, foreign, interrupted=code == 130)
     if found is None:
         return Watched(code, None)
     folder = out or Path("runs") / _folder_name(name)
@@ -53,11 +55,15 @@ def why_script(script: Path | None, module: str, arguments: Sequence[str], out: 
     return Watched(code, found, folder)
 
 
-def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Why | None:
-    """What was seen, tried and judged; None where no model was called or loaded."""
+def explained(
+    recorder: Recorder, name: str, foreign: ForeignLoad | None = None, *, interrupted: bool = False
+) -> Why | None:
+    """What was seen, tried and judged; None where no model was called or loaded. `foreign` has looked meanwhile."""
     seen = recorder.seen(name, interrupted=interrupted)
     if not seen.calls and not seen.loads and not seen.unnoted:
         return None
+    if foreign is not None:
+        seen = replace(seen, warnings=tuple(_others(seen, foreign)))
     if interrupted or not seen.calls:
         return judge(seen, [])
     # torch is there by now: the script has used it.
@@ -66,6 +72,15 @@ def explained(recorder: Recorder, name: str, *, interrupted: bool = False) -> Wh
     budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, 2 * seen.calls_s))
     trials, missed = try_changes(recorder, seen, budget_s)
     return judge(seen, trials, _floor(recorder, seen), missed)
+
+
+def _others(seen: Seen, foreign: ForeignLoad) -> list[str]:
+    """What is said of others that kept cores busy which the calls needed; a card's calls are dispatched by one."""
+    from profiler.job.warnings import busy_words
+
+    ran_with = [call.settings for call in seen.calls]
+    threads = [int(told["threads"]) if told["device"] == "cpu" else 1 for told in ran_with]
+    return busy_words(max(threads, default=1), foreign)
 
 
 def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
@@ -109,7 +124,9 @@ class Watching:
         """The answer in sentences."""
         from profiler.report.why import why_sentences
 
-        return "\n".join(why_sentences(self.found)) if self.found else "No model of transformers was called."
+        if self.found is None:
+            return "No model of transformers was called."
+        return "\n".join([*why_sentences(self.found), *self.found.seen.warnings])
 
     def save(self, folder: Path) -> None:
         """Write why.json and why.html. Raises RequestError."""
@@ -126,7 +143,7 @@ def why() -> Iterator[Watching]:
         model.generate(...)
     print(watching.answer)
     """
-    recorder, watching = Recorder(), Watching()
+    recorder, watching, foreign = Recorder(), Watching(), ForeignLoad(children=True)
     with watched(recorder):
         yield watching
-    watching.found = explained(recorder, "this block")
+    watching.found = explained(recorder, "this block", foreign)

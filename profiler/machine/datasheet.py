@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ _TABLE = Path(__file__).with_name("gpus.csv")
 _MEMORY_TOLERANCE = 0.12
 
 _MOST_NAMES = 8
+_MEMORY = re.compile(r"\d+gb")
 _COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "generation"})
 
 
@@ -100,12 +103,15 @@ def called(name: str) -> list[Datasheet]:
 
 
 def gpu_called(name: str) -> Datasheet:
-    """A row of the table by its name or its driver's, in any case, or by a part that no other row's name has."""
+    """A row of the table by its name or its driver's, in any case, or by words that no other row's name has.
+
+    A word may be cut short, but not within a number: T5 is no T5000. How much memory a card has is no name.
+    """
     rows = (
         [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
         or called(name)
-        or [gpu for gpu in gpus() if gpu.gpu.lower().startswith(name.lower())]
-        or [gpu for gpu in gpus() if name.lower() in gpu.gpu.lower()]
+        or [gpu for gpu in gpus() if _begins(gpu.gpu.lower(), name.lower())]
+        or [gpu for gpu in gpus() if _has_words(gpu.gpu.lower().split(), name.lower().split())]
     )
     if len(rows) == 1:
         return rows[0]
@@ -132,6 +138,18 @@ def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet
 
 def _distinctive(name: str) -> tuple[str, ...]:
     return tuple(word for word in name.lower().split() if word not in _COMMON_WORDS)
+
+
+def _begins(text: str, start: str) -> bool:
+    """Whether a text begins so, and not within a number."""
+    return text.startswith(start) and not (start[-1:].isdigit() and text[len(start) :][:1].isdigit())
+
+
+def _has_words(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    named = [word for word in words if not _MEMORY.fullmatch(word)]
+    return all(any(_begins(word, each) for word in words) for each in wanted) and any(
+        _begins(word, each) for word in named for each in wanted
+    )
 
 
 def _parse(row: dict[str, str]) -> Datasheet:

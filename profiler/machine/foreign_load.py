@@ -15,9 +15,11 @@ _LEAST_S = 0.3
 
 
 class ForeignLoad:
-    """Starts to look when it is made; processes `beside` this one work for it, and are not foreign."""
+    """Starts to look when it is made; processes `beside` this one work for it, and are not foreign, nor are this one's
+    own `children`, where it may have some."""
 
-    def __init__(self, beside: Sequence[int] = ()) -> None:
+    def __init__(self, beside: Sequence[int] = (), *, children: bool = False) -> None:
+        self._children = children
         self._beside = [found for pid in beside if (found := _process(pid)) is not None]
         self._cores = set(_cores(None)).union(*(_cores(each) for each in self._beside))
         self._start_s = now_s()
@@ -47,7 +49,8 @@ class ForeignLoad:
 
     def _own_s(self) -> float:
         """Seconds that this process and those beside it have worked."""
-        return time.process_time() + sum(_worked_s(each) for each in self._beside)
+        children_s = _children_s() if self._children else 0.0
+        return time.process_time() + children_s + sum(_worked_s(each) for each in self._beside)
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -63,6 +66,21 @@ def _worked_s(process: psutil.Process) -> float:
     except psutil.Error:  # it has ended
         return 0.0
     return float(times.user + times.system)
+
+
+def _children_s() -> float:
+    """Seconds that this process's children have worked, and theirs: those that run, and those that were waited for."""
+    ended, running = os.times(), psutil.Process().children(recursive=True)
+    return ended.children_user + ended.children_system + sum(_worked_s(each) + _waited_s(each) for each in running)
+
+
+def _waited_s(process: psutil.Process) -> float:
+    """Seconds that the children of a process worked which it has waited for."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0))
 
 
 def _cores(process: psutil.Process | None) -> Collection[int]:

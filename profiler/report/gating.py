@@ -48,7 +48,7 @@ def _worst(gate: Gate) -> str:
 
 
 def budget_words(gate: Gate) -> str:
-    """How much more time would tell; some cells lie so near the threshold that none would."""
+    """How much more time would tell; for some cells none would, so near is the threshold or so restless the machine."""
     open_cells = [cell for cell in gate.cells if cell.decision == "open"]
     disturbed = [cell for cell in open_cells if cell.change.disturbed]
     if disturbed:
@@ -58,7 +58,8 @@ def budget_words(gate: Gate) -> str:
     told = [cell for cell in open_cells if 0 < cell.more_s < math.inf]
     # Another tool's file does not tell what a repetition costs.
     untimed = sum(not cell.more_s for cell in open_cells)
-    never = len(open_cells) - len(told) - untimed
+    drifted = sum(cell.drifted for cell in open_cells)
+    never = len(open_cells) - len(told) - untimed - drifted
     parts = []
     if told:
         cells, needed = several(len(told), "cell needs", "cells need"), clock_time(sum(cell.more_s for cell in told))
@@ -67,6 +68,11 @@ def budget_words(gate: Gate) -> str:
         parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
     if never:
         parts.append(f"{several(never, 'lies', 'lie')} at the threshold itself, where no budget helps")
+    if drifted:
+        cells = several(drifted, "cell", "cells")
+        parts.append(
+            f"in {cells} the machine itself drifted by as much as is allowed: measure again on a quiet machine"
+        )
     return ", ".join(parts) or "no cell stands on its own"
 
 

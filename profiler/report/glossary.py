@@ -64,6 +64,15 @@ def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
     return "; ".join(part for part in parts if part) or None
 
 
+def _of_sheet(column: str) -> Callable[[Run], str | None]:
+    def figures(run: Run) -> str | None:
+        device = run.document.device
+        without = None if device.datasheet else f"none, there is no datasheet of {device.name}"
+        return _both(run, column, percent) or without
+
+    return figures
+
+
 def _counted(regime: Regime) -> Callable[[Run], str | None]:
     def figures(run: Run) -> str | None:
         measured = run.measured
@@ -133,12 +142,10 @@ TERMS: dict[str, Term] = {
         lambda run: f"{scaled(_roofs(run)[1], 'B/s')} and {scaled(_roofs(run)[0], 'FLOP/s')}, measured here",
     ),
     "ridge point": Term("the intensity at which the memory roof meets the compute roof.", _ridge),
-    "MFU": Term(
-        "model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", lambda run: _both(run, "mfu", percent)
-    ),
+    "MFU": Term("model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", _of_sheet("mfu")),
     "MBU": Term(
         "model bytes/s over the datasheet's bandwidth; weights as stored, live KV once.",
-        lambda run: _both(run, "mbu", percent),
+        _of_sheet("mbu"),
     ),
     "attained": Term(
         "the share of the measured roofline: what the work demands at the measured roofs over the time it took.",

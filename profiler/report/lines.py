@@ -14,7 +14,7 @@ from profiler.record.run import Run
 from profiler.report.device_tables import host_words
 from profiler.report.shown import first_engine, of_phase
 from profiler.timing.sampling import CLAIM_VISITS
-from profiler.units import clock_time, duration, percent, scaled, significant
+from profiler.units import clock_time, duration, percent, scaled, several, significant
 
 # What a flag is called in the table, the weightiest first; the evidence in run.json has their full names.
 _SHORT_FLAGS = {
@@ -143,9 +143,10 @@ def no_claim_lines(run: Run) -> list[str]:
     noise = len(differences) - len(engine_claims(run)) - once
     lines = []
     if noise:
-        lines.append(f"in {noise} cell{'s' if noise != 1 else ''} engines differ by no more than noise")
+        lines.append(f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise")
     if once:
-        lines.append(f"in {once} cells an engine was visited once: no difference is claimed; --budget gives more")
+        cells = several(once, "cell", "cells")
+        lines.append(f"in {cells} an engine was visited once: no difference is claimed; --budget gives more")
     return lines
 
 

@@ -27,7 +27,7 @@ from profiler.report.ragged import ragged_lines
 from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.rows import lever_rows
 from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
-from profiler.units import count, scaled
+from profiler.units import count, processors, scaled
 
 _PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
 
@@ -93,7 +93,7 @@ def _facts(run: Run) -> Iterator[str]:
         f"model: {count(model.params)} parameters, {model.precision}, {weights}, {model.attention} attention,"
         f" {scaled(model.storage_bytes, 'B')} in memory"
     )
-    yield f"device: {device.name}, {device.threads} {'threads' if device.kind == 'cpu' else 'SMs'}"
+    yield f"device: {device.name}, {processors(device.threads, device.kind)}"
     measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     yield f"roofs, measured here on {measured_at}: {'; '.join(roofs_lines(run))}"
     if host := host_line(run):

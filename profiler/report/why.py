@@ -12,6 +12,8 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Of what a machine can do: from here on a script is near its floor."""
+_WORTH_A_LINE = 0.1
+"""Of the script's whole time: what more of it has no name is told."""
 # (setting, its usual value, the word for another one)
 _UNUSUAL = (
     ("gradients", "off", "gradients"),
@@ -59,6 +61,11 @@ def why_sentences(why: Why) -> list[str]:
                 f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
                 " choosing tokens, reading and printing them."
             )
+    if seen.rest_s > _WORTH_A_LINE * seen.wall_s:
+        lines.append(
+            f"Of its {duration(seen.wall_s)}, {duration(seen.rest_s)} ({100 * seen.rest_s / seen.wall_s:.0f} %) went to"
+            " none of that: imports and the script's own work."
+        )
     for first in why.first_calls:
         lines.append(
             f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
@@ -192,6 +199,7 @@ def why_json(why: Why) -> dict[str, object]:
         "floor_s": why.floor.seconds if why.floor else None,
         "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
         "graph_breaks": [asdict(item) for item in seen.graph_breaks],
+        "warnings": list(seen.warnings),
         "interrupted": seen.interrupted,
         "answer": why_sentences(why),
         "findings": [asdict(item) for item in why.findings],

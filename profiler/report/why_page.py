@@ -32,7 +32,7 @@ def html_why(why: Why) -> str:
             calls=call_rows(why),
             trial_columns=TRIAL_COLUMNS,
             trials=trials,
-            notes=note_lines(why),
+            notes=[*why.seen.warnings, *note_lines(why)],
         )
     )
 

@@ -17,5 +17,7 @@ def print_why(why: Why, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     console.print(table(CALL_COLUMNS, call_rows(why)))
+    for warning in why.seen.warnings:
+        console.print(Text(f"! {warning}", style="yellow"))
     for line in note_lines(why):
         console.print(Text(line, style="dim"))

@@ -69,7 +69,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", "gpt2", "--prompt", HUGE), "--prompt"),
         (("count", "gpt2", "--context", "-1"), "--context: -1"),
         (("count", "gpt2", "--phase", "prefill", "--batch", "9999999", "--prompt", "9999999"), "more work than"),
-        (("count", "gpt2", "--gpu", "x"), "58 others"),
+        (("count", "gpt2", "--gpu", "rtx"), "32 others"),
         (("rent", "gpt2", "--prompt", HUGE), "--prompt"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
         (("rent", "gpt2", "--max-tpot-ms", "inf"), "--max-tpot-ms"),
@@ -94,6 +94,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkey
     assert "Traceback" not in done.err
     assert done.out == ""
     assert list(tmp_path.rglob("*.jsonl")) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whose"),
+    [(("place", "file.json"), "roofscope place"), (("run", "--x"), "roofscope run"), (("fly",), "roofscope")],
+)
+def test_a_usage_error_names_the_help_of_its_command(roofscope, arguments, whose: str) -> None:  # type: ignore[no-untyped-def]
+    assert f" See `{whose} --help`." in roofscope(*arguments).err
 
 
 def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

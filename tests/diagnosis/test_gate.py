@@ -60,6 +60,8 @@ def test_no_visits_narrow_what_the_machine_did_meanwhile() -> None:
         found = gate(compare(side({asked(): drifted}), side({asked(): drifted})), {"decode": 0.03})
         assert found.outcome == "inconclusive"
         assert math.isinf(found.more_s) == endless
+        assert ("the machine itself drifted by as much as is allowed" in budget_words(found)) == endless
+        assert "at the threshold" not in budget_words(found)
 
 
 def test_cells_that_agree_tell_together_what_none_tells_alone() -> None:
@@ -91,6 +93,7 @@ def test_at_the_threshold_itself_no_budget_tells() -> None:
     found = gated([0.03], half_width=0.02)
     assert math.isinf(found.more_s)
     assert "no budget helps" in budget_words(found)
+    assert "drifted" not in budget_words(found)
     assert json.loads(json.dumps(gate_json(found)))["more_s"] is None
 
 

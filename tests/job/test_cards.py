@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from machines import HOST
 
 from profiler.diagnosis.devices import Measured, healths
 from profiler.diagnosis.ranks import RankCell, RankTime
@@ -124,6 +125,18 @@ def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
+
+
+def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 query heads in 3 and in 2, asked for on the device of the run: nobody waits 10 s for the first to be told."""
+
+    def replayed(*_: object) -> str:
+        raise AssertionError("replayed")
+
+    monkeypatch.setattr("profiler.job.cards.replay_narrower", replayed)
+    monkeypatch.setattr("profiler.job.cards.machine_of", lambda _: HOST)
+    with pytest.raises(RequestError, match="do not divide by 2"):
+        forecast_ranks(str(EPYC), "", Wanted(), AskedRanks("2,3", "8,20"), TODAY, QuietListener())
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(

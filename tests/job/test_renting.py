@@ -127,6 +127,14 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
     assert slow.typical == pytest.approx(3 * plain.typical, rel=0.01)
 
 
+def test_a_card_without_a_price_is_named() -> None:
+    """Nobody rents an RTX 2080 Ti in the table: it is told, and not left out without a word."""
+    found = rent("smollm2-135m", Asked(cards="T4,RTX 2080 Ti"), TODAY)
+    assert {offer.card for offer in found.offers} == {"T4"}
+    assert found.notes == ("no price is known of RTX 2080 Ti: give one, --price 'RTX 2080 Ti=USD_PER_HOUR'.",)
+    assert rent("smollm2-135m", Asked(cards="T4"), TODAY).notes == ()
+
+
 def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
     cases = [
         (("--cards", "L4O"), "L4"),

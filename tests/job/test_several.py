@@ -52,7 +52,12 @@ def test_words_say_where_it_wins_and_loses() -> None:
     [slower] = sentences([base, scaled_run("int8", 4.0, 0.5)])
     assert "decode is slower throughout (down to 0.25x" in slower
     [same] = sentences([base, scaled_run("fp4", 1.0, 0.25)])
-    assert "the same within its intervals" in same
+    assert "decode is the same within 3 %" in same
+    loose = scaled_run("fp4", 1.0, 0.25)
+    rows = [replace(row, latency_low_s=row.latency_s / 1e4, latency_high_s=12 * row.latency_s) for row in loose.results]
+    [unknown] = sentences([base, replace(loose, results=tuple(rows))])
+    assert "decode cannot be told apart" in unknown
+    assert "the same" not in unknown
     decodes = [row.key for row in base.measured if row.phase == "decode"]
     run = scaled_run("int8", 4.0, 0.5)
     wide = [replace(row, latency_low_s=row.latency_s / 5) if row.key in decodes[1:] else row for row in run.results]

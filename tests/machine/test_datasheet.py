@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.machine.datasheet import Datasheet, find, gpus
+from profiler.errors import RequestError
+from profiler.machine.datasheet import Datasheet, find, gpu_called, gpus
 
 GIB = 2**30
 MIB = 2**20
@@ -171,3 +172,20 @@ def test_find(name: str, memory_gib: float, expected: str | None) -> None:
 def test_units_tell_a_slice_from_its_card(name: str, memory_gib: float, sm_count: int, expected: str | None) -> None:
     found = find(name, int(memory_gib * GIB), sm_count)
     assert (found.gpu if found else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("thor", "Jetson AGX Thor T5000"), ("T5000", "Jetson AGX Thor T5000"), ("gh200 96", "GH200 96GB"), ("A10", "A10")],
+)
+def test_words_that_one_row_has_name_it(name: str, row: str) -> None:
+    assert gpu_called(name).gpu == row
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("T5", "t4"), ("H1", "h100 sxm"), ("96GB", "gh200 96gb"), ("144", "`roofscope gpus`")]
+)
+def test_a_part_of_a_number_and_a_memory_are_no_names(name: str, near: str) -> None:
+    """T5 is a T4 mistyped rather than a T5000, and 96 GB have other cards, too."""
+    with pytest.raises(RequestError, match=f"no GPU is called '{name}'.*{near}"):
+        gpu_called(name)

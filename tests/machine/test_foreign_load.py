@@ -37,3 +37,22 @@ def test_a_process_that_has_ended_is_none_of_them() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert ForeignLoad([process.pid]).watched == ForeignLoad().watched
+
+
+@pytest.mark.cpu
+def test_a_child_is_no_foreign_load_whether_it_runs_or_was_waited_for() -> None:
+    """Seconds of a child that ends meanwhile, and of one that goes on, are this process's own."""
+    foreign, own = ForeignLoad(), ForeignLoad(children=True)
+    loop = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
+    going_on = subprocess.Popen([sys.executable, "-c", loop.format(60)])
+    started_s = time.perf_counter()
+    try:
+        subprocess.run([sys.executable, "-c", loop.format(0.3)], check=True)
+        times = psutil.Process(going_on.pid).cpu_times()
+        busy, left, took_s = foreign.cores(), own.cores(), time.perf_counter() - started_s
+    finally:
+        going_on.kill()
+        going_on.wait()
+    assert busy is not None
+    assert left is not None
+    assert busy - left >= 0.9 * (0.3 + times.user + times.system) / took_s - 0.06

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import PRECISIONS, WHOLE, with_document
@@ -62,3 +64,14 @@ def test_a_faster_precision_is_told_with_what_moved() -> None:
     assert sum(first.terms.values()) == pytest.approx(first.gained_s)
     assert len(change_rows(comparison)) == 8
     assert any("slower" in sentence or "faster" in sentence for sentence in comparison_sentences(comparison))
+
+
+def test_two_without_a_common_cell_get_no_page(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+    """Batches and prompts of other sizes: refused in the words of `compare`, and nothing is written."""
+    names = ("smollm2-135m-zen4", "smollm2-135m-xeon-float32")
+    one, other = (str(shutil.copytree(PRECISIONS.parent / name, tmp_path / name)) for name in names)
+    found = roofscope("report", one, other)
+    assert found.code == 2
+    assert len(found.err.splitlines()) == 1
+    assert "have no cell in common" in found.err
+    assert not (Path(other) / "changes.html").exists()

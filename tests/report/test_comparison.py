@@ -141,6 +141,16 @@ def test_a_precision_without_a_number_is_still_told(pair: list[Run], tmp_path: P
     assert not (tmp_path / "precisions.png").exists()
 
 
+def test_warnings_are_told_with_whose_they_are_unless_all_say_them(
+    pair: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared, own = "other processes kept 1.2 cores busy", "the roofs moved"
+    runs = [with_document(pair[0], warnings=(shared,)), with_document(pair[1], warnings=(shared, own))]
+    print_comparison(runs, screen())
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
+    assert told == [f"! {shared}", f"! nf4: {own}"]
+
+
 def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison([read_run(PRECISIONS / name) for name in ("none", "nf4", "int4wo")], screen())
     lines = capsys.readouterr().out.splitlines()

@@ -10,6 +10,7 @@ from profiler.machine.datasheet import gpus
 from profiler.report.console import screen
 from profiler.report.device_tables import ceilings_table, gpus_table, selftest_doubts, selftest_table
 from profiler.roofs.values import Ceilings
+from profiler.units import processors
 
 
 def printed(capsys: pytest.CaptureFixture[str], table: object) -> list[str]:
@@ -56,3 +57,9 @@ def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
         "inconclusive: sum: rounds say inconclusive (7), mixed (1); memory gave 9.00 GB/s to 11.0 GB/s and products "
         "1.00 TFLOP/s to 1.20 TFLOP/s meanwhile"
     ]
+
+
+def test_one_thread_is_no_threads() -> None:
+    assert [processors(number, kind) for number, kind in ((1, "cpu"), (2, "cpu"), (40, "cuda"))] == [
+        "1 thread", "2 threads", "40 SMs",
+    ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_runs import old_run
+from made_runs import old_run, whole_run
 
 from profiler.errors import RequestError
 from profiler.report.glossary import TERMS, explain, footnotes
@@ -27,3 +27,13 @@ def test_figures_are_those_of_the_run() -> None:
 def test_an_unknown_word_names_a_near_one() -> None:
     with pytest.raises(RequestError, match="roofline"):
         explain("rooflne")
+
+
+@pytest.mark.parametrize("term", ["MFU", "MBU"])
+def test_without_a_datasheet_a_share_of_it_is_none(term: str) -> None:
+    """Datasheets are of GPUs: a run on a CPU says why it has no figure."""
+    run = whole_run()
+    assert run.document.device.kind == "cpu"
+    told = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"
+    assert explain(term, run).endswith(told)
+    assert not any(line.startswith(f"**{term}**") for line in footnotes(run))

@@ -100,7 +100,7 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
         (difference(1e-3, -1e-3, 3e-3), None, "in 1 cell engines differ by no more than noise"),
         (
             difference(-107e-3, -118e-3, -97e-3, visits=1), None,
-            "in 1 cells an engine was visited once: no difference is claimed; --budget gives more",
+            "in 1 cell an engine was visited once: no difference is claimed; --budget gives more",
         ),
     ],
 )  # fmt: skip

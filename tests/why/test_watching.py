@@ -6,15 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import profiler
-from profiler.diagnosis.why import Call, Floor, Load, Seen, Trial, judge
+from profiler.diagnosis.why import Between, Call, Floor, Load, Seen, Trial, judge
+from profiler.job.why import explained
+from profiler.machine.foreign_load import ForeignLoad
 from profiler.report.why import call_rows, note_lines, why_json, why_sentences
 from profiler.report.why_page import html_why
+from profiler.watching.recorder import Recorder
 from profiler.watching.script import run_script
 from profiler.watching.settings import KnownSettings
 
@@ -354,3 +358,48 @@ def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
     [finding] = judge(seen(call(0, 2.0), loads=loads), []).findings
     assert (finding.id, finding.saves_s, finding.where) == ("reloads", 4.0, "s.py:9")
     assert finding.share == pytest.approx(0.4)
+
+
+class Others(ForeignLoad):
+    """Somebody else keeps so many of two cores busy."""
+
+    def __init__(self, busy: float) -> None:
+        self._busy_cores = busy
+
+    @property
+    def watched(self) -> int:
+        return 2
+
+    def cores(self) -> float:
+        return self._busy_cores
+
+
+@pytest.mark.parametrize(
+    ("device", "busy", "warned"), [("cpu", 1.5, True), ("cpu", 0.1, False), ("cuda:0", 0.9, False)]
+)
+def test_who_else_was_on_the_cores_is_told_as_run_does(device: str, busy: float, warned: bool) -> None:
+    """Calls on two threads of two cores leave none to others; a card's need one."""
+    made = call(0, 1.0)
+    here = replace(made, settings={**made.settings, "device": device, "threads": "2"})
+
+    class Known(Recorder):
+        def seen(self, script: str, *, interrupted: bool = False) -> Seen:
+            return seen(here)
+
+    found = explained(Known(), "s.py", Others(busy), interrupted=True)
+    assert found is not None
+    told = ["others keep 1.5 of 2 cores busy: times may be too long; stop other work."] if warned else []
+    assert why_json(found)["warnings"] == told
+    assert all(text in html_why(found) for text in told)
+
+
+@pytest.mark.parametrize(("wall_s", "told"), [(10.0, True), (4.2, False)])
+def test_time_that_has_no_name_is_told_where_it_is_more_than_a_tenth(wall_s: float, told: bool) -> None:
+    """Two seconds of calls, one of a load, half a one each in tokenizers and between forwards make four."""
+    found = Seen(
+        "s.py", wall_s, (call(0, 2.0),), (Load("a", 1.0, "s.py:1"),), 0.5, "s.py:2", 0.0,
+        between=(Between("s.py:4", 8, 0.5),),
+    )  # fmt: skip
+    line = "Of its 10.0 s, 6.00 s (60 %) went to none of that: imports and the script's own work."
+    assert (line in why_sentences(judge(found, []))) == told
+    assert any("none of that" in text for text in why_sentences(judge(found, []))) == told
