@@ -61,7 +61,7 @@ def why_sentences(why: Why) -> list[str]:
                 f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
                 " choosing tokens, reading and printing them."
             )
-    if seen.rest_s > _WORTH_A_LINE * seen.wall_s:
+    if not seen.unnoted and seen.rest_s > _WORTH_A_LINE * seen.wall_s:
         lines.append(
             f"Of its {duration(seen.wall_s)}, {duration(seen.rest_s)} ({100 * seen.rest_s / seen.wall_s:.0f} %) went to"
             " none of that: imports and the script's own work."
