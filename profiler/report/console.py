@@ -31,9 +31,9 @@ def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
     What is printed is text: brackets in a model's name are no styles. Rich itself drops colours for NO_COLOR and for
     pipes.
     """
-    if plain:
-        spelled: Any = _Ascii(stream or sys.stdout)
-        return Console(file=spelled, width=WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
     own = Console(file=stream)
     width = min(WIDTH, own.width) if own.is_terminal else WIDTH
+    if plain:
+        spelled: Any = _Ascii(stream or sys.stdout)
+        return Console(file=spelled, width=width, color_system=None, highlight=False, markup=False, emoji=False)
     return Console(file=stream, width=width, markup=False, emoji=False)

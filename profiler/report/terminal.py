@@ -41,6 +41,7 @@ from profiler.report.splits import SplitBar, split_bars, terms_of
 from profiler.units import count, duration, percent, significant
 
 _BAR_WIDTH = 48
+_UNBOUNDED = 1000
 _MOST_BARS_A_PHASE = 8
 # A letter and a colour each, so that the bars read the same without colours.
 _BAR_STYLE = {
@@ -72,7 +73,7 @@ def print_run(run: Run, console: Console) -> None:
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
     if host := host_line(run):
         console.print(Text(host, style="dim"))
-    console.print(terminal_table(run))
+    console.print(terminal_table(run, console))
     if visited_once(run):
         console.print(Text("* visited once: ± is within the visit; --budget gives more", style="dim"))
     if common := common_noise_line(run):
@@ -80,6 +81,7 @@ def print_run(run: Run, console: Console) -> None:
     _print_bars(run, console)
     console.print(_ran_table(run))
     if run.document.breakdown:
+        console.print()
         console.print(breakdown_table(run))
     for line in (
         *activity_lines(run),
@@ -114,26 +116,40 @@ def _ran_table(run: Run) -> Table:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which columns a run needs; 100 characters have to do for all of them."""
+    """Which columns a run's table has."""
 
     engines: bool
     datasheet: bool
+    left_out: Sequence[str]
 
-    @property
-    def rates(self) -> bool:
-        """MFU and MBU repeat the rates, which are the first to go."""
-        return not (self.datasheet and self.engines)
+    def has(self, name: str) -> bool:
+        return name not in self.left_out and (self.datasheet or name not in ("MFU", "MBU"))
 
     @property
     def padding(self) -> int:
         return 0 if self.datasheet or self.engines else 1
 
 
-def terminal_table(run: Run) -> Table:
-    """Every cell as a rich table that fits 100 columns."""
+# What goes first where a screen is narrow: what the others repeat.
+_FIRST_TO_GO = ("TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
+
+
+def terminal_table(run: Run, console: Console) -> Table:
+    """Every cell as a rich table; columns are left out before any is cut to the console's width."""
+    unbounded = console.options.update(max_width=_UNBOUNDED)
+    table = Table()
+    for number in range(len(_FIRST_TO_GO) + 1):
+        table = _table(run, _FIRST_TO_GO[:number])
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+    return table
+
+
+def _table(run: Run, left_out: Sequence[str]) -> Table:
     columns = _Columns(
         engines=len({result.engine for result in run.results}) > 1,
         datasheet=any(not (math.isnan(result.mfu) and math.isnan(result.mbu)) for result in run.results),
+        left_out=left_out,
     )
     table = _empty_table(columns)
     words, noisy, once = regimes(run), _noisy(run), visited_once(run)
@@ -162,8 +178,8 @@ def _empty_table(columns: _Columns) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, columns.padding, 0, 0))
     for name in ("phase", *(["engine"] if columns.engines else [])):
         table.add_column(name, no_wrap=True)
-    numbers = ["batch", "tokens", "time", "±", "tok/s", *(["TFLOP/s", "GB/s"] if columns.rates else [])]
-    for name in (*numbers, *(["MFU", "MBU"] if columns.datasheet else []), "roof"):
+    numbers = ("batch", "tokens", "time", "±", "tok/s", "TFLOP/s", "GB/s")
+    for name in (*filter(columns.has, (*numbers, "MFU", "MBU")), "roof"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("regime", "sure"):
         table.add_column(name, no_wrap=True)
@@ -171,19 +187,23 @@ def _empty_table(columns: _Columns) -> Table:
 
 
 def _row(result: CellResult, regime: str, columns: _Columns, mark: str) -> list[str]:
-    tokens = result.prompt_len if result.phase == "prefill" else result.context_len
     engine = [result.engine] if columns.engines else []
-    head = [result.phase, *engine, str(result.batch_size), str(tokens)]
+    head = [result.phase, *engine, str(result.batch_size), str(result.key.cell.depth)]
+    repeated = {
+        "tok/s": significant(result.tokens_per_s),
+        "TFLOP/s": significant(result.flops_per_s / 1e12),
+        "GB/s": significant(result.bytes_per_s / 1e9),
+        "MFU": _share(result.mfu),
+        "MBU": _share(result.mbu),
+    }
+    told = [text for name, text in repeated.items() if columns.has(name)]
     if result.status != "ok":
-        return [*head, *["-"] * (4 + 2 * columns.rates + 2 * columns.datasheet), f"({result.status})", ""]
-    rates = [significant(result.flops_per_s / 1e12), significant(result.bytes_per_s / 1e9)]
+        return [*head, *["-"] * (3 + len(told)), f"({result.status})", ""]
     return [
         *head,
         duration(result.latency_s),
         _interval(result, mark),
-        significant(result.tokens_per_s),
-        *(rates if columns.rates else []),
-        *([_share(result.mfu), _share(result.mbu)] if columns.datasheet else []),
+        *told,
         percent(result.attained),
         regime,
         _SHORT_CONFIDENCE[result.confidence],

@@ -9,6 +9,8 @@ import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 from rich.console import Console
 
+from profiler.diagnosis.cell import columns_of
+from profiler.diagnosis.inside import GroupTime
 from profiler.record.run import Run
 from profiler.report.console import screen
 from profiler.report.splits import split_bars
@@ -100,3 +102,59 @@ def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixtu
     assert "MBU" in out
     assert "compute-bound" in out
     assert "wall time 1:20: timing 70 s, replays 10 s" in out
+
+
+def shown_at(run: Run, width: int) -> list[str]:
+    stream = io.StringIO()
+    print_run(run, Console(file=stream, width=width, markup=False, emoji=False))
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(100, []), (90, ["TFLOP/s"]), (80, ["TFLOP/s", "GB/s", "tok/s"])])
+def test_a_narrow_screen_has_fewer_columns_and_cuts_none(run: Run, width: int, left_out: list[str]) -> None:
+    """What the other columns repeat goes first; digits and units never do."""
+    lines = shown_at(run, width)
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= width
+    [heads] = [line.split() for line in lines if line.startswith("phase")]
+    assert [name for name in ("TFLOP/s", "GB/s", "tok/s") if name not in heads] == left_out
+    assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
+
+
+def test_engines_and_a_datasheet_are_not_cut_at_eighty_columns(run: Run) -> None:
+    both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
+    lines = shown_at(replace(run, results=tuple(both)), 80)
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_cell_has_one_name_in_table_and_bars(run: Run) -> None:
+    """A decode behind a prompt of 64 is `decode 1 x 64` in both, whatever its cache holds at the middle step."""
+    lines = shown_at(run, 100)
+    begin = lines.index(next(line for line in lines if line.startswith("phase")))
+    end = lines.index(next(line for line in lines if line.startswith("where the time goes")))
+    rows = [line.split()[:3] for line in lines[begin:end] if line.startswith(("prefill", "decode"))]
+    assert len(rows) == len(run.results)
+    assert {bar.name for bar in shown_bars(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
+
+
+def test_what_lies_inside_stands_apart_from_what_ran(run: Run) -> None:
+    inside = GroupTime(
+        **columns_of(key()), group="mlp", time_s=0.5, share=1.0, flops=1.0, bytes=1.0, roof_s=0.1, step_s=0.5
+    )
+    lines = shown_at(with_document(run, breakdown=(inside,)), 100)
+    at = next(number for number, line in enumerate(lines) if line.startswith("inside"))
+    assert not lines[at - 1].strip()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_screen_is_as_narrow_as_its_terminal(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    for columns, width in (("80", 80), ("200", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert screen(plain=plain, stream=Terminal()).width == width
+    assert screen(plain=plain, stream=io.StringIO()).width == 100
