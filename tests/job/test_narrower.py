@@ -77,7 +77,7 @@ def test_a_rank_takes_of_the_runs_own_time_what_both_take_here_of_each_other() -
     ("changed", "words"),
     [
         ({"name": "Another CPU"}, "and the run was on Another CPU"),
-        ({"threads": 77}, "threads, and the run had 77"),
+        ({"threads": 77}, "threads?, and the run had 77"),
         ({"compute_capability": "NEON"}, "and the run did with NEON"),
         ({"kind": "cuda", "name": "H100"}, "this torch is a CPU build|no CUDA device answers"),
     ],

@@ -94,8 +94,9 @@ def _visit_again(file: Path, times: int, steps: int) -> None:
 
 def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
     """Both phases of 100 batches by 100 prompts, in one go; each is what counting it alone gives."""
-    work = counted("smollm2-135m")
-    assert work is not None
+    kept = counted("smollm2-135m")
+    assert kept is not None
+    work = kept.work
     batches, prompts = np.arange(1, 101)[:, None], 8 * np.arange(1, 101)[None, :]
     begun_s = time.process_time()
     found = [work.work(Step(batches, prompts, 0)), work.work(Step(batches, 1, prompts))]
