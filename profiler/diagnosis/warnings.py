@@ -14,7 +14,7 @@ from profiler.grid import Cell
 from profiler.machine.readings import complaints
 from profiler.roofs.values import Ceilings, RoofsAgain
 from profiler.timing.outcomes import Gap, Visit
-from profiler.units import percent, scaled
+from profiler.units import percent, scaled, several
 
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
@@ -83,7 +83,7 @@ def _unsteady(judged: Sequence[JudgedCell]) -> list[str]:
     if not unsteady:
         return []
     first = unsteady[0]
-    cells = "1 cell changes its" if len(unsteady) == 1 else f"{len(unsteady)} cells change their"
+    cells = several(len(unsteady), "cell changes its", "cells change their")
     return [
         f"{cells} label within the roofs that this run saw (first: {first.key.name},"
         f" {first.verdict.evidence[-1].signal})."
@@ -95,8 +95,8 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
     if not above:
         return []
     return [
-        f"{len(above)} cells lie above a measured roof (first: {above[0].key.name}): a roof or a count is too low"
-        " there, and they prove nothing."
+        f"{several(len(above), 'cell lies', 'cells lie')} above a measured roof (first: {above[0].key.name}): a roof or a"
+        " count is too low there, which proves nothing."
     ]
 
 
