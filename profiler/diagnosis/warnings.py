@@ -95,8 +95,8 @@ def _above_roof(judged: Sequence[JudgedCell]) -> list[str]:
     if not above:
         return []
     return [
-        f"{several(len(above), 'cell lies', 'cells lie')} above a measured roof (first: {above[0].key.name}): a roof or a"
-        " count is too low there, which proves nothing."
+        f"{several(len(above), 'cell lies', 'cells lie')} above a measured roof (first: {above[0].key.name}): a roof or"
+        " a count is too low there, which proves nothing."
     ]
 
 
@@ -104,16 +104,16 @@ def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> l
     """Cells that have no number, and those that failed when they had one already, which they keep."""
     found = []
     visited = {cell for cell, known in visits.items() if known}
-    for one, several, of in (
-        ("has no number", "have no number", [gap for cell, gap in gaps.items() if cell not in visited]),
+    for one, many, of in (
+        ("cell has no number", "cells have no number", [gap for cell, gap in gaps.items() if cell not in visited]),
         (
-            "failed in a later visit and keeps its number",
-            "failed in a later visit and keep their numbers",
+            "cell failed in a later visit and keeps its number",
+            "cells failed in a later visit and keep their numbers",
             [gap for cell, gap in gaps.items() if cell in visited],
         ),
     ):
         if of:
-            cells = f"1 cell {one}" if len(of) == 1 else f"{len(of)} cells {several}"
+            cells = several(len(of), one, many)
             found.append(f"{cells} (first: batch {of[0].cell.name}, {of[0].status}: {of[0].reason}).")
     return found
 
