@@ -110,14 +110,14 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
         cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
         return (
-            f"memory-bound{kv}: {percent(cell.bytes_per_s / cell.memory_roof)} of the"
-            f" {scaled(cell.memory_roof, 'B/s')} that this {setting.device_name} really has{cached},"
+            f"memory-bound{kv}: {percent(cell.bytes_per_s / cell.roof_bytes_per_s)} of the"
+            f" {scaled(cell.roof_bytes_per_s, 'B/s')} that this {setting.device_name} really has{cached},"
             f" {duration(s.latency_s)} a step{_beside(s)}"
         )
     if regime == "compute-bound":
         return (
-            f"compute-bound{_throttled(cell)}: {percent(cell.flops_per_s / cell.compute_roof)} of the"
-            f" {scaled(cell.compute_roof, 'FLOP/s')} that this {setting.device_name} really has"
+            f"compute-bound{_throttled(cell)}: {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the"
+            f" {scaled(cell.roof_flops_per_s, 'FLOP/s')} that this {setting.device_name} really has"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell)}"
@@ -206,9 +206,10 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
         first = min(cell.key.tokens for cell in bound)
         smaller = [cell for cell in prefills if cell.key.tokens < first]
         since = f" from {first} tokens" if smaller else ""
+        share = best.flops_per_s / best.roof_flops_per_s
         return (
-            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(best.flops_per_s / best.compute_roof)}"
-            f" of the {scaled(best.compute_roof, 'FLOP/s')} measured here,"
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
+            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} measured here,"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."

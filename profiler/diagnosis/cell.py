@@ -280,10 +280,10 @@ class JudgedCell:
     tokens_per_s: float
     flops_per_s: float
     bytes_per_s: float
-    memory_roof: float
-    """Bytes/s under which it was judged: a cache's, where one holds what it reads."""
-    compute_roof: float
-    """FLOP/s, by the dtypes that its products run in."""
+    roof_bytes_per_s: float
+    """The memory roof under which it was judged: a cache's, where one holds what it reads."""
+    roof_flops_per_s: float
+    """The compute roof, by the dtypes that its products run in."""
     split: Split
     verdict: Verdict
     operators: Sequence[OperatorWork] = ()

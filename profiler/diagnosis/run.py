@@ -205,8 +205,8 @@ def _judged(
         tokens_per_s=row.tokens_per_s,
         flops_per_s=placement.flops_per_s,
         bytes_per_s=placement.bytes_per_s,
-        memory_roof=roofs.memory_bytes_per_s,
-        compute_roof=_compute_roof(facts, key),
+        roof_bytes_per_s=roofs.memory_bytes_per_s,
+        roof_flops_per_s=_roof_flops_per_s(facts, key),
         split=parts,
         verdict=verdict,
         operators=facts.operators[key],
@@ -287,7 +287,7 @@ def _measurement(
     )
 
 
-def _compute_roof(facts: Facts, key: CellKey) -> float:
+def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
     """FLOP/s of a step whose every product is at the roof of the dtype that it runs in."""
     flops, _ = model_work(facts.operators[key])
     roof_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])

@@ -36,7 +36,7 @@ _WARM_CALLS = 3
 _BETWEEN_BYTES = 8 << 20
 _THREADS = Path("/proc/self/task")
 _GLOO_LOOP = "gloo_tcp_loop"
-_SMALL = 512
+_SMALL_ELEMENTS = 512
 _HANDING_ON_S = 100e-6
 """Gloo's own threads on this core hand on what the others wait for: behind a rank that works at once they would do so
 only when it comes to its next exchange, and ranks would work one after the other."""
@@ -167,7 +167,7 @@ class Group:
         Raises RankError where one of them is gone.
         """
         with self.together():
-            self._orders.allreduce([torch.zeros(_SMALL)]).wait()
+            self._orders.allreduce([torch.zeros(_SMALL_ELEMENTS)]).wait()
         time.sleep(_HANDING_ON_S)
 
     def close(self) -> None:

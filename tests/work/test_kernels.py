@@ -60,6 +60,19 @@ def test_a_head_of_any_width_is_asked_about_in_little_memory() -> None:
     assert sdpa_kernel(wider, CPU, torch.bfloat16, **asked) == sdpa_kernel(wide, CPU, torch.bfloat16, **asked)
 
 
+def seen_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]:
+    """Whether each call of attention from here on has a mask, its heads of keys, and its keys."""
+    calls: list[tuple[bool, int, int]] = []
+    real = F.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append((options.get("attn_mask") is not None, key.shape[1], key.shape[2]))
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return calls
+
+
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 23, 24, 40])
 def test_masks_and_repeated_heads_are_those_that_transformers_passes(
@@ -67,17 +80,10 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
 ) -> None:
     model = tiny_mistral(window)
     core = core_of(model)
-    calls: list[tuple[bool, int]] = []
-    real = F.scaled_dot_product_attention
-
-    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        calls.append((options.get("attn_mask") is not None, key.shape[1]))
-        return real(query, key, value, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    calls = seen_by_the_kernel(monkeypatch)
     greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
     path = ExecutionPath()
-    for step, (masked, key_heads) in zip(
+    for step, (masked, key_heads, _) in zip(
         (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1)), calls, strict=True
     ):
         assert core.masked(step, path) == masked
@@ -178,14 +184,7 @@ def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
     """And what a full window rolls and copies back at every step, by the bytes that torch's operators hold."""
     model = tiny_mistral(window)
     core = core_of(model)
-    held: list[int] = []
-    real = F.scaled_dot_product_attention
-
-    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        held.append(key.shape[2])
-        return real(query, key, value, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    calls = seen_by_the_kernel(monkeypatch)
     slots, steps = prompt + 4, [Step(1, prompt, 0), *(Step(1, 1, prompt + done) for done in range(3))]
     path = ExecutionPath(cache="static", static_cache_len=slots)
     engine = StaticEngine(model, HOST)
@@ -194,6 +193,7 @@ def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
         with torch.inference_mode(), Copies() as copies:
             state = engine.prefill(torch.arange(prompt)[None], slots) if state is None else engine.decode(state)
         copied.append(copies.bytes)
+    held = [keys for _, _, keys in calls]
     # A prompt without a mask is attended to alone (sdpa_attention.py: an empty cache's slots are cut off).
     assert held == [int(core._held(step, path)) if core.masked(step, path) else step.query for step in steps]
     known = [step.query + min(step.context, (window or slots) - 1) for step in steps]
