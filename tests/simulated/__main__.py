@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from .guard import why_not
+from .native import why_not
 from .oracle import Phase, pairs
 from .scenario import NEW_TOKENS, Scenario, said, so
 from .truth import Truth

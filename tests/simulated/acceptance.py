@@ -1,7 +1,7 @@
 """The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [T4]
 
-Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes
-many minutes of a core for each card. --layers 1 cuts models, formats and samples, and doubles no batch.
+Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes a
+minute or two of a core for each card. --layers 1 cuts models, formats and samples, and doubles no batch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from .guard import why_not
 from .host import SimulatedTime
+from .native import why_not
 from .scenario import Scenario
 from .truth import A100, H100, T4, Truth
 from .world import World, simulated

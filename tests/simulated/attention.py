@@ -46,7 +46,7 @@ def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: b
 
 
 def output(query: torch.Tensor, value: torch.Tensor) -> Any:
-    """What a fused kernel writes: [batch, heads, new, width], laid out with the heads of a token side by side."""
+    """Laid out as what a fused kernel writes: [batch, heads, new, width], the heads of a token side by side."""
     batch, heads, new, _ = query.shape
     shape = (batch, new, heads, value.shape[-1])
-    return torch.empty(shape, dtype=query.dtype, device=query.device).transpose(1, 2)
+    return torch.empty(shape, dtype=query.dtype, device="meta").transpose(1, 2)

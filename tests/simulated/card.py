@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .allocator import Allocator
 from .host import Host
+from .native import native
 from .stream import Stream
 from .truth import Truth
-
-_LULL_S = 1e-4
-"""Kernels that follow each other closer than this are one span of being busy."""
 
 Region = tuple[int, int]
 """Address and bytes."""
@@ -49,37 +45,6 @@ class Kernel:
     start_s: float = 0.0
 
 
-class Cache:
-    """The L2: what was touched last, up to its size; whoever is larger than it streams through and leaves nothing."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._held: OrderedDict[Region, None] = OrderedDict()
-        self._total = 0
-
-    def hit(self, region: Region) -> bool:
-        """Whether a region was still there; it is afterwards if it can be."""
-        nbytes = region[1]
-        if region in self._held:
-            self._held.move_to_end(region)
-            return True
-        if nbytes > self._nbytes:
-            self._held.clear()
-            self._total = 0
-            return False
-        self._held[region] = None
-        self._total += nbytes
-        while self._total > self._nbytes:
-            (_, gone), _ = self._held.popitem(last=False)
-            self._total -= gone
-        return False
-
-    def write(self, region: Region) -> bool:
-        """Whether a written region stays in the cache instead of going to memory."""
-        self.hit(region)
-        return region in self._held
-
-
 class Card:
     """A card and what happened on it."""
 
@@ -87,86 +52,87 @@ class Card:
         self.index = index
         self.truth = truth
         self.host = host
-        self.memory = Allocator(truth.memory_bytes, truth.taken_bytes)
+        self.memory = native().Allocator(truth.memory_bytes, truth.taken_bytes)
+        throttle = truth.throttle
+        self.core = native().Card(
+            index,
+            host.core,
+            speeds(truth),
+            math.inf if throttle is None else throttle.after_busy_s,
+            1.0 if throttle is None else throttle.share,
+            # cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
+            (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
+            truth.l2_bytes,
+            self.memory,
+        )
         self.streams: list[Stream] = []
-        self.default_stream = Stream(self)
-        self.stream = self.default_stream
+        self._log: list[Kernel] | None = None
+        self.stream = self.default_stream = Stream(self)
+
+    @property
+    def stream(self) -> Stream:
         """The current one."""
-        self.busy_s = 0.0
-        self.spans: list[tuple[float, float]] = []
-        """Start and end of what kept it busy lately."""
-        self.log: list[Kernel] | None = None
-        self._operators_before = 0
-        self._cache = Cache(truth.l2_bytes)
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: Stream) -> None:
+        self._stream = stream
+        self.core.queue = stream.core
+
+    @property
+    def log(self) -> list[Kernel] | None:
+        """What it runs, where somebody wants to know."""
+        return self._log
+
+    @log.setter
+    def log(self, log: list[Kernel] | None) -> None:
+        self._log = log
+        self.core.on_kernel = None if log is None else lambda *kernel: log.append(_kernel(*kernel))
+
+    @property
+    def busy_s(self) -> float:
+        found: float = self.core.busy_s
+        return found
 
     @property
     def clock_share(self) -> float:
         """The clock now, as a share of its rated one."""
-        throttle = self.truth.throttle
-        return throttle.share if throttle is not None and self.busy_s >= throttle.after_busy_s else 1.0
-
-    def launch(self, work: Work) -> None:
-        """Send one kernel to the current stream, or into what it captures."""
-        if self.stream.capture is not None:
-            self.host.advance(self.truth.launch_s)
-            self.stream.capture.record(work)  # type: ignore[attr-defined]
-            return
-        kernel = self._run(work, launched=True)
-        self._submit([kernel], self.truth.launch_s)
-
-    def replay(self, works: Sequence[Work]) -> None:
-        """Send recorded kernels to the current stream as one launch."""
-        kernels = [self._run(work, launched=number == 0) for number, work in enumerate(works)]
-        self._submit(kernels, self.truth.graph_launch_s)
-
-    def _run(self, work: Work, *, launched: bool) -> Kernel:
-        """What a kernel takes now, with what the cache holds."""
-        cache = self._cache
-        memory_bytes = l2_bytes = 0
-        for region in work.reads:
-            if cache.hit(region):
-                l2_bytes += region[1]
-            else:
-                memory_bytes += region[1]
-        for region in work.writes:
-            if cache.write(region):
-                l2_bytes += region[1]
-            else:
-                memory_bytes += region[1]
-        kernel = Kernel(work, memory_bytes, l2_bytes, launched)
-        kernel.duration_s = duration_s(kernel, self.truth, self.clock_share)
-        return kernel
-
-    def _submit(self, kernels: Sequence[Kernel], host_s: float) -> None:
-        seconds = sum(kernel.duration_s for kernel in kernels)
-        start_s = self.stream.submit(seconds, host_s)
-        self.busy_s += seconds
-        if self.spans and start_s - self.spans[-1][1] < _LULL_S:
-            self.spans[-1] = (self.spans[-1][0], start_s + seconds)
-        else:
-            self.spans.append((start_s, start_s + seconds))
-            del self.spans[:-64]
-        operators, self._operators_before = self.host.operators - self._operators_before, self.host.operators
-        if self.log is not None:
-            kernels[0].host_operators = operators
-            for kernel in kernels:
-                kernel.start_s = start_s
-                start_s += kernel.duration_s
-                self.log.append(kernel)
+        found: float = self.core.clock_share
+        return found
 
     def active_share(self, window_s: float) -> float:
         """Share of the last seconds in which any kernel ran."""
-        now = self.host.now_s
-        busy = sum(max(0.0, min(end, now) - max(start, now - window_s)) for start, end in self.spans)
-        return min(1.0, busy / window_s)
+        found: float = self.core.active_share(window_s)
+        return found
+
+    def launch(self, work: Work) -> None:
+        """Send one kernel to the current stream, or into what it captures."""
+        self.core.launch(*work)
+
+
+def _kernel(*noted: Any) -> Kernel:
+    name, reads, writes, flops, dtype, link_s, memory_bytes, l2_bytes, launched, operators, seconds, start_s = noted
+    work = Work(name, tuple(reads), tuple(writes), flops, dtype, link_s)
+    return Kernel(work, memory_bytes, l2_bytes, launched, operators, duration_s=seconds, start_s=start_s)
+
+
+def speeds(truth: Truth) -> Any:
+    """What of a truth says how long things take."""
+    return native().Speeds(
+        truth.bytes_per_s,
+        truth.l2_bytes_per_s,
+        truth.smallest_kernel_s,
+        truth.launch_s,
+        truth.graph_launch_s,
+        truth.host_operator_s,
+        dict(truth.flops_per_s),
+        list(truth.kernel_share.items()),
+    )
 
 
 def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
     """max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or what a link takes."""
     work = kernel.work
-    moving_s = kernel.memory_bytes / truth.bytes_per_s + kernel.l2_bytes / (truth.l2_bytes_per_s * clock_share)
-    computing_s = work.flops / (truth.flops_per_s[work.dtype] * clock_share) if work.flops else 0.0
-    share = 1.0
-    if truth.kernel_share:
-        share = next((share for part, share in truth.kernel_share.items() if part in work.name), 1.0)
-    return max(moving_s / share, computing_s / share, work.link_s, truth.smallest_kernel_s)
+    done = work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, work.dtype, work.link_s
+    found: float = speeds(truth).duration_s(*done, clock_share)
+    return found

@@ -18,9 +18,18 @@ from .stream import Event, Stream
 class Driver:
     """Answers for the cards; `names` are attributes of torch.cuda."""
 
-    def __init__(self, cards: Sequence[Card]) -> None:
+    def __init__(self, cards: Sequence[Card], known: Any) -> None:
         self._cards = cards
-        self._current = 0
+        self._known = known
+
+    @property
+    def _current(self) -> int:
+        found: int = self._known.current
+        return found
+
+    @_current.setter
+    def _current(self, index: int) -> None:
+        self._known.current = index
 
     def card(self, device: Any = None) -> Card:
         if device is None:

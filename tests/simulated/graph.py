@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .allocator import PrivatePool
-from .card import Card, Work
+from .card import Card
+from .native import native
 
 _LOST = "CUDA error: operation failed due to a previous error during capture"
 
@@ -12,10 +12,8 @@ class Graph:
     """torch.cuda.CUDAGraph on whatever card is current when the capture begins."""
 
     def __init__(self, current: Card | None = None) -> None:
-        self._pool = PrivatePool()
-        self._works: list[Work] = []
+        self.core = native().Recording()
         self._card: Card | None = None
-        self.invalid = False
 
     def capture_begin(self, card: Card) -> None:
         if card.stream is card.default_stream:
@@ -27,26 +25,16 @@ class Graph:
         """Raises RuntimeError where something on the way could not be captured; the stream is free again either way."""
         assert self._card is not None
         self._card.stream.capture = None
-        if self.invalid:
+        if self.core.invalid:
             raise RuntimeError(_LOST)
-
-    def record(self, work: Work) -> None:
-        self._works.append(work)
-
-    @property
-    def pool(self) -> PrivatePool:
-        return self._pool
 
     def replay(self) -> None:
         if self._card is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
-        if self._works:
-            self._card.replay(self._works)
-        else:
-            self._card.host.advance(self._card.truth.graph_launch_s)
+        self._card.core.replay(self.core)
 
     def reset(self) -> None:
-        self._pool.alive = False
+        self.core.reset()
 
     def __del__(self) -> None:
         self.reset()

@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import weakref
 from collections.abc import Callable
 from time import strftime
 from typing import Any
+
+from .native import native
 
 
 class Host:
     """Seconds of the simulated host, and who sleeps until when."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        self.core = native().Host()
         self.unix_at_start_s = 1.8e9 - self.now_s
-        self.operators = 0
-        """How many ran on its own tensors."""
         self._sleepers: list[Sleep] = []
+        me = weakref.ref(self)
+        self.core.wake = lambda moment_s: me()._wake_until(moment_s)  # type: ignore[union-attr]
+
+    @property
+    def now_s(self) -> float:
+        found: float = self.core.now_s
+        return found
+
+    @property
+    def operators(self) -> int:
+        """How many ran on its own tensors."""
+        found: int = self.core.operators
+        return found
+
+    def ran_operator(self, seconds: float) -> None:
+        """One more, which took it so long."""
+        self.core.operators += 1
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
-        self.wait_until(self.now_s + seconds)
+        self.core.advance(seconds)
 
     def wait_until(self, moment_s: float) -> None:
         """Let time pass until then; whoever sleeps wakes on the way, in order."""
-        if self._sleepers:
-            while due := [sleep for sleep in self._sleepers if sleep.until_s <= moment_s]:
-                first = min(due, key=lambda sleep: sleep.until_s)
-                self.now_s = max(self.now_s, first.until_s)
-                first.wake()
-        if moment_s > self.now_s:
-            self.now_s = moment_s
+        self.core.wait_until(moment_s)
+
+    def _wake_until(self, moment_s: float) -> None:
+        while due := [sleep for sleep in self._sleepers if sleep.until_s <= moment_s]:
+            first = min(due, key=lambda sleep: sleep.until_s)
+            self.core.now_s = max(self.now_s, first.until_s)
+            first.wake()
 
     def sleep_until(self, moment_s: float) -> Sleep:
         sleep = Sleep(self, moment_s)
         self._sleepers.append(sleep)
+        self._look_ahead()
         return sleep
 
     def forget(self, sleep: Sleep) -> None:
         if sleep in self._sleepers:
             self._sleepers.remove(sleep)
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        self.core.wake_s = min((sleep.until_s for sleep in self._sleepers), default=math.inf)
 
 
 class Sleep:

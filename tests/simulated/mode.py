@@ -1,7 +1,8 @@
-"""The mode under which every operator of torch passes: those of a card are priced and sent to it, none computes."""
+"""The mode that is asked what is not known yet of a call: those of a card are priced and sent to it, none computes."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import attention, four_bit
-from .calls import Calls, Kind, tensors_among
+from .calls import Calls, Kind, named_device, tensors_among
 from .card import Card, Work
 from .host import Host
+from .native import native
 from .pricing import Operator, Price, aten, nbytes, place, product_dtype
-from .shapes import Shapes
+from .shapes import on_card, shaped
 
 _VALUED: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
@@ -32,6 +34,10 @@ _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
 
+_NONE = torch.Tensor.__torch_dispatch__
+"""What a class has that takes no call of an operator apart."""
+
+
 class CardMode(TorchDispatchMode):
     """Routes operators to cards. A value that is read is a wait; what is not known reads as one, a truth as False."""
 
@@ -45,8 +51,6 @@ class CardMode(TorchDispatchMode):
         self._cards = cards
         self._host = host
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._shapes = Shapes(self._fake)
-        self._calls = Calls(cards, self._shapes)
         self._pinned: set[int] = set()
         self._kinds: dict[int, Kind] = {}
         """By the identity of the operator."""
@@ -57,6 +61,7 @@ class CardMode(TorchDispatchMode):
         self._fused = {
             aten.scaled_dot_product_attention.default: self._attention,
             aten.linear.default: self._linear,
+            aten.copy_.default: self._copied,
         }
         self._special = {
             aten.scaled_dot_product_attention.default: self._attend,
@@ -64,6 +69,8 @@ class CardMode(TorchDispatchMode):
             aten._local_scalar_dense.default: self._read_value,
             aten._to_copy.default: self._to_copy,
             aten.copy_.default: self._copy,
+            aten.set_.source_Storage: self._set,
+            aten.set_.source_Storage_storage_offset: self._set,
             aten.record_stream.default: lambda args, kwargs: None,
             aten.nonzero.default: self._unknown_size,
             aten.masked_select.default: self._unknown_size,
@@ -76,17 +83,41 @@ class CardMode(TorchDispatchMode):
             "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
         """Operators of libraries that nobody may have imported."""
+        self.known = native().Known(
+            self,
+            host.core,
+            [card.core for card in cards],
+            {func.name() for func in self._fused},
+            {func.name() for func in self._pinning},
+        )
+        self._calls = Calls(cards, self.known)
+        self._looked: list[bool] = []
+
+    def __enter__(self) -> CardMode:
+        self._looked.append(native().look(True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        native().look(self._looked.pop())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(each.__torch_dispatch__ is not _NONE and not issubclass(each, FakeTensor) for each in types):
+            return NotImplemented  # a weight of another library takes itself apart
         kwargs = kwargs or {}
         kind = self._kind(func)
         if kind.pinning is not None:
             return kind.pinning(args[0])
-        faked = FakeTensor in types or any(issubclass(each, FakeTensor) for each in types)
-        if not (faked or _asks_for_a_card(args, kwargs)):
-            return self._on_host(func, args, kwargs)
+        tensors = [*tensors_among((*args, *kwargs.values()))]
+        named = named_device(args, kwargs)
+        if not (any(map(on_card, tensors)) or (named is not None and named.type == "cuda")):
+            if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+                return self._on_host(func, args, kwargs)
+            asked = self._read_value if func is aten._local_scalar_dense.default else partial(self._faked, func)
+            return asked(args, kwargs)
         if kind.special is not None:
             return kind.special(args, kwargs)
         if kind.decomposed is not None:
@@ -94,28 +125,28 @@ class CardMode(TorchDispatchMode):
                 result = kind.decomposed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = self._calls.run(kind, args, kwargs)
+        asks = func is aten.sum.default and args[0].dtype is torch.bool  # how transformers asks whether all are true
+        result = self._calls.run(kind, args, kwargs, again=not asks and kind.valued is None)
         if kind.valued is not None:
             result.value = kind.valued(*map(_value, args))
-        elif func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers asks whether all are true
+        elif asks:
             result.value = _value(args[0]) * args[0].numel()
         return result
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        copied = self._shapes.asked(aten.empty_like.default, (self._as_fake(tensor),), {})
+        copied = self._faked(aten.empty_like.default, (self._fake.from_tensor(tensor),), {})
         self._pinned.add(copied.untyped_storage()._cdata)
         return copied
 
     def _kind(self, func: Any) -> Kind:
         kind = self._kinds.get(id(func))
         if kind is None:
-            fused, priced = self._fused.get(func), Operator.of(func)
+            fused = self._fused.get(func)
             kind = self._kinds[id(func)] = Kind(
                 func=func,
-                priced=priced,
+                priced=Operator.of(func),
                 decomposed=None if fused else _decomposition(func),
                 fused=fused,
-                rounds=fused is not None or priced.product is not None,
                 valued=_VALUED.get(func),
                 special=self._special.get(func) or self._named.get(func.name()),
                 pinning=self._pinning.get(func),
@@ -123,8 +154,7 @@ class CardMode(TorchDispatchMode):
         return kind
 
     def _on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._host.operators += 1
-        self._host.advance(self._cards[0].truth.host_operator_s)
+        self._host.ran_operator(self._cards[0].truth.host_operator_s)
         kwargs = dict(kwargs)
         pinned = kwargs.pop("pin_memory", False)
         tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
@@ -142,16 +172,13 @@ class CardMode(TorchDispatchMode):
         return result
 
     def _faked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return self._shapes.asked(func, args, kwargs)
-
-    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
+        with self._fake:
+            return func(*args, **kwargs)
 
     def _linear(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         """One product, as cuBLAS runs it: the views around it are not worth their time here."""
         x, weight, *bias = args
-        with self:
-            result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+        result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
         dtype = product_dtype(x)
         operands = [place(0, x), place(1, weight)]
         if bias and bias[0] is not None:
@@ -171,8 +198,7 @@ class CardMode(TorchDispatchMode):
 
     def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         query, key, value, mask, causal, _ = _attended(args, kwargs)
-        with self:
-            result = attention.output(query, value)
+        result = attention.output(query, value)
         dtype = product_dtype(query)
         name = "flash attention" if self._choose(args, kwargs) == attention.FLASH else "memory-efficient attention"
         operands = [query, key, value, *([] if mask is None else [mask])]
@@ -200,8 +226,7 @@ class CardMode(TorchDispatchMode):
             if threshold > 0:
                 bool((values.abs() >= threshold).any())
                 outliers = torch.empty(0, dtype=torch.int64, device=values.device)
-        rows, scales, _ = self._shapes.asked(func, (values, 0.0), {})
-        self._calls.account(self._kind(func), args, [values], [rows, scales])
+        rows, scales, _ = self._calls.run(self._kind(func), (values, 0.0), {}, again=False)
         return rows, scales, outliers
 
     def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -235,6 +260,13 @@ class CardMode(TorchDispatchMode):
             dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
             return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
 
+    def _set(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        tensor, storage, *laid = args
+        offset, shape, *strides = laid or (0, (storage.nbytes() // tensor.element_size(),))
+        strides = strides[0] if strides and strides[0] else torch.empty(shape, device="meta").stride()
+        native().lay(tensor, storage, offset, shape, strides)
+        return tensor
+
     def _unknown_size(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
@@ -253,31 +285,32 @@ class CardMode(TorchDispatchMode):
             kwargs = {**kwargs, "device": target}
         if source.device == target:
             return self._calls.run(self._kind(aten._to_copy.default), args, kwargs)
+        like, _ = shaped(aten._to_copy.default, args, kwargs)
         if target.type == "meta":
-            return self._shapes.asked(aten._to_copy.default, [source], kwargs)
-        if target.type == "cpu" and nbytes(source) <= _HELD_FOR_REAL:
-            result = torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+            return like
+        if on_card(source) and target.type == "cpu":
+            with self._fake if nbytes(like) > _HELD_FOR_REAL else contextlib.nullcontext():
+                result = torch.zeros_like(like, device=target)
         else:
-            result = self._faked(aten._to_copy.default, [self._as_fake(source)], kwargs)
-            if result.dtype is torch.bool and not isinstance(source, FakeTensor) and bool(source.all()):
+            result = self._calls.made(like, self._cards[target.index])
+            known = not on_card(source) and not isinstance(source, FakeTensor)
+            if result.dtype is torch.bool and known and bool(source.all()):
                 result.value = True
-        self._calls.take(result)
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
         return result
 
     def _copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         target, source = args[:2]
         asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
-        if source.device != target.device and (isinstance(target, FakeTensor) or target.device.type == "cpu"):
-            if isinstance(target, FakeTensor):
-                self._faked(aten.copy_.default, [target, self._as_fake(source)], {})
+        if source.device != target.device:
             self._cross(source, target, asynchronous=asynchronous)
-            return target
-        result = target
-        if target.device.type == "cuda":
-            card = self._cards[target.device.index]
-            card.launch(Work("aten.copy_.default", (self._calls.region(source),), (self._calls.region(target),)))
-        return result
+        elif on_card(target):
+            return self._calls.run(self._kind(aten.copy_.default), args, kwargs)
+        return target
+
+    def _copied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
+        target, source = args[:2]
+        return target, Price(str(aten.copy_.default), (place(1, source),), (place(0, target),))
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
         """Move bytes over a link: asynchronous from pinned memory and between cards, a wait for the host otherwise."""
@@ -301,6 +334,17 @@ class CardMode(TorchDispatchMode):
             card.stream.synchronize()
 
 
+def copied(whole: Any) -> Any:
+    """FakeTensor.__new__ for one that is given a tensor: accelerate makes a moved weight of the old one's own class."""
+
+    def new(kind: type, first: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(first, torch.Tensor):
+            return whole(kind, first, *args, **kwargs)
+        return torch.nn.Parameter(first, requires_grad=False)
+
+    return new
+
+
 def _decomposition(func: Any) -> Callable[..., Any] | None:
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if func.namespace == "prim" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key.name):
@@ -313,11 +357,6 @@ def _attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]
     mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
     causal = args[5] if len(args) > 5 else kwargs.get("is_causal", False)
     return *args[:3], mask, causal, kwargs.get("enable_gqa", False)
-
-
-def _asks_for_a_card(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    device = kwargs.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
-    return device is not None and torch.device(device).type == "cuda"
 
 
 def _value(argument: Any) -> Any:

@@ -31,7 +31,7 @@ from profiler.timing import visit
 
 from . import test_hosts as hosts
 from . import test_scenarios as scenarios
-from .guard import why_not
+from .native import why_not
 
 Planted = contextlib.AbstractContextManager[Any]
 Scenario = Callable[[Path], None]

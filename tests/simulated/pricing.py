@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .shapes import on_card
+
 aten = torch.ops.aten
 
 ALLOCATIONS = {
@@ -97,7 +99,7 @@ class Operator:
         """Of a call with these tensors, of whose outputs these have `fresh` memory; None where no kernel runs."""
         if not self.runs or not (fresh or self.mutates):
             return None
-        written = [at for at, tensor in enumerate(outputs) if on_card(tensor) and (at in fresh or not fresh)]
+        written = [at for at in range(len(outputs)) if at in fresh or not fresh]
         if not any(outputs[at].numel() for at in written):
             return None
         writes = [place(len(inputs) + at, outputs[at]) for at in written]
@@ -125,10 +127,6 @@ class Operator:
 def place(number: int, tensor: torch.Tensor) -> Place:
     """Where the tensor with this number lies in its storage."""
     return Place(number, tensor.storage_offset() * tensor.element_size(), nbytes(tensor))
-
-
-def on_card(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cuda"
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -1,15 +1,15 @@
-"""Streams and events: work in order, a launch queue that fills, and waits of the host."""
+"""Streams and events, as torch has them."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
+
+from .native import native
 
 if TYPE_CHECKING:
     from .card import Card
+    from .graph import Graph
 
-QUEUE = 1024
-"""Launches that a card takes before the host has to wait (CUDA's undocumented depth, about a thousand)."""
 _TICK_S = 0.5e-6
 """Resolution of an event (CUDA Runtime API, cudaEventElapsedTime)."""
 
@@ -24,35 +24,34 @@ class Stream:
 
     def __init__(self, card: Card) -> None:
         self.card = card
-        self.ready_s = 0.0
-        """When its last work ends."""
-        self.capture: object | None = None
-        """The graph that records what is sent here."""
-        self._ends: deque[float] = deque()
+        self.core = native().Queue()
+        self._capture: Graph | None = None
         card.streams.append(self)
 
-    def submit(self, duration_s: float, host_s: float) -> float:
-        """Send work that takes the host and the stream so long; gives its start."""
-        host = self.card.host
-        host.advance(host_s)
-        ends = self._ends
-        while ends and ends[0] <= host.now_s:
-            ends.popleft()
-        if len(ends) >= QUEUE:
-            host.wait_until(ends.popleft())
-        start_s = max(host.now_s, self.ready_s)
-        self.ready_s = start_s + duration_s
-        ends.append(self.ready_s)
-        return start_s
+    @property
+    def ready_s(self) -> float:
+        """When its last work ends."""
+        found: float = self.core.ready_s
+        return found
+
+    @property
+    def capture(self) -> Graph | None:
+        """The graph that records what is sent here."""
+        return self._capture
+
+    @capture.setter
+    def capture(self, graph: Graph | None) -> None:
+        self._capture = graph
+        self.core.capture = None if graph is None else graph.core
 
     def wait_stream(self, other: Stream) -> None:
         """Begin what follows after all that the other has been sent."""
-        self.ready_s = max(self.ready_s, other.ready_s)
+        self.core.ready_s = max(self.ready_s, other.ready_s)
 
     def refuse_capture(self) -> None:
         """Raises as CUDA does when a capture meets what it cannot hold; the capture is lost with it."""
         if self.capture is not None:
-            self.capture.invalid = True  # type: ignore[attr-defined]
+            self.capture.core.invalid = True
             raise RuntimeError(CAPTURING)
 
     def synchronize(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from .acceptance import CARDS, cut, on_card, scoreboard
-from .guard import why_not
+from .native import why_not
 from .truth import Throttle, Truth
 
 pytestmark = [

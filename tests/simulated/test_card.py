@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from profiler.errors import RequestError
 from profiler.machine.machine import Machine, machine_for
 from profiler.machine.telemetry import Watch
 
-from .guard import why_not
+from .mode import CardMode
+from .native import why_not
 from .truth import H100, T4
 from .world import World, simulated
 
@@ -98,7 +100,7 @@ def test_reserved_is_not_allocated(world: World, machine: Machine) -> None:
 
 
 def test_nothing_holds_a_storage_that_was_handed_over(world: World) -> None:
-    """torch's fake mode remembers calls by their arguments, and so would keep every weight that was ever copied."""
+    """Calls are remembered by how their arguments lie; who kept those would keep every weight that was ever copied."""
     weight = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
     same = torch.empty(0, dtype=torch.uint8, device="cuda").set_(weight.untyped_storage(), 0, (300 * MIB,), (1,))
     assert torch.cuda.memory_allocated() >= 300 * MIB
@@ -188,6 +190,43 @@ def test_a_watch_reads_by_the_simulated_clock(world: World, machine: Machine) ->
     assert all(reading.clock_hz == H100.clock_hz for reading in watch.readings)
 
 
+def test_what_is_known_of_a_call_is_what_was_worked_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's second step finds each call known, and does the same by it, where it takes its memory from the same."""
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+    )
+    asked: list[object] = []
+    worked_out = CardMode.__torch_dispatch__
+
+    def counted(self: CardMode, func: object, *rest: Any) -> Any:
+        asked.append(func)
+        return worked_out(self, func, *rest)
+
+    with torch.device("cuda"), torch.inference_mode():
+        model = LlamaForCausalLM(config).eval()
+        ids = torch.ones(2, 5, dtype=torch.long)
+    monkeypatch.setattr(CardMode, "__torch_dispatch__", counted)
+    steps = []
+    for _ in range(2):
+        asked.clear()
+        world.card.log = log = []
+        with torch.inference_mode():
+            model(ids, use_cache=False)
+        steps.append([(*kernel.work[:1], *kernel.work[3:], kernel.memory_bytes, kernel.duration_s) for kernel in log])
+    assert len(steps[0]) > 50
+    assert steps[0] == steps[1]
+    assert len(asked) < 10, "all but what is never remembered"
+
+
+def test_a_number_is_part_of_what_a_call_is_known_by(world: World) -> None:
+    """Python's numbers come as tensors of the host; an int leaves integers what they are, a float does not."""
+    x = torch.zeros(4, dtype=torch.int64, device="cuda")
+    assert [(x + number).dtype for number in (1, 2, 1.5, 1, True)] == [torch.int64] * 2 + [torch.float32] + [
+        torch.int64
+    ] * 2
+    assert [x.clamp(max=number).dtype for number in (1, 1.5, 1)] == [torch.int64, torch.float32, torch.int64]
+
+
 def test_a_value_of_the_card_is_never_passed_for_one() -> None:
     """Outside of the simulation there is no card again."""
     with contextlib.suppress(RuntimeError), simulated(H100):
@@ -196,8 +235,8 @@ def test_a_value_of_the_card_is_never_passed_for_one() -> None:
 
 
 @pytest.mark.timing
-def test_an_operator_costs_less_than_half_of_torchs_fake_mode() -> None:
-    """With its price, its memory and its place on the card's clock; 0.2 of it where this was written."""
+def test_an_operator_costs_less_than_a_fifth_of_torchs_fake_mode() -> None:
+    """With its price, its memory and its place on the card's clock; 0.01 of it where this was written."""
 
     def least_s(device: str) -> float:
         x = torch.empty(64, 64, device=device)
@@ -213,4 +252,4 @@ def test_an_operator_costs_less_than_half_of_torchs_fake_mode() -> None:
         simulated_s = least_s("cuda")
     with FakeTensorMode(), torch.inference_mode():
         faked_s = least_s("cpu")
-    assert simulated_s < 0.45 * faked_s
+    assert simulated_s < 0.2 * faked_s

@@ -10,7 +10,7 @@ import torch
 from profiler.job.doctor import examine
 
 from .card import Card
-from .guard import why_not
+from .native import why_not
 from .truth import T4
 from .world import simulated, standing_in
 

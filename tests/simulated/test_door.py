@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .__main__ import main
-from .guard import why_not
+from .native import why_not
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,7 @@ from profiler.machine.machine import machine_for
 from profiler.probes.card import measure_card
 from profiler.roofs.measure import measure
 
-from .guard import why_not
+from .native import why_not
 from .scenario import Scenario, said
 from .truth import A100
 from .world import simulated

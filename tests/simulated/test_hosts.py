@@ -15,8 +15,8 @@ from profiler.engines.transformers import GraphEngine
 from profiler.record.run import read_gathered
 
 from .compiled import COMPILATION_S, RECORDING_S
-from .guard import why_not
 from .held import REST, first_lever, held
+from .native import why_not
 from .oracle import Phase
 from .scenario import Scenario, said, so
 from .truth import H100

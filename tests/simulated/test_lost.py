@@ -18,7 +18,7 @@ from profiler.record.samples import read_records
 from profiler.report.markdown import markdown_report
 from profiler.report.progress import QuietListener
 
-from .guard import why_not
+from .native import why_not
 from .scenario import Scenario, said
 from .truth import T4
 from .world import simulated

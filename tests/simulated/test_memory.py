@@ -11,8 +11,8 @@ import torch
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.record.run import read_gathered, read_run
 
-from .guard import why_not
 from .held import REST, first_lever
+from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, command_line, said, so
 from .truth import A100, T4

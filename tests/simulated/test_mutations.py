@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .guard import why_not
+from .native import why_not
 
 pytestmark = [
     pytest.mark.slow,

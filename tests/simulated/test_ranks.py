@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -23,12 +22,11 @@ from profiler.report.healths import health_lines
 from profiler.report.progress import QuietListener
 from profiler.watching.settings import in_turn
 
-from . import card
-from .card import Kernel, duration_s
-from .guard import why_not
+from .card import Region
+from .native import why_not
 from .ranks import LinkTruth, linked
 from .scenario import Scenario
-from .truth import A100, Truth
+from .truth import A100
 from .world import simulated
 
 pytestmark = [
@@ -106,16 +104,17 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
     link = LinkTruth(12e-6, 250e9)
     folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
 
-    def planted(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
-        weights = max((nbytes for _, nbytes in kernel.work.reads), default=0)
-        cut = kernel.work.flops and weights > 1 << 22 and weights not in WHOLE
-        return duration_s(kernel, truth, clock_share) * (1.5 if cut else 1.0)
+    def planted(_: str, reads: list[Region], flops: float) -> float:
+        weights = max((nbytes for _, nbytes in reads), default=0)
+        return 1.5 if flops and weights > 1 << 22 and weights not in WHOLE else 1.0
 
     asked: dict[str, Any] = {
         "model": str(folder), "prompt_lens": [128], "batch_sizes": [8], "new_tokens": 8, "dtype": "float16",
         "weights": "random", "budget_s": 2.0, "device": "cuda", "no_levers": True,
     }  # fmt: skip
-    with simulated(A100, A100) as world, mock.patch.object(card, "duration_s", planted):
+    with simulated(A100, A100) as world:
+        for card in world.cards:
+            card.core.times = planted
         execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
         typed = AskedRanks("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
         answers = [

@@ -17,8 +17,8 @@ from profiler.engines.transformers import GraphEngine
 from profiler.machine.readings import Timeline
 from profiler.record.run import read_gathered
 
-from .guard import why_not
 from .held import REST, ROOFS, first_lever, held
+from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, said, so
 from .stream import CAPTURING

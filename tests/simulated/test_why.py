@@ -13,7 +13,7 @@ import profiler
 from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
 
-from .guard import why_not
+from .native import why_not
 from .truth import A100, T4
 from .world import World, simulated
 

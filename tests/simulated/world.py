@@ -18,10 +18,9 @@ from . import four_bit, nvml
 from .card import Card
 from .compiled import compiler
 from .cuda import Driver, strict
-from .guard import answer_guard
 from .host import Host, SimulatedThreading, SimulatedTime
-from .mode import CardMode
-from .shapes import copied, make_subclass
+from .mode import CardMode, copied
+from .native import native
 from .truth import Truth
 
 TIMED = (
@@ -67,12 +66,12 @@ class World:
 @contextlib.contextmanager
 def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     """Within, this process has these cards and no other clock than their host's; `hurried` takes fewer samples."""
-    answer_guard()
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  looks for the libraries of the cards that it finds when it is imported
     host = Host()
     cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
-    driver = Driver(cards)
+    mode = CardMode(cards, host)
+    driver = Driver(cards, mode.known)
     world = World(host, cards, driver)
     with contextlib.ExitStack() as stack:
         # Python's own moments to collect, and with them what a card's memory holds, hang on all that ran before.
@@ -87,8 +86,6 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
             stack.enter_context(four_bit.asked_anew())
-        make = staticmethod(make_subclass(torch.Tensor._make_subclass))
-        stack.enter_context(mock.patch.object(torch.Tensor, "_make_subclass", make))
         stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
         for name, count in ENOUGH.items() if hurried else ():
@@ -103,7 +100,9 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         # `torch.tensor(data, device="cuda")` then makes a tensor of the host and moves it, as under torch's fake mode.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
-        stack.enter_context(CardMode(cards, host))
+        native().begin(mode.known)
+        stack.callback(native().end)
+        stack.enter_context(mode)
         yield world
 
 

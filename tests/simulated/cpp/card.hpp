@@ -1,0 +1,256 @@
+// One card and its host: work in order, a launch queue that fills, an L2, a clock, and how long each kernel takes.
+
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <deque>
+#include <limits>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "memory.hpp"
+
+namespace py = pybind11;
+
+constexpr size_t QUEUE = 1024;  // launches that a card takes before the host waits (CUDA's undocumented depth)
+constexpr size_t SPANS = 64;
+constexpr double LULL_S = 1e-4;  // kernels that follow each other closer than this are one span of being busy
+
+using Name = const std::string*;
+
+Name interned(const std::string& name) {
+  static auto& names = *new std::set<std::string>;
+  return &*names.insert(name).first;
+}
+
+struct Host {
+  double now_s = 1000.0;
+  int64_t operators = 0;
+  double wake_s = std::numeric_limits<double>::infinity();
+  py::object wake;
+
+  void wait_until(double moment_s) {
+    if (moment_s >= wake_s) {
+      py::gil_scoped_acquire held;
+      wake(moment_s);
+    }
+    now_s = std::max(now_s, moment_s);
+  }
+  void advance(double seconds) { wait_until(now_s + seconds); }
+};
+
+struct Work {
+  Name name;
+  std::vector<Region> reads, writes;
+  double flops;
+  Name dtype;     // of a product's operands
+  double link_s;  // over a link, for a copy from elsewhere
+};
+
+struct Throttle {
+  double after_busy_s = std::numeric_limits<double>::infinity(), share = 1.0;
+};
+
+struct Speeds {
+  double bytes_per_s, l2_bytes_per_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
+  std::map<std::string, double> flops_per_s;
+  std::vector<std::pair<std::string, double>> kernel_share;
+
+  // max(bytes / bandwidth, FLOPs / peak, the smallest kernel), or what a link takes.
+  double duration_s(
+      const std::string& name, int64_t memory_bytes, int64_t l2_bytes, double flops, const std::string& dtype,
+      double link_s, double clock_share) const {
+    double moving_s = memory_bytes / bytes_per_s + l2_bytes / (l2_bytes_per_s * clock_share);
+    double computing_s = flops != 0.0 ? flops / (flops_per_s.at(dtype) * clock_share) : 0.0;
+    double share = 1.0;
+    for (const auto& [part, reached] : kernel_share)
+      if (name.find(part) != std::string::npos) {
+        share = reached;
+        break;
+      }
+    return std::max({moving_s / share, computing_s / share, link_s, smallest_kernel_s});
+  }
+};
+
+// The L2: what was touched last, up to its size; whoever is larger than it streams through and leaves nothing.
+struct Cache {
+  int64_t nbytes, total = 0;
+  std::list<Region> order;
+  struct Hash {
+    size_t operator()(const Region& region) const { return region.first * 31 + region.second; }
+  };
+  std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
+
+  explicit Cache(int64_t size) : nbytes(size) {}
+
+  // Whether a region was still there; it is afterwards if it can be.
+  bool hit(const Region& region) {
+    auto found = held.find(region);
+    if (found != held.end()) {
+      order.splice(order.end(), order, found->second);
+      return true;
+    }
+    if (region.second > nbytes) {
+      held.clear();
+      order.clear();
+      total = 0;
+      return false;
+    }
+    held[region] = order.insert(order.end(), region);
+    total += region.second;
+    while (total > nbytes) {
+      total -= order.front().second;
+      held.erase(order.front());
+      order.pop_front();
+    }
+    return false;
+  }
+
+  // Whether a written region stays in the cache instead of going to memory.
+  bool write(const Region& region) {
+    hit(region);
+    return held.count(region) != 0;
+  }
+};
+
+struct Recording {  // of a graph
+  std::vector<Work> works;
+  bool invalid = false;
+  std::shared_ptr<Pool> pool = std::make_shared<Pool>(Pool{true});
+
+  ~Recording() { pool->kept = false; }
+};
+
+struct Queue {  // of a stream
+  double ready_s = 0.0;  // when its last work ends
+  Recording* capture = nullptr;
+  std::deque<double> ends;
+  std::shared_ptr<Pool> pool = std::make_shared<Pool>();
+  bool workspace = false;
+
+  // Send work that takes the host and the stream so long; gives its start.
+  double submit(Host& host, double duration_s, double host_s) {
+    host.advance(host_s);
+    while (!ends.empty() && ends.front() <= host.now_s) ends.pop_front();
+    if (ends.size() >= QUEUE) {
+      double end_s = ends.front();
+      ends.pop_front();
+      host.wait_until(end_s);
+    }
+    double start_s = std::max(host.now_s, ready_s);
+    ready_s = start_s + duration_s;
+    ends.push_back(ready_s);
+    return start_s;
+  }
+};
+
+struct Kernel {
+  const Work* work;
+  int64_t memory_bytes = 0, l2_bytes = 0;
+  bool launched;
+  double duration_s = 0.0;
+};
+
+struct Card {
+  int64_t index;
+  Host& host;
+  Speeds speeds;
+  Throttle throttle;
+  int64_t workspace_bytes;
+  Cache cache;
+  std::shared_ptr<Allocator> memory;
+  Queue* queue = nullptr;  // the current one
+  double busy_s = 0.0;
+  std::deque<std::pair<double, double>> spans;  // start and end of what kept it busy lately
+  py::object on_kernel = py::none();
+  py::object times = py::none();  // how many times as long kernels take, where something is planted
+  int64_t operators_before = 0;
+
+  Card(int64_t at, Host& on, Speeds fast, Throttle slowed, int64_t workspace, int64_t l2_bytes,
+       std::shared_ptr<Allocator> held)
+      : index(at), host(on), speeds(std::move(fast)), throttle(slowed), workspace_bytes(workspace), cache(l2_bytes),
+        memory(std::move(held)) {}
+
+  // The clock now, as a share of its rated one.
+  double clock_share() const { return busy_s >= throttle.after_busy_s ? throttle.share : 1.0; }
+
+  // Send one kernel to the current stream, or into what it captures.
+  void launch(Work work) {
+    if (queue->capture != nullptr) {
+      host.advance(speeds.launch_s);
+      queue->capture->works.push_back(std::move(work));
+      return;
+    }
+    Kernel kernel = run(work, true);
+    submit({&kernel, 1}, speeds.launch_s);
+  }
+
+  // Send recorded kernels to the current stream as one launch.
+  void replay(const Recording& recording) {
+    std::vector<Kernel> kernels;
+    kernels.reserve(recording.works.size());
+    for (const Work& work : recording.works) kernels.push_back(run(work, kernels.empty()));
+    if (kernels.empty())
+      host.advance(speeds.graph_launch_s);
+    else
+      submit(kernels, speeds.graph_launch_s);
+  }
+
+  // Share of the last seconds in which any kernel ran.
+  double active_share(double window_s) const {
+    double busy = 0.0;
+    for (const auto& [start, end] : spans)
+      busy += std::max(0.0, std::min(end, host.now_s) - std::max(start, host.now_s - window_s));
+    return std::min(1.0, busy / window_s);
+  }
+
+ private:
+  // What a kernel takes now, with what the cache holds.
+  Kernel run(const Work& work, bool launched) {
+    Kernel kernel{&work, 0, 0, launched};
+    for (const Region& region : work.reads)
+      (cache.hit(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+    for (const Region& region : work.writes)
+      (cache.write(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+    kernel.duration_s = speeds.duration_s(
+        *work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, *work.dtype, work.link_s, clock_share());
+    if (!times.is_none()) {
+      py::gil_scoped_acquire held;
+      kernel.duration_s *= times(*work.name, work.reads, work.flops).cast<double>();
+    }
+    return kernel;
+  }
+
+  void submit(c10::ArrayRef<Kernel> kernels, double host_s) {
+    double seconds = 0.0;
+    for (const Kernel& kernel : kernels) seconds += kernel.duration_s;
+    double start_s = queue->submit(host, seconds, host_s);
+    busy_s += seconds;
+    if (!spans.empty() && start_s - spans.back().second < LULL_S) {
+      spans.back().second = start_s + seconds;
+    } else {
+      spans.emplace_back(start_s, start_s + seconds);
+      if (spans.size() > SPANS) spans.pop_front();
+    }
+    int64_t operators = host.operators - operators_before;
+    operators_before = host.operators;
+    if (on_kernel.is_none()) return;
+    py::gil_scoped_acquire held;
+    for (const Kernel& kernel : kernels) {
+      const Work& work = *kernel.work;
+      on_kernel(
+          *work.name, work.reads, work.writes, work.flops, *work.dtype, work.link_s, kernel.memory_bytes,
+          kernel.l2_bytes, kernel.launched, operators, kernel.duration_s, start_s);
+      start_s += kernel.duration_s;
+      operators = 0;
+    }
+  }
+};

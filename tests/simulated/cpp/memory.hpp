@@ -1,0 +1,139 @@
+// The memory of one card as torch manages it: what is reserved is not what is allocated, and a freed block waits for
+// its like. After c10/cuda/CUDACachingAllocator.cpp (torch 2.13): blocks of 512 B; requests up to 1 MiB share segments
+// of 2 MiB, those under 10 MiB segments of 20 MiB, larger ones get their own, rounded to 2 MiB; best fit, split, merged
+// with free neighbours.
+
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iomanip>
+#include <map>
+#include <memory>
+#include <utility>
+
+using Region = std::pair<int64_t, int64_t>;  // address and bytes; in order of size: bytes and address
+
+constexpr int64_t BLOCK = 512, SMALL = 1 << 20, SMALL_SEGMENT = 2 << 20;
+constexpr int64_t LARGE = 10 << 20, LARGE_SEGMENT = 20 << 20, ROUND = 2 << 20;
+
+int64_t rounded(int64_t nbytes, int64_t by) { return (nbytes + by - 1) / by * by; }
+
+struct Pool {
+  bool kept = false;  // of a graph that lives: nothing goes back
+};
+
+using Shelf = std::pair<std::shared_ptr<Pool>, bool>;  // whose blocks, and whether small ones
+
+struct Block {
+  int64_t address, nbytes;
+  Shelf shelf;
+  bool free = true;
+  Block *before = nullptr, *after = nullptr;
+};
+
+struct Allocator {
+  int64_t total_bytes, taken_bytes;
+  int64_t allocated = 0, reserved = 0, peak_allocated = 0;
+  int64_t next_address = int64_t(1) << 40;
+  std::map<Shelf, std::map<Region, Block*>> free_blocks;  // by bytes, then address
+
+  Allocator(int64_t total, int64_t taken) : total_bytes(total), taken_bytes(taken) {}
+
+  int64_t driver_free() const { return total_bytes - taken_bytes - reserved; }
+
+  Block* allocate(int64_t nbytes, const std::shared_ptr<Pool>& pool) {
+    int64_t size = std::max(BLOCK, rounded(nbytes, BLOCK));
+    Shelf shelf{pool, size <= SMALL};
+    Block* block = cached(shelf, size);
+    if (block == nullptr) block = segment(shelf, size);
+    if (block == nullptr) {
+      release();
+      block = segment(shelf, size);
+    }
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, block != nullptr, "CUDA out of memory. Tried to allocate ",
+        c10::str(std::fixed, std::setprecision(2), nbytes / 1048576.0), " MiB. GPU 0 has a total capacity of ",
+        c10::str(std::fixed, std::setprecision(2), total_bytes / 1073741824.0), " GiB of which ",
+        c10::str(std::fixed, std::setprecision(2), driver_free() / 1048576.0), " MiB is free.");
+    split(block, size);
+    block->free = false;
+    allocated += block->nbytes;
+    peak_allocated = std::max(peak_allocated, allocated);
+    return block;
+  }
+
+  void free(Block* block) {
+    allocated -= block->nbytes;
+    block->free = true;
+    if (Block* before = block->before; before != nullptr && before->free) {
+      take(before);
+      block->address = before->address;
+      block->nbytes += before->nbytes;
+      block->before = before->before;
+      if (block->before != nullptr) block->before->after = block;
+      delete before;
+    }
+    if (Block* after = block->after; after != nullptr && after->free) {
+      take(after);
+      block->nbytes += after->nbytes;
+      block->after = after->after;
+      if (block->after != nullptr) block->after->before = block;
+      delete after;
+    }
+    give(block);
+  }
+
+  // Hand segments that are wholly free to the driver; those of a living graph's pool only when it ends.
+  void release() {
+    for (auto& [shelf, blocks] : free_blocks) {
+      if (shelf.first->kept) continue;
+      for (auto each = blocks.begin(); each != blocks.end();) {
+        Block* block = each->second;
+        if (block->before == nullptr && block->after == nullptr) {
+          reserved -= block->nbytes;
+          delete block;
+          each = blocks.erase(each);
+        } else {
+          ++each;
+        }
+      }
+    }
+  }
+
+ private:
+  Block* cached(const Shelf& shelf, int64_t size) {
+    auto& blocks = free_blocks[shelf];
+    auto found = blocks.lower_bound({size, 0});
+    if (found == blocks.end()) return nullptr;
+    Block* block = found->second;
+    blocks.erase(found);
+    return block;
+  }
+
+  Block* segment(const Shelf& shelf, int64_t size) {
+    int64_t nbytes = shelf.second ? SMALL_SEGMENT : size < LARGE ? LARGE_SEGMENT : rounded(size, ROUND);
+    if (nbytes > driver_free()) return nullptr;
+    reserved += nbytes;
+    auto* block = new Block{next_address, nbytes, shelf};
+    next_address += nbytes + ROUND;
+    return block;
+  }
+
+  void split(Block* block, int64_t size) {
+    int64_t rest = block->nbytes - size;
+    if (rest < (block->shelf.second ? BLOCK : SMALL + 1)) return;
+    auto* tail = new Block{block->address + size, rest, block->shelf};
+    tail->before = block;
+    tail->after = block->after;
+    if (block->after != nullptr) block->after->before = tail;
+    block->after = tail;
+    block->nbytes = size;
+    give(tail);
+  }
+
+  void give(Block* block) { free_blocks[block->shelf][{block->nbytes, block->address}] = block; }
+  void take(Block* block) { free_blocks[block->shelf].erase({block->nbytes, block->address}); }
+};

@@ -1,0 +1,59 @@
+"""What of the simulated world is written in C++, for a torch built without CUDA: compiled once, then kept."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SOURCES = sorted((Path(__file__).parent / "cpp").iterdir())
+
+
+def why_not() -> str | None:
+    """Why no card can be simulated here; None where one can."""
+    if torch.version.cuda is not None:
+        return "this torch drives real cards; a CPU build is simulated on"
+    if shutil.which("g++") is None:
+        return "g++ is missing, which compiles the cards"
+    return None
+
+
+@functools.cache
+def native() -> Any:
+    """The module. Raises CalledProcessError where it does not compile."""
+    found = importlib.util.spec_from_file_location("native", _compiled())
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def _compiled() -> Path:
+    from torch.utils.cpp_extension import include_paths
+
+    sources = b"".join(source.read_bytes() for source in _SOURCES)
+    key = hashlib.sha256(sources + torch.__version__.encode()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"roofscope-cards-{os.getuid()}-{key}.so"
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "native.so"
+        includes = [f"-I{path}" for path in (*include_paths(), sysconfig.get_path("include"))]
+        links = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
+        command = ["g++", "-shared", "-fPIC", "-O2", "-std=c++20", "-fvisibility=hidden"]
+        command += [str(source) for source in _SOURCES if source.suffix == ".cpp"]
+        subprocess.run([*command, *includes, *links, "-o", str(built)], check=True, capture_output=True)
+        own = library.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(built, own)
+        own.replace(library)  # several workers may build it at once
+    return library
