@@ -24,6 +24,8 @@ def why_not() -> str | None:
         return "this torch drives real cards; a CPU build is simulated on"
     if shutil.which("g++") is None:
         return "g++ is missing, which compiles the cards"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python's headers are missing, which the cards are compiled with"
     return None
 
 
