@@ -47,9 +47,10 @@ def deepen(cache: Any, context: int) -> None:
     if not hasattr(cache, "layers"):
         raise RequestError("this model's cache cannot be filled directly; use --prompt-lens instead of --context-lens.")
     for layer in cache.layers:
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+        states = _states(layer)
+        if states is None:
             continue
+        keys, values = states
         if getattr(layer, "max_cache_len", None):
             held = min(context, layer.max_cache_len)
             keys[:, :, :held].normal_()
@@ -63,6 +64,26 @@ def deepen(cache: Any, context: int) -> None:
         layer.keys, layer.values = _random_like(keys, held), _random_like(values, held)
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = context
+
+
+def emptied(cache: Any) -> Any:
+    """The same cache, holding nothing, to be filled again; None for one that is not made of growing layers alone."""
+    for layer in getattr(cache, "layers", [None]):
+        states = _states(layer)
+        if states is None or getattr(layer, "max_cache_len", None):
+            return None
+        layer.keys, layer.values = (torch.empty_like(each[:, :, :0]) for each in states)
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = 0
+    return cache
+
+
+def _states(layer: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Keys and values of a layer that holds some, [batch, heads, tokens, width] each."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+        return None
+    return keys, values
 
 
 def _random_like(held_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noqa: N803

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiler.engines.base import DecodeState
+from profiler.engines.caches import emptied
 from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.grid import CellKey
 from profiler.machine.machine import Machine
@@ -189,6 +191,20 @@ class KeptCache(StaticEngine):
         return self._kept
 
 
+class EmptiedCache(EagerEngine):
+    """A growing cache that is emptied before each prefill, where it can be. A new one with windows copies their length
+    to the card (transformers' cache_utils.py, `DynamicSlidingWindowLayer`), a wait that no capture holds."""
+
+    def __init__(self, model: Any, machine: Machine) -> None:
+        super().__init__(model, machine)
+        self._kept: Any = None
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        state = self._prefill(ids_BS, emptied(self._kept))
+        self._kept = state.cache
+        return state
+
+
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """One step of a cell, ready to be run: the modules' own Python, on the kind of cache that the cell's engine has.
 
@@ -197,7 +213,7 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
     if not engine.pads:
-        engine_type = KeptCache if subject.path_of(key).cache == "static" else EagerEngine
+        engine_type: type[EagerEngine] = KeptCache if subject.path_of(key).cache == "static" else EmptiedCache
         engine = engine_type(subject.loaded.module, machine)
     engine.announce(cell, None)
     if key.phase == "prefill":

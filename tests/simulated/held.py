@@ -20,13 +20,10 @@ PROMPT_S = 100e-6
 """A prompt's way to the card and a token's way back: two copies over the link, and what waits for them."""
 
 
-def held(
-    scenario: Scenario, truth: Truth, run: Run, parent: Path, *, captured: bool = True
-) -> Iterator[tuple[Phase, dict[str, Any]]]:
+def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[tuple[Phase, dict[str, Any]]]:
     """Each cell's truth beside its row, once what holds of every scenario was held against it.
 
-    Where a prefill cannot be `captured`, or a step is compiled code, what its small kernels lose by their number is
-    known with the rest alone.
+    Where a step is compiled code, what its small kernels lose by their number is known with the rest alone.
     """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
@@ -41,8 +38,7 @@ def held(
             beside_s = row["ttft_s"] - phase.latency_s
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
         terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "dispatch_s")}
-        known = phase.engine != "compile" if phase.phase == "decode" else captured
-        unknown_s = 0.0 if known else row["unexplained_s"]
+        unknown_s = row["unexplained_s"] if (phase.engine, phase.phase) == ("compile", "decode") else 0.0
         terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
         for name, told_s in terms.items():
             true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))

@@ -12,6 +12,8 @@ import pytest
 from profiler.diagnosis.inside import BETWEEN
 from profiler.diagnosis.step_time import TERMS
 from profiler.engines.transformers import GraphEngine
+from profiler.errors import RequestError
+from profiler.probes import kernels
 from profiler.record.run import read_gathered
 
 from .compiled import COMPILATION_S, RECORDING_S
@@ -116,14 +118,16 @@ def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("event_s", "disturbs"), [(0.1e-6, False), (10e-6, True)])
 def test_hooks_that_set_the_pace_explain_nothing(event_s: float, disturbs: bool, tmp_path: Path) -> None:
-    """An activation is a hundred times slower than its bytes, which no count knows: hooks find where that is.
+    """An activation is a hundred times slower than its bytes, which no count knows: hooks find where that is, in a step
+    whose small kernels no graph holds.
 
     They mark the entry and the exit of every module. Where a mark costs the host so much that the card waits for it,
     what lies between two of them is no module's own time, and none is blamed.
     """
     truth = H100.but(launch_s=HOSTS["fast"], event_s=event_s, kernel_share={"aten.silu": 0.01})
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
-    run, _ = said(scenario, [truth], tmp_path)
+    with mock.patch.object(kernels, "_small_alone", side_effect=RequestError("it waits for the device.")):
+        run, _ = said(scenario, [truth], tmp_path)
     [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
     [row] = run.cells[run.cells["phase"] == "prefill"].to_dict("records")
     [hooked] = [item for item in read_gathered(run.folder, run.document).hooked.values() if item.key.phase == "prefill"]
