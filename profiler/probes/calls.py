@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiler.engines.base import DecodeState
-from profiler.engines.caches import emptied
+from profiler.engines.caches import emptied, static_cache, unwindowed
 from profiler.engines.transformers import EagerEngine, StaticEngine
 from profiler.grid import CellKey
 from profiler.machine.machine import Machine
@@ -191,6 +191,18 @@ class KeptCache(StaticEngine):
         return self._kept
 
 
+class UsedCache(KeptCache):
+    """As graphs and compiled code keep theirs: it was filled before. The length of such a cache is known to the device
+    alone, so that transformers gives a prefill a mask where a flag does for a new one (masking_utils.py): other
+    kernels."""
+
+    def _slots(self, batch: int, slots: int) -> Any:
+        if self._kept is None:
+            self._kept = unwindowed(static_cache(self._model, slots), slots)
+            self._prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), self._kept)
+        return super()._slots(batch, slots)
+
+
 class EmptiedCache(EagerEngine):
     """A growing cache that is emptied before each prefill, where it can be. A new one with windows copies their length
     to the card (transformers' cache_utils.py, `DynamicSlidingWindowLayer`), a wait that no capture holds."""
@@ -205,6 +217,13 @@ class EmptiedCache(EagerEngine):
         return state
 
 
+def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
+    """What takes the steps of a cell on its kind of cache, one that needs nothing of the host any more."""
+    if subject.path_of(key).cache != "static":
+        return EmptiedCache
+    return KeptCache if key.cell.engine == StaticEngine.name else UsedCache
+
+
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """One step of a cell, ready to be run: the modules' own Python, on the kind of cache that the cell's engine has.
 
@@ -213,8 +232,7 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
     if not engine.pads:
-        engine_type: type[EagerEngine] = KeptCache if subject.path_of(key).cache == "static" else EmptiedCache
-        engine = engine_type(subject.loaded.module, machine)
+        engine = _ready_engine(subject, key)(subject.loaded.module, machine)
     engine.announce(cell, None)
     if key.phase == "prefill":
         ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)

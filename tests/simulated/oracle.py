@@ -103,7 +103,8 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
         token = prefill(ids)
     config = model.config.get_text_config()
     asked = _Asked(
-        config.num_attention_heads // config.num_key_value_heads, product_dtype(torch.empty(0, dtype=model.dtype))
+        config.num_attention_heads // getattr(config, "num_key_value_heads", config.num_attention_heads),
+        product_dtype(torch.empty(0, dtype=model.dtype)),
     )
     found = [_phase("prefill", batch, prompt, [log], card.truth, asked)]
     torch.cuda.synchronize()

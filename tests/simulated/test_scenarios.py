@@ -255,6 +255,17 @@ def test_the_command_line_on_a_card_of_8_gb(roofscope: Callable[..., Any], tmp_p
     assert status["prefill", 512] in ("oom", "skipped")
 
 
+def test_a_prefill_into_a_kept_cache_attends_by_another_kernel(tmp_path: Path) -> None:
+    """A T4 attends grouped heads in plain products where transformers passes a flag, and in one kernel where it hands a
+    mask over, as it does for a graph's cache, whose length the device alone knows: what is run alone is what ran."""
+    scenario = Scenario("qwen2.5-0.5b", 4, engine="static,graph", prompt_lens=[512], batch_sizes=[16])
+    run, _ = said(scenario, [T4], tmp_path)
+    prefill_s = {
+        phase.engine: phase.latency_s for phase, _ in held(scenario, T4, run, tmp_path) if phase.phase == "prefill"
+    }
+    assert prefill_s["graph"] < 0.75 * prefill_s["static"]
+
+
 @pytest.mark.parametrize(
     ("model", "layers", "host"),
     [
