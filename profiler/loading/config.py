@@ -8,12 +8,14 @@ from typing import Any
 from profiler.errors import ModelError, first_line
 from profiler.loading.catalog import Source
 from profiler.loading.gguf import check_gguf
+from profiler.loading.library import import_transformers
 from profiler.loading.sizes import check_claims, check_sizes
 from profiler.loading.skeleton import quiet_libraries
 
 
 def load_config(source: Source, trust_remote_code: bool = False) -> Any:
     """The model's transformers config. Raises ModelError when it cannot be had."""
+    import_transformers()
     from transformers import AutoConfig, PreTrainedConfig
 
     raw: dict[str, Any] = {}
@@ -40,6 +42,7 @@ def load_config(source: Source, trust_remote_code: bool = False) -> Any:
 
 def config_from(content: Mapping[str, Any], name: str) -> Any:
     """The transformers config of a parsed config.json, without code of its own. Raises ModelError."""
+    import_transformers()
     from transformers import AutoConfig
 
     check_claims(content)
