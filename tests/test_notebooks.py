@@ -13,6 +13,8 @@ import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
 
+from profiler.machine.datasheet import gpus
+
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 # What a reader must find in the outputs: datasheets and arithmetic, not this package's word.
@@ -52,6 +54,29 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     )
     assert not re.search(r"/(root|home|work|tmp)/", shown)
     assert path.stat().st_size < 1_500_000
+
+
+def _sentences(number: int) -> str:
+    cells = nbformat.read(NOTEBOOKS[number - 1], 4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def test_sentences_say_what_the_arithmetic_gives() -> None:
+    """What outputs beside a sentence do not hold themselves, or hold to other digits."""
+    ridges = {gpu.gpu: gpu.ridge_flops_per_byte("float16") for gpu in gpus() if gpu.year >= 2017}
+    written_out = 8_673_820_672 / 138_412_032
+    assert {name for name, ridge in ridges.items() if ridge and ridge < written_out} == {"H20", "H20-3e"}
+    assert "since the V100 but two**: the H20 and the H20-3e" in _sentences(1)
+    assert f"{14.29 / 4.26:.1f} times fewer" in _sentences(2)
+    assert f"{16 / 4.5:.1f} times)" in _sentences(2)
+    # One sequence of 2048: 4 FLOPs a pair, head and dimension, over Q and O of 32 heads and K and V of 8, 2 bytes each.
+    attention = 4 * (2048 * 2049 / 2) * 32 / ((2 * 32 + 2 * 8) * 2048 * 2)
+    assert f"that attention has {attention:.0f} FLOP/byte" in _sentences(5)
+    assert f"it would have {attention:.0f}" in _sentences(3)
+    # Over K and V alone, and a product over its two operands and its result.
+    assert f"{4 * (2048 * 2049 / 2) * 32 / (2 * 8 * 2048 * 2):.0f} is attention over K and V alone" in _sentences(5)
+    mlp = 2 * 2048 * 14336 * 4096 / (2 * (2048 * 4096 + 4096 * 14336 + 2048 * 14336))
+    assert f"a matrix of that MLP {mlp:.0f}" in _sentences(5)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -114,8 +114,13 @@ class Comparison:
     """Cells that one side alone has."""
 
     @property
+    def refusal(self) -> str:
+        """What forbids a verdict, in words: `model A -> B; device C -> D`; empty where nothing does."""
+        return "; ".join(item.words for item in self.differences if item.weight == "refuses")
+
+    @property
     def comparable(self) -> bool:
-        return not any(item.weight == "refuses" for item in self.differences)
+        return not self.refusal
 
     @property
     def machine(self) -> float:

@@ -66,8 +66,7 @@ def interval_words(change: Change) -> str:
 def comparison_sentences(comparison: Comparison) -> list[str]:
     """The answer: how many cells changed, the machine's own part, and the cells that changed most."""
     if not comparison.comparable:
-        reasons = "; ".join(item.words for item in comparison.differences if item.weight == "refuses")
-        return [f"Not comparable ({reasons}): side by side, without a verdict."]
+        return [f"Not comparable ({comparison.refusal}): side by side, without a verdict."]
     counts = Counter(item.verdict for item in comparison.changes)
     told = [several(counts[name], f"is {word}", f"are {word}") for name, word in _COUNTED if counts[name]]
     unclear = several(counts["inconclusive"], "cannot be told", "cannot be told") if counts["inconclusive"] else ""

@@ -39,7 +39,7 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
             runs=[(word, run, link_from(run, folder)) for word, run in zip(("before", "after"), runs, strict=True)],
             answer=comparison_sentences(comparison),
             differences=difference_lines(comparison),
-            waterfall=_drawn(runs, "waterfall", _WATERFALL) if drawable and _has_terms(comparison) else None,
+            waterfall=_drawn(runs, "waterfall", _WATERFALL) if drawable and _has_gains(comparison) else None,
             splits=[_drawn([run], "split", _SPLITS) for run in runs] if drawable else [],
             rooflines=_drawn(runs, "devices", _ROOFLINES) if drawable else None,
             columns=CHANGE_COLUMNS,
@@ -48,8 +48,9 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
     )
 
 
-def _has_terms(comparison: Comparison) -> bool:
-    return any(change.terms for change in comparison.changes)
+def _has_gains(comparison: Comparison) -> bool:
+    """Whether a waterfall can say what each term gained: of another model's step it would not be a gain."""
+    return comparison.comparable and any(change.terms for change in comparison.changes)
 
 
 def _drawn(runs: Sequence[Run], name: str, label: str) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from profiler.record.run import Run
 from profiler.report.plots import draw
-from profiler.report.plots.style import STYLE_FILE
+from profiler.report.plots.style import styled
 
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"\s*font-family:[^;]*;?")
@@ -73,7 +73,7 @@ def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
     figure = draw(runs, name)
     file = io.StringIO()
     # Ids that depend on the picture alone: the same run gives the same page, and two pictures do not share one.
-    with plt.style.context([STYLE_FILE, {"svg.hashsalt": name}]):
+    with styled(**{"svg.hashsalt": name}):
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
     plt.close(figure)
     return ElementTree.fromstring(file.getvalue())

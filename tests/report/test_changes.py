@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import PRECISIONS, WHOLE, with_document
+from made_runs import PRECISIONS, ROOT, WHOLE, with_document
 from pages import Page
 
 from profiler.job.comparing import compared
@@ -36,6 +36,13 @@ def test_the_page_holds_both(tmp_path: Path) -> None:
     assert "prefill 1 x 64" in page.words
     assert not page.open
     assert page.count("script") == 0
+
+
+def test_two_that_are_not_comparable_have_no_waterfall() -> None:
+    xeon, epyc = (read_run(ROOT / "runs" / "reference" / f"smollm2-135m-{name}") for name in ("xeon", "zen4"))
+    page = Page(html_changes(xeon, epyc, Path("/runs")))
+    assert page.count("svg") == 3, "two splits, both rooflines"
+    assert "Not comparable (device Intel(R) Xeon(R) Processor -> AMD EPYC)" in page.words
 
 
 def test_names_are_escaped() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from made_runs import WHOLE, key, result, whole_run, with_document
+from made_runs import PRECISIONS, ROOT, WHOLE, key, result, whole_run, with_document
 
 from profiler.diagnosis.cell import EngineDifference, columns_of
 from profiler.errors import RequestError
-from profiler.record.run import read_run
+from profiler.record.run import Run, read_run
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
+from profiler.report.plots.style import font_families
 
 OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("forecast", "cost", "engines")]
 """Forecasts and costs are drawn of a folder that keeps them (tests/job: test_checking, test_renting), engines of a run
@@ -133,3 +137,93 @@ def test_plot_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-unt
     assert found.code == 0, found.err
     assert (tmp_path / "map.svg").stat().st_size > 1000
     assert roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.bmp")).code == 2
+
+
+REFERENCE = ROOT / "runs" / "reference"
+XEON, EPYC, MISTRAL = (
+    read_run(REFERENCE / name) for name in ("smollm2-135m-xeon", "smollm2-135m-zen4", "mistral-7b-nf4-xeon")
+)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def _legend(name: str, *runs: Run) -> list[str]:
+    figure = draw(runs, name)
+    legend = figure.legends[0] if figure.legends else figure.axes[0].get_legend()
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def _title(name: str, *runs: Run) -> str:
+    figure = draw(runs, name)
+    return figure.get_suptitle()
+
+
+def test_precisions_name_what_differs() -> None:
+    """One machine and model: precisions alone; two machines: those too; two runs of the same: their folders."""
+    none, nf4 = (read_run(PRECISIONS / name) for name in ("none", "nf4"))
+    assert _legend("precisions", none, nf4) == ["float32", "bfloat16, nf4"]
+    assert _title("precisions", none, nf4) == f"smollm2-135m on {none.document.device.name}"
+    assert _legend("precisions", XEON, EPYC) == ["float32, on Intel(R) Xeon(R) Processor", "float32, on AMD EPYC"]
+    assert _title("precisions", XEON, EPYC) == "smollm2-135m"
+    zen5 = read_run(REFERENCE / "smollm2-135m-zen5-float32")
+    assert _legend("precisions", EPYC, zen5) == [
+        "float32 (smollm2-135m-zen4)",
+        "float32 (smollm2-135m-zen5-float32)",
+    ]
+
+
+def test_two_machines_of_one_name_are_two_devices() -> None:
+    zen5 = read_run(REFERENCE / "smollm2-135m-zen5-float32")
+    first, second, *_ = _legend("devices", EPYC, zen5)
+    assert "AMD EPYC (smollm2-135m-zen4): " in first
+    assert "AMD EPYC (smollm2-135m-zen5-float32): " in second
+
+
+def test_other_models_are_no_precisions_and_no_before() -> None:
+    with pytest.raises(RequestError, match=r"not of smollm2-135m and mistral-7b-v0\.1; `devices`"):
+        draw([XEON, MISTRAL, EPYC], "precisions")
+    with pytest.raises(RequestError, match=r"not comparable: model smollm2-135m -> mistral-7b-v0\.1;"):
+        draw([XEON, MISTRAL], "waterfall")
+    with pytest.raises(RequestError, match=r"not comparable: device Intel\(R\) Xeon\(R\) Processor -> AMD EPYC"):
+        draw([XEON, EPYC], "waterfall")
+
+
+def _one_cell() -> Run:
+    return replace(whole_run(), results=(result(key(), 20e-3),))
+
+
+def test_a_single_cell_is_named_once() -> None:
+    [axes] = draw([_one_cell()], "roofline").axes
+    assert [text.get_text() for text in axes.texts].count(key().cell.name) == 1
+
+
+@pytest.mark.parametrize("intensity", [0.5, 2.0, 99.0, 1001.0])
+def test_the_colours_of_a_single_cell_have_a_tick(intensity: float) -> None:
+    run = replace(whole_run(), results=(result(key(), 20e-3, intensity=intensity),))
+    figure = draw([run], "intensity")
+    figure.canvas.draw()
+    bar = figure.axes[-1]
+    low, high = bar.get_ylim()
+    assert low < intensity < high
+    shown = [label.get_text() for label in bar.get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert any(shown)
+    assert not any("$" in text for text in shown), "a formula that is not set as one"
+
+
+def test_a_name_that_no_font_has_draws_without_a_line_for_every_character(tmp_path: Path) -> None:
+    run = whole_run()
+    named = with_document(run, model=replace(run.document.model, id="通义千问"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save([named], "roofline", tmp_path / "x.png")
+        save([named], "roofline", tmp_path / "x.svg")
+    assert "通义千问" in (tmp_path / "x.svg").read_text(encoding="utf-8")
+
+
+def test_fonts_with_wide_characters_are_asked_where_they_are() -> None:
+    assert font_families(["DejaVu Sans", "Noto Sans CJK SC"]) == ["Noto Sans CJK SC"]
+    assert font_families(["DejaVu Sans"]) == []

@@ -17,7 +17,7 @@ from profiler.report.plots.forecast import cost_of_run, of_run
 from profiler.report.plots.lines import against_depth, doubling, precisions, throughput
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.steps import steps
-from profiler.report.plots.style import STYLE_FILE
+from profiler.report.plots.style import styled
 from profiler.report.plots.waterfall import engines, waterfall
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
@@ -56,7 +56,7 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
             raise RequestError(f"{run.folder} has no cell with a number: there is nothing to draw.")
     if name in PLOTS and len(runs) > 1:
         raise RequestError(f"{name} is a picture of one run; {' and '.join(COMPARISONS)} compare several.")
-    with plt.style.context(STYLE_FILE):
+    with styled():
         return COMPARISONS[name](runs) if name in COMPARISONS else PLOTS[name](runs[0])
 
 
@@ -74,7 +74,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     try:
         if path.suffix.lower() not in (".png", ".svg"):
             raise RequestError(f"--out {path}: the name must end in .png or .svg.")
-        with plt.style.context(STYLE_FILE):
+        with styled():
             figure.savefig(drawn, format=path.suffix.lower().lstrip("."), bbox_inches="tight")
     finally:
         plt.close(figure)

@@ -10,6 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from profiler.diagnosis.step_time import TERM_NAMES
 from profiler.grid import Phase
@@ -116,15 +117,24 @@ def intensity_map(run: Run) -> Figure:
     cells = first_engine_frame(run)
     phases = phases_of(cells)
     figure, panels = plt.subplots(1, len(phases), figsize=(6.6 * len(phases), 4.8), squeeze=False)
-    norm = LogNorm(cells["intensity"].min(), max(cells["intensity"].max(), 1.01 * cells["intensity"].min()))
+    norm = _at_least_a_decade(cells["intensity"].min(), cells["intensity"].max())
     for axes, phase in zip(panels[0], phases, strict=True):
         of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
         image = _intensity_panel(axes, _table(of_phase, depth, "intensity"), _table(of_phase, depth, "regime"), norm)
         axes.set_title(phase)
         _label_sizes(axes, of_phase, phase)
-    figure.colorbar(image, ax=panels[0], label="model FLOPs per model byte")
+    plain = FuncFormatter(lambda value, _: significant(value, 1))
+    bar = figure.colorbar(image, ax=panels[0], label="model FLOPs per model byte", format=plain)
+    bar.set_ticks(LogLocator(subs=(1.0, 2.0, 5.0)))
+    bar.minorticks_off()
     figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
     return figure
+
+
+def _at_least_a_decade(least: float, most: float) -> LogNorm:
+    """A scale of colours for figures from `least` to `most`, so wide that it holds a power of ten, which is a tick."""
+    wider = max(1.0, (10 * least / most) ** 0.5)
+    return LogNorm(least / wider, most * wider)
 
 
 def _intensity_panel(axes: Axes, intensity: pd.DataFrame, regime: pd.DataFrame, norm: LogNorm) -> AxesImage:

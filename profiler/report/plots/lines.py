@@ -25,6 +25,7 @@ from profiler.report.plots.style import (
     phases_of,
     short,
     title,
+    told_apart,
 )
 from profiler.report.shown import evenly, first_engine
 
@@ -126,22 +127,41 @@ def _slopes(axes: Axes, doublings: Sequence[Doubling]) -> None:
 
 
 def precisions(runs: Sequence[Run]) -> Figure:
-    """Tokens/s of several runs of one model against the batch (decode) and the tokens of a prompt (prefill)."""
+    """Tokens/s of several runs of one model against the batch (decode) and the tokens of a prompt (prefill).
+
+    What all have in common is the title; a line is named by its precision and by what else differs. Raises
+    RequestError for runs of several models.
+    """
+    if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
+        models = " and ".join(dict.fromkeys(run.model.id for run in runs))
+        raise RequestError(f"precisions is a picture of one model, not of {models}; `devices` draws several.")
+    common, names = _common_and_names(runs)
     tables = [first_engine_frame(run) for run in runs]
     panels: list[Phase] = [phase for phase in ("decode", "prefill") if any((t["phase"] == phase).any() for t in tables)]
     figure, axes_row = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 4.0), squeeze=False)
     for axes, phase in zip(axes_row[0], panels, strict=True):
         sizes: set[int] = set()
-        for run, cells, style in zip(runs, tables, LINE_STYLES * len(runs), strict=False):
+        for label, cells, style in zip(names, tables, LINE_STYLES * len(runs), strict=False):
             line = _shallowest(cells[cells["phase"] == phase], phase)
             sizes |= set(line["size"])
-            label = run.model.precision
             axes.plot(line["size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
         name = "batch" if phase == "decode" else "tokens of a prompt times batch"
         log_axes(axes, sorted(sizes), name, f"{phase} tokens/s")
-    axes_row[0][0].legend()
-    figure.suptitle(short(f"{runs[0].model.id} on {runs[0].document.device.name}"), x=0.01, ha="left", fontsize=12)
+    handles, labels = axes_row[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(short(common), x=0.01, ha="left", fontsize=12)
     return figure
+
+
+def _common_and_names(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """The model and the device where all runs have one, and a name for each run that tells it from the others."""
+    facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
+    common = [fact for fact in facts[0] if all(fact in others for others in facts)]
+    names = [
+        ", ".join([run.model.precision, *(fact for fact in own if fact not in common)])
+        for run, own in zip(runs, facts, strict=True)
+    ]
+    return " ".join(common), told_apart(runs, names)
 
 
 def _shallowest(cells: pd.DataFrame, phase: Phase) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from profiler.grid import Phase
 from profiler.record.run import Run
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, title
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, title, told_apart
 from profiler.report.roofs import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
 from profiler.units import scaled, significant
 
@@ -123,7 +123,8 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, style: P
         at = [point.intensity], [point.flops_per_s]
         axes.plot(*at, color=style.color, marker=style.marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
     ranked = sorted((point for _, point in numbered), key=lambda point: point.flops_per_s)
-    for point, above in ((ranked[0], -16), (ranked[-1], 9)):
+    # A phase of one cell has one end.
+    for point, above in {ranked[0]: -16, ranked[-1]: 9}.items():
         axes.annotate(
             point.key.cell.name,
             (point.intensity, point.flops_per_s),
@@ -147,9 +148,10 @@ def devices(runs: Sequence[Run]) -> Figure:
     roofs = [roof_lines(run)[0] for run in runs]
     points = [cell_points(run) for run in runs]
     limits = _frame(axes, roofs, [point for of_run in points for point in of_run])
-    for index, (run, roof, of_run) in enumerate(zip(runs, roofs, points, strict=True)):
+    names = told_apart(runs, [title(run) for run in runs])
+    for index, (name, roof, of_run) in enumerate(zip(names, roofs, points, strict=True)):
         color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)]
-        label = f"{title(run)}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"
+        label = f"{name}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"
         corners = roof.corners(*limits.x)
         axes.plot([x for x, _ in corners], [y for _, y in corners], color=color, ls=style.dashes, lw=2, label=label)
         for phase, shape in PHASE_STYLE.items():

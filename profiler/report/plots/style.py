@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from profiler.grid import Phase
@@ -15,6 +19,19 @@ from profiler.record.run import Run, cells_frame
 from profiler.report.shown import of_first_engine
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
+# Fonts with the characters of Chinese, Japanese and Korean names, which matplotlib's own lacks.
+_WIDE_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Arial Unicode MS",
+)
 Dashes = str | tuple[int, tuple[float, ...]]
 
 
@@ -62,6 +79,21 @@ TERM_STYLE = {
 """Colour and hatch of each term of a split."""
 
 
+@contextmanager
+def styled(**settings: str) -> Iterator[None]:
+    """The project's style, with the characters that a font here has; what none has is an empty box in a PNG, and
+    matplotlib's line for every such character says no more than that."""
+    families = ["sans-serif", *font_families({font.name for font in fontManager.ttflist})]
+    with plt.style.context([STYLE_FILE, {"font.family": families, **settings}]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        yield
+
+
+def font_families(installed: Collection[str]) -> list[str]:
+    """Those of the fonts with wide characters that are installed, to be asked where the first has not got one."""
+    return [name for name in _WIDE_FONTS if name in installed]
+
+
 def first_engine_frame(run: Run) -> pd.DataFrame:
     """The measured cells of the run's first engine, as a table."""
     return cells_frame(of_first_engine(run))
@@ -85,6 +117,13 @@ def phases_of(cells: pd.DataFrame) -> list[Phase]:
 def title(run: Run) -> str:
     """Model, precision and device."""
     return short(f"{run.model.id}, {run.model.precision}, on {run.document.device.name}")
+
+
+def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """A name a run; with its folder where another run has the same, as two machines of one name do."""
+    return [
+        f"{name} ({run.folder.name})" if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def short(text: str) -> str:

@@ -29,9 +29,11 @@ _WORTH_DRAWING = 0.002
 def waterfall(runs: Sequence[Run]) -> Figure:
     """The cells of each phase that changed most between the first run and the last: what each term gained.
 
-    Raises RequestError where the two have no cell with a split in common.
+    Raises RequestError where the two are not comparable or have no cell with a split in common.
     """
     comparison = compare(side_of_run(runs[0]), side_of_run(runs[-1]))
+    if not comparison.comparable:
+        raise RequestError(f"not comparable: {comparison.refusal}. `devices` draws both under their own roofs.")
     shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]
     if not shown:
         raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a split in common.")
