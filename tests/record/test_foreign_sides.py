@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from profiler.diagnosis.compare import Comparison, compare
-from profiler.errors import RequestError
+from profiler.errors import RequestError, RunError
 from profiler.job.comparing import compared, gated
 from profiler.record.readers.reading import read_foreign
+from profiler.record.run import read_document, read_gathered
 from profiler.record.sides import read_side, side_of_file
 
 ROOT = Path(__file__).parents[2]
@@ -216,3 +218,18 @@ def test_what_a_user_waits_for_is_a_token(tmp_path: Path) -> None:
     assert decode.asked.phase == "decode"
     assert decode.change == pytest.approx(0.0)
     assert decode.before.median_s == pytest.approx(2.5e-3)
+
+
+def test_samples_that_were_copied_are_refused(tmp_path: Path) -> None:
+    """A cell is visited once a round: each line twice would halve every variance for nothing."""
+    folder = tmp_path / "run"
+    shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen4", folder)
+    document = read_document(folder)
+    visits = read_gathered(folder, document).visits
+    assert all(len({visit.round for visit in of_cell}) == len(of_cell) for of_cell in visits.values())
+    samples = folder / "samples.jsonl"
+    samples.write_text(samples.read_text() * 2)
+    with pytest.raises(RunError, match=r"samples.jsonl holds a visit of .* twice"):
+        read_gathered(folder, document)
+    with pytest.raises(RunError, match="twice"):
+        read_side(folder)
