@@ -17,6 +17,7 @@ from profiler.job.comparing import compared, gated
 from profiler.record.readers.reading import read_foreign
 from profiler.record.run import read_document, read_gathered
 from profiler.record.sides import read_side, side_of_file
+from profiler.report.gating import budget_words
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "data" / "foreign"
@@ -154,8 +155,10 @@ def test_repetitions_that_nobody_counted_claim_nothing(before: str, after: str, 
     """llama-bench's tables tell a mean and a standard deviation, which a single repetition has as 0.00."""
     files = (markdown(tmp_path / "a", before), markdown(tmp_path / "b", after))
     [change] = compared(*files).changes
-    assert (change.verdict, change.because) == ("inconclusive", "repetitions or their spread not told")
-    assert gated(*files, "0.5%").outcome == "inconclusive"
+    assert (change.verdict, change.because) == ("inconclusive", "spread not told")
+    gate = gated(*files, "0.5%")
+    assert gate.outcome == "inconclusive"
+    assert budget_words(gate) == "1 cell needs a file that tells each repetition"
 
 
 def test_nor_do_repetitions_whose_spread_nobody_told(tmp_path: Path) -> None:
