@@ -199,6 +199,8 @@ def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_hal
 
 def _because(before: Timed, after: Timed) -> str:
     """Why two times prove nothing against each other; empty where they may."""
+    if not (before.visits and after.visits):
+        return "spread not told"
     if before.visits < CLAIM_VISITS or after.visits < CLAIM_VISITS:
         both = max(before.visits, after.visits) < CLAIM_VISITS
         return "one visit each" if both else "one visit on one side"

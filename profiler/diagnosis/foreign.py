@@ -43,6 +43,8 @@ class Placed:
     regime: Regime | None
     """None for a figure that proves nothing."""
     note: str
+    settings: str = ""
+    """What it was measured with, where that differs from other figures of its file."""
 
 
 def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[Placed]:
@@ -51,7 +53,8 @@ def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[Plac
         figures.numbers(name) for name in ("seconds", "batch_size", "prompt_len", "context_len")
     )
     phases = np.array(figures.column("covers"))
-    new_tokens = np.select([phases == "prefill", phases == "decode"], [prompt, 1.0], figures.numbers("new_tokens"))
+    of_step, of_whole = figures.numbers("step_tokens"), figures.numbers("new_tokens")
+    new_tokens = np.select([phases == "prefill", phases == "decode"], [prompt, of_step], of_whole)
     floor_s, by_compute = compute_s + memory_s, compute_s > memory_s
     attained = floor_s / seconds
     columns: dict[str, Sequence[object]] = {
@@ -67,6 +70,7 @@ def placed(figures: Table[Row], compute_s: Array, memory_s: Array) -> Table[Plac
         "attained": attained.tolist(),
         "regime": _regimes(attained, by_compute),
         "note": _notes(figures, attained),
+        "settings": [", ".join(map(" ".join, told)) for told in figures.column("settings")],
     }
     return Table(Placed, columns)
 
@@ -121,7 +125,10 @@ def _suspect(covers: str) -> str:
     if covers == "prefill":
         return "the prompt may have come from a cache, or another card or precision ran"
     if covers == "decode":
-        return "prompt tokens may be counted, or another card, precision or several cards ran"
+        return (
+            "prompt tokens may be counted, several tokens a step speculated, or another card, precision or several"
+            " cards ran"
+        )
     return "prompt tokens may be counted as generated, or another card or precision ran"
 
 
@@ -147,12 +154,12 @@ _FAR_MORE = 1.5
 
 def _mixed(rows: Table[Placed]) -> int | None:
     """The batch at which decode steps grow with the prompt by far more than their floors do, or None."""
-    names = ("phase", "batch_size", "new_tokens", "prompt_len", "latency_s", "floor_s")
-    series: dict[tuple[int, int | None], list[tuple[int, float, float]]] = {}
-    for phase, batch, new_tokens, *member in zip(*(rows.column(name) for name in names), strict=True):
+    names = ("phase", "batch_size", "new_tokens", "settings", "prompt_len", "latency_s", "floor_s")
+    series: dict[tuple[int, int | None, str], list[tuple[int, float, float]]] = {}
+    for phase, batch, new_tokens, settings, *member in zip(*(rows.column(name) for name in names), strict=True):
         if phase == "decode" and member[0]:
-            series.setdefault((batch, new_tokens), []).append((member[0], member[1], member[2]))
-    for (batch, _), members in series.items():
+            series.setdefault((batch, new_tokens, settings), []).append((member[0], member[1], member[2]))
+    for (batch, *_), members in series.items():
         first, last = min(members, key=itemgetter(0)), max(members, key=itemgetter(0))
         if last[0] >= _LONGER_PROMPT * first[0]:
             grew, allowed = last[1] / first[1], last[2] / first[2]

@@ -31,6 +31,8 @@ class Asked(NamedTuple):
     """Cached tokens before the step: 0 where a prompt was prefilled."""
     engine: str = ""
     """Empty where the sides have no engine in common."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """What else tells cells of one side apart, by name: another tool's file may hold a sweep of threads."""
 
     @property
     def depth(self) -> int:
@@ -39,9 +41,10 @@ class Asked(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`decode 1 x 512 (static)`."""
+        """`decode 1 x 512 (static)`, `decode 1 x 512, threads 2`."""
         engine = f" ({self.engine})" if self.engine not in ("", "eager") else ""
-        return f"{self.phase} {self.batch_size} x {self.depth}{engine}"
+        settings = "".join(f", {name} {value}" for name, value in self.settings)
+        return f"{self.phase} {self.batch_size} x {self.depth}{engine}{settings}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Timed:
     high_s: float
     """Its 95 % interval; the median itself, twice, where nothing is known of its spread."""
     visits: int
+    """0 where another tool's file does not tell how often it was measured, or how far that lay apart."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """The split in seconds; empty where it is not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
@@ -141,13 +145,15 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[Asked, Timed]]:
 
     Where no engine is common, as for two tools, each side stands with its first one. Other tools know no difference
     between a cache that a prompt has filled and one that was filled directly: with one of them, depth alone counts.
+    Settings that differ within one side tell the cells of all of them apart.
     """
     common = set.intersection(*(set(side.engines) for side in sides))
     by_depth = len({side.tool for side in sides}) > 1 or any(side.tool != "roofscope" for side in sides)
-    return [dict(_keyed(side, bool(common), by_depth)) for side in sides]
+    swept = tuple(dict.fromkeys(name for side in sides for asked in side.cells for name, _ in asked.settings))
+    return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
 
-def _keyed(side: Side, by_engine: bool, by_depth: bool) -> Iterator[tuple[Asked, Timed]]:
+def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[Asked, Timed]]:
     engines = side.engines if by_engine else side.engines[:1]
     for asked, timed in side.cells.items():
         if asked.engine not in engines:
@@ -156,9 +162,12 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool) -> Iterator[tuple[Asked,
         # Where this side has both of one depth, the one that was filled directly stays what it is.
         if by_depth and asked.phase == "decode" and prompted not in side.cells:
             asked = prompted
+        if swept:
+            told = {**side.settings, **dict(asked.settings)}
+            asked = asked._replace(settings=tuple((name, told.get(name, NOT_TOLD)) for name in swept))
         yield asked if by_engine else asked._replace(engine=""), timed
 
 
 def in_order(keys: Sequence[Asked]) -> list[Asked]:
     """By phase, engine, batch and depth, as a table's rows stand."""
-    return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth))
+    return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth, key.settings))

@@ -33,6 +33,8 @@ class Engine(Protocol):
     replays_as_graph: ClassVar[bool]
     """Whether a decode step is one launch of recorded work: it needs a device that captures, and no window that the
     host moves."""
+    keeps_cache: ClassVar[bool]
+    """Whether a shape's cache is kept and emptied between prefills, instead of made anew for each."""
     owns_model: ClassVar[bool]
     """Whether it loads the model anew and keeps its cache itself, so that what its kernels do is not seen."""
     pads: ClassVar[bool]

@@ -39,6 +39,7 @@ class EagerEngine:
     hookable: ClassVar[bool] = True
     eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
     replays_as_graph: ClassVar[bool] = False
+    keeps_cache: ClassVar[bool] = False
     owns_model: ClassVar[bool] = False
     pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = False
@@ -118,6 +119,7 @@ class CompileEngine(StaticEngine):
 
     name = "compile"
     hookable = False
+    keeps_cache = True
     eager_phases = ("prefill",)
 
     def __init__(self, model: Any, machine: Machine) -> None:
@@ -212,6 +214,7 @@ class GraphEngine(StaticEngine):
     name = "graph"
     hookable = False
     replays_as_graph = True
+    keeps_cache = True
 
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)

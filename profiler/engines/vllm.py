@@ -67,6 +67,7 @@ class VllmEngine:
     hookable: ClassVar[bool] = False
     eager_phases: ClassVar[tuple[Phase, ...]] = ()
     replays_as_graph: ClassVar[bool] = False
+    keeps_cache: ClassVar[bool] = True
     pads: ClassVar[bool] = False
     whole_calls: ClassVar[bool] = True
     taxes: ClassVar[bool] = False

@@ -94,6 +94,8 @@ def thresholds(text: str) -> dict[Phase, float]:
         phases = [phase for phase in PHASES if not equals or phase == name.strip()]
         if not phases:
             raise RequestError(f"--max-slowdown: {name.strip()!r} is no phase; use prefill or decode.")
+        if twice := [phase for phase in phases if phase in found]:
+            raise RequestError(f"--max-slowdown {text}: what {twice[0]} is allowed is told twice; give it once.")
         found |= dict.fromkeys(phases, _share(value))
     return found
 

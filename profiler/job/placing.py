@@ -18,7 +18,7 @@ from profiler.loading.catalog import resolve
 from profiler.machine import datasheet
 from profiler.record.readers.figures import Figures, ForeignFile, figures_of
 from profiler.record.readers.reading import read_foreign
-from profiler.units import count, scaled
+from profiler.units import count, scaled, several
 from profiler.work.attention import AttentionCore
 from profiler.work.operators import ModelWork, Operator
 from profiler.work.step import ExecutionPath, Step
@@ -84,13 +84,25 @@ def place(
     """
     file = read_foreign(path)
     figures = _complete(_with_shapes(file.figures, shapes or Shapes()))
+    left = int(figures.told("on_host").sum()) if not here or _here_is_card() else 0
+    if left == len(figures):
+        raise RequestError(
+            f"{path}: no layer lay on the card (n_gpu_layers 0), so that its figures are the host's: none lies under a"
+            " card's roofs."
+        )
+    if left:
+        figures = figures_of(figure for figure in figures if not figure.on_host)
     source = resolve(model)
     told = file.settings.get("precision", "auto")
     work = known_model(source, told if told in _DTYPES else "auto", quant).work
     dtype = _own_dtype(work)
-    under = here_roofs(work, dtype) if here else _card(gpu, file)
+    devices = _devices(file, figures)
+    under = here_roofs(work, dtype) if here else _card(gpu, devices)
     rows = placed(figures, *_floors(work, figures, under, dtype))
-    found = [*_another(file, work, under), *_no_room(work, figures, under), *doubts(rows)]
+    found = [*_another(devices, figures, work, under), *_no_room(work, figures, under), *doubts(rows)]
+    if left:
+        were = several(left, "figure is left out: no layer of it", "figures are left out: no layer of theirs")
+        found.append(f"{were} lay on the card (n_gpu_layers 0), so that they are the host's.")
     if here and None in rows.column("regime"):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
     return Placement(file, source.name, dtype, quant, under, rows, tuple(found))
@@ -130,7 +142,8 @@ def _complete(figures: Figures) -> Figures:
         missing.append("--batch-sizes")
     if (None, None) in zip(prompts, contexts, strict=True):
         missing.append("--prompt-lens")
-    if ("generate", None) in zip(covers, news, strict=True):
+    # A whole decode loop that tells no tokens has steps that nobody knows.
+    if ("generate", None) in zip(covers, news, strict=True) or 0 in figures.column("loop_tokens"):
         missing.append("--new-tokens")
     if missing:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
@@ -144,20 +157,25 @@ def _own_dtype(work: ModelWork) -> str:
     return (cores or work.operators)[0].dtype_name
 
 
-def _card(gpu: str, file: ForeignFile) -> Under:
+def _card(gpu: str, devices: Sequence[str]) -> Under:
     if gpu:
         return _of_sheet(datasheet.gpu_called(gpu))
-    device = file.settings.get("device", "")
-    known = datasheet.called(device)
+    known = datasheet.called(devices[0]) if len(devices) == 1 else []
     if len(known) == 1:
         return _of_sheet(known[0])
-    ran_on = f" (it ran on {device})" if device else ""
+    ran_on = f" (it ran on {' and '.join(devices)})" if devices else ""
     raise RequestError(f"under whose roofs? Give --gpu CARD, or --here for this device's own{ran_on}.")
 
 
 def _of_sheet(sheet: datasheet.Datasheet) -> Under:
     peaks = {name: peak for name in _DTYPES if (peak := sheet.peak_flops_per_s(name))}
     return Under(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
+
+
+def _here_is_card() -> bool:
+    from profiler.machine.device import resolve_device
+
+    return str(resolve_device("auto").type) != "cpu"
 
 
 def here_roofs(work: ModelWork, dtype: str) -> Under:
@@ -181,16 +199,23 @@ def here_roofs(work: ModelWork, dtype: str) -> Under:
     return Under(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)
 
 
-def _another(file: ForeignFile, work: ModelWork, under: Under) -> list[str]:
+def _another(devices: Sequence[str], figures: Figures, work: ModelWork, under: Under) -> list[str]:
     """What the file says of its model and its device, where that is not what it is placed under."""
     found = []
-    told, device = file.settings.get("parameters", ""), file.settings.get("device", "")
-    if told.isdecimal() and abs(int(told) / work.params - 1) > _SAME_PARAMS:
-        found.append(f"the file is of a model of {count(int(told))} parameters, this one has {count(work.params)}.")
-    names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
-    if device and not any(under.device.lower() in name for name in names):
-        found.append(f"the file says that it ran on {device}, not on {under.device}.")
+    for params in sorted(set(filter(None, figures.column("params")))):
+        if abs(params / work.params - 1) > _SAME_PARAMS:
+            found.append(f"the file is of a model of {count(params)} parameters, this one has {count(work.params)}.")
+    for device in devices:
+        names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
+        if not any(under.device.lower() in name for name in names):
+            found.append(f"the file says that it ran on {device}, not on {under.device}.")
     return found
+
+
+def _devices(file: ForeignFile, figures: Figures) -> list[str]:
+    """All that a file says these figures ran on."""
+    own = [value for settings in set(figures.column("settings")) for name, value in settings if name == "device"]
+    return sorted({file.settings.get("device", ""), *own} - {""})
 
 
 def _no_room(work: ModelWork, figures: Figures, under: Under) -> list[str]:

@@ -221,7 +221,7 @@ def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
     """What takes the steps of a cell on its kind of cache, one that needs nothing of the host any more."""
     if subject.path_of(key).cache != "static":
         return EmptiedCache
-    return KeptCache if key.cell.engine == StaticEngine.name else UsedCache
+    return UsedCache if subject.engines[key.cell.engine].keeps_cache else KeptCache
 
 
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from profiler.record.document import RunDocument, document_of
 from profiler.record.gathered import Gathered
 from profiler.record.migrations import ADDED_COLUMNS, migrated
 from profiler.record.operators import read_operators
-from profiler.record.samples import read_facts_of
+from profiler.record.samples import SAMPLES_FILE, read_facts_of
 from profiler.units import formula_again, no_formula, visible, visible_in
 
 if TYPE_CHECKING:
@@ -155,6 +155,12 @@ def read_gathered(folder: Path, document: RunDocument) -> Gathered:
     # Samples of older versions do not say the new tokens of their cell, since all had the same.
     for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
         gathered.add(fact)
+    for cell, visits in gathered.visits.items():
+        if len({(visit.round, visit.at_unix_s) for visit in visits}) < len(visits):
+            raise RunError(
+                f"{folder / SAMPLES_FILE} holds a visit of {cell.name} twice: copied lines prove nothing more; remove"
+                " them."
+            )
     return gathered
 
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import stdev
 
 from profiler.diagnosis.cell import CellResult
 from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Side, Timed, Witness
 from profiler.diagnosis.step_time import TERMS
+from profiler.errors import RequestError
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.record.document import RunDocument
 from profiler.record.readers.figures import Figure, ForeignFile
@@ -17,8 +19,8 @@ from profiler.record.readers.reading import read_foreign
 from profiler.record.run import Run, read_gathered, read_run
 from profiler.roofs.values import Look, swing
 from profiler.timing.outcomes import Visit, phase_medians, phase_samples
-from profiler.timing.sampling import Spread, estimate, spread_of
-from profiler.units import scaled
+from profiler.timing.sampling import Spread, estimate, spread_of, student_t
+from profiler.units import duration, scaled
 
 ROOFSCOPE = "roofscope"
 
@@ -158,25 +160,53 @@ def _yes(value: bool) -> str:
 
 
 def side_of_file(file: ForeignFile) -> Side:
-    """Another tool's file as one side; what names no shape is left out."""
-    return Side(
-        name=file.name,
-        created=file.created,
-        tool=file.tool,
-        settings=dict(file.settings),
-        cells={_asked(figure): _foreign(figure) for figure in file.figures if figure.has_step},
-    )
+    """Another tool's file as one side; what names no shape is left out.
+
+    Raises RequestError for two figures of one shape that nothing tells apart.
+    """
+    cells: dict[Asked, Timed] = {}
+    for figure in file.figures:
+        if not figure.has_step:
+            continue
+        asked, timed = _asked(figure), _foreign(figure)
+        if asked in cells:
+            times = f"{duration(cells[asked].median_s)} and {duration(timed.median_s)}"
+            raise RequestError(
+                f"{file.name} holds {asked.name} more than once, {times}, and nothing that tells them apart: keep one."
+            )
+        cells[asked] = timed
+    return Side(file.name, file.created, file.tool, dict(file.settings), cells)
 
 
 def _asked(figure: Figure) -> Asked:
-    return Asked(figure.step_phase, figure.batch_size or 1, figure.prompt_len or 0, figure.context_len or 0, "")
+    """What was asked for: of a server the sequences that it was allowed, however many there came to be."""
+    batch_size = figure.cap or figure.batch_size or 1
+    prompt_len, context_len = figure.prompt_len or 0, figure.context_len or 0
+    return Asked(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> Timed:
-    """A foreign figure's time; each repetition of it is a visit of its own."""
+    """A foreign figure's time, of a decode that of a token; each repetition of it is a visit of its own.
+
+    How far another tool's repetitions lie apart they alone tell: two or three that agree by luck claim nothing, which
+    is what Student's t is for (Biometrika 6, 1908, 1-25). One without a spread is known no better than one visit with
+    the usual spread, and none at all stands behind a spread of nobody knows how many repetitions. What a file rounds is
+    known no better than to half of its last digit.
+    """
+    middle, visits = figure.seconds, figure.repeats
+    low, high = middle - figure.half_width_s, middle + figure.half_width_s
     if len(figure.samples_s) > 1:
-        each = [[value] for value in figure.samples_s]
-        time_s = estimate(each)
-        return Timed(time_s.median_s, time_s.low_s, time_s.high_s, len(each))
-    middle, half = figure.seconds, figure.half_width_s
-    return Timed(middle, max(middle - half, 0.01 * middle), middle + half, figure.repeats)
+        time_s = estimate([[value] for value in figure.samples_s])
+        middle, visits = time_s.median_s, len(figure.samples_s)
+        half = student_t(visits - 1) * stdev(figure.samples_s) / math.sqrt(visits)
+        low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
+    elif not figure.half_width_s or not figure.repeats:
+        low, high = min(low, middle * _ONCE.low_s), max(high, middle * _ONCE.high_s)
+        visits = int(figure.repeats == 1)
+    low, high = max(low - figure.rounding_s, 0.01 * middle), high + figure.rounding_s
+    tokens = figure.step_tokens
+    return Timed(middle / tokens, low / tokens, high / tokens, visits)
+
+
+_ONCE = estimate([[1.0]])
+"""A time that was measured once, as a share of it."""

@@ -55,6 +55,8 @@ def budget_words(gate: Gate) -> str:
         cells = several(len(disturbed), "cell was", "cells were")
         cores = max(cell.change.foreign_cores for cell in disturbed)
         return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again in quiet"
+    untold = sum(not cell.change.visits for cell in open_cells)
+    open_cells = [cell for cell in open_cells if cell.change.visits]
     told = [cell for cell in open_cells if 0 < cell.more_s < math.inf]
     # Another tool's file does not tell what a repetition costs.
     untimed = sum(not cell.more_s for cell in open_cells)
@@ -66,6 +68,8 @@ def budget_words(gate: Gate) -> str:
         parts.append(f"{cells} about {needed} min more of --budget in each of the two runs")
     if untimed:
         parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
+    if untold:
+        parts.append(f"{several(untold, 'cell needs', 'cells need')} a file that tells each repetition")
     if never:
         parts.append(f"{several(never, 'lies', 'lie')} at the threshold itself, where no budget helps")
     if drifted:

@@ -33,11 +33,12 @@ def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
 
 
 def _name(row: Placed) -> str:
+    settings = f", {row.settings}" if row.settings else ""
     if row.phase == "decode":
-        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}"
+        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{settings}"
     behind = f" behind {row.context_len}" if row.context_len else ""
     after = f" + {row.new_tokens}" if row.phase == "generate" else ""
-    return f"{row.phase} {row.batch_size} x {row.prompt_len}{after}{behind}"
+    return f"{row.phase} {row.batch_size} x {row.prompt_len}{after}{behind}{settings}"
 
 
 def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:

@@ -187,7 +187,12 @@ def narrow_enough(time_s: Estimate, visits: int, half_width: float = TARGET_HALF
 
 
 def student_t(freedom: float) -> float:
-    """The end of the middle 95 % of Student's t (Abramowitz & Stegun 26.7.5; 3 % short at two degrees of freedom)."""
+    """The end of the middle 95 % of Student's t (Abramowitz & Stegun 26.7.5; 3 % short at two degrees of freedom).
+
+    With one degree it is Cauchy's distribution, whose quantile is a tangent.
+    """
+    if freedom == 1:
+        return math.tan(0.475 * math.pi)
     z = _Z95
     terms = (
         (z**3 + z) / 4,

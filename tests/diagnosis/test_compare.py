@@ -229,7 +229,7 @@ def test_another_tools_file_is_a_side() -> None:
     ours = side({asked(prompt_len=128): timed(0.029)})
     [change] = compare(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
-    assert change.verdict == "faster"
+    assert change.verdict == "inconclusive", "its table does not tell how many repetitions it has"
 
 
 def test_of_two_cells_of_a_depth_none_is_lost_beside_another_tool() -> None:

@@ -150,6 +150,9 @@ def test_thresholds_by_phase() -> None:
     assert thresholds("3%") == thresholds("0.03") == {"prefill": 0.03, "decode": 0.03}
     assert thresholds("decode=2.5%") == {"decode": 0.025}
     assert thresholds("decode=3%,prefill=5%") == {"decode": 0.03, "prefill": 0.05}
+    for twice in ("decode=3%,decode=50%", "3%,50%", "3%,decode=50%"):
+        with pytest.raises(RequestError, match="told twice"):
+            thresholds(twice)
     for wrong in ("fast", "300%", "-3%", "0", "nan", "middle=3%", ""):
         with pytest.raises(RequestError):
             thresholds(wrong)

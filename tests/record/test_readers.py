@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import re
 import subprocess
@@ -37,8 +36,10 @@ def test_llama_bench_says_the_same_in_every_format() -> None:
     assert [figure.covers for figure in by_md] == ["prefill", "prefill", "decode"]
     assert by_md[0].seconds == pytest.approx(128 / 459.02)
     assert 8 * by_md[0].weight_bytes == pytest.approx(5.744, abs=1e-2)  # type: ignore[operator]
-    # Five repetitions with a standard deviation of 33.97 of 159.18 tokens/s: +- 2 x 33.97 / sqrt(5) of them.
-    assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18 / math.sqrt(5))
+    # A standard deviation of 33.97 of 159.18 tokens/s, of nobody knows how many repetitions: that of one of them.
+    assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18)
+    assert by_md[2].rounding_s / by_md[2].seconds == pytest.approx(0.005 / 159.18)
+    assert {figure.repeats for figure in (*by_md, first, second, third)} == {0}
 
 
 def test_llama_bench_keeps_every_repetition() -> None:
@@ -65,13 +66,13 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
         # (what, batch, prompt, new tokens, seconds)
         ("vllm-latency.json", "vllm bench latency", [("generate", None, None, None, 10.974134)]),
         ("vllm-throughput.json", "vllm bench throughput", [("generate", None, None, None, None)]),
-        ("vllm-serve.json", "vllm bench serve", [("prefill", 1, 128, 32, 0.0622127), ("decode", 4, 128, 32, 0.01065)]),
-        ("guidellm.json", "GuideLLM", [("prefill", 1, 64, 16, 0.0869989), ("decode", 2, 64, 16, 0.0206266)]),
-        ("aiperf.json", "AIPerf", [("prefill", 1, 128, 32, None), ("decode", 4, 128, 32, None)]),
+        ("vllm-serve.json", "vllm bench serve", [("prefill", 1, 128, 32, 0.0622127), ("decode", 3, 128, 32, 0.01065)]),
+        ("guidellm.json", "GuideLLM", [("prefill", 1, 64, 16, 0.0869989), ("decode", 1, 64, 16, 0.0206266)]),
+        ("aiperf.json", "AIPerf", [("prefill", 1, 128, 32, None), ("decode", 3, 128, 32, None)]),
         (
             "genai-perf.json",
             "genai-perf",
-            [("prefill", 1, 201, 2566, 0.1728093975), ("decode", 100, 201, 2566, 0.0021787205)],
+            [("prefill", 1, 201, 2566, 0.1728093975), ("decode", 96, 201, 2566, 0.0021787205)],
         ),
         (
             "sglang.jsonl",
@@ -98,7 +99,7 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
         (
             "sglang-serving.jsonl",
             "SGLang bench_serving",
-            [("prefill", 1, 128, 32, 0.05375429), ("decode", 4, 128, 32, 0.01000387)],
+            [("prefill", 1, 128, 32, 0.05375429), ("decode", 3, 128, 32, 0.01000387)],
         ),
         # Medians of its samples; of 16 tokens 15 lie behind the first, and its file divides by 16.
         (
@@ -181,6 +182,7 @@ def test_an_older_aiperf_tells_its_concurrency_elsewhere(tmp_path: Path) -> None
     file, newer = read_foreign(path), read_foreign(FILES / "aiperf.json")
     assert file.settings == newer.settings == {"model's name": "small-llama", "AIPerf": "0.13.0"}
     assert file.figures[1].batch_size == 2
+    assert file.figures[1].cap == 2
 
 
 def test_a_whole_decode_loop_is_told_by_the_step() -> None:
@@ -211,6 +213,25 @@ def test_a_newer_genai_perf_nests_its_concurrency(tmp_path: Path) -> None:
     assert file.tool == "genai-perf"
     assert file.settings["model's name"] == "ensemble"
     assert file.figures[1].batch_size == 32
+
+
+def test_a_cap_is_no_batch(tmp_path: Path) -> None:
+    """A request a second of 128 tokens, 10 ms each: 1.28 decode at a time, though 256 might (Little's law); what was
+    asked for stays the cap. AIPerf counts them itself: 3.18 of 4, its 328 tokens/s at 10.0 ms say 3.28."""
+    content = json.loads((FILES / "vllm-serve.json").read_text())
+    load = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0}
+    lengths = {"total_input_tokens": 153600, "total_output_tokens": 38400, "median_tpot_ms": 10.0}
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps({**content, **load, **lengths}))
+    decode = read_foreign(path).figures[1]
+    assert (decode.batch_size, decode.cap) == (1, 256)
+    assert "below the 256 that were allowed" in decode.notes[0]
+    counted = figures("aiperf.json")[1]
+    assert (counted.batch_size, counted.cap) == (3, 4)
+    assert "counted by the tool" in counted.notes[0]
+    content = json.loads((FILES / "aiperf.json").read_text())
+    path.write_text(json.dumps({**content, "effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}))
+    assert read_foreign(path).figures[1].batch_size == 1
 
 
 def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:
@@ -341,9 +362,10 @@ def test_a_table_may_tell_times_and_rates_and_leave_cells_empty(tmp_path: Path) 
     path.write_text(names + "\n".join(rows))
     note = "no phase named: taken for decode steps alone"
     assert list(read_foreign(path).figures) == [
-        Figure("decode", 0.02, 2, 64, None, 32, repeats=5),
-        Figure("prefill", 0.5, 1, 128, None, None),
-        Figure("decode", 0.25, 4, None, 256, 16, notes=(note,)),
+        # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
+        Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5),
+        Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
+        Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, notes=(note,)),
     ]
     for broken, told in (
         ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is no positive number: nan"),

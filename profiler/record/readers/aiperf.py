@@ -1,4 +1,8 @@
-"""AIPerf's and genai-perf's exports: profile_export_aiperf.json, profile_export_genai_perf.json."""
+"""AIPerf's and genai-perf's exports: profile_export_aiperf.json, profile_export_genai_perf.json.
+
+AIPerf's `concurrency` is a cap, too; its `effective_decode_concurrency` is how many requests were in their decode, on
+average over the benchmark's time (docs.nvidia.com/aiperf/reference/effective-vs-active-metrics).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ _SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
 # An older AIPerf's way of telling it, genai-perf's, and an older genai-perf's, which lists its arguments flat.
 _CONCURRENCY = (("loadgen", "concurrency"), ("perf_analyzer", "stimulus", "concurrency"), ("concurrency",))
 _MODELS = (("endpoint", "model_names"), ("model_names",), ("model",))
+_DECODING = "effective_decode_concurrency"
 _OF_GENAI_PERF = ("perf_analyzer", "formatted_model_name")
 
 
@@ -36,10 +41,11 @@ def _figures(record: Mapping[str, Any]) -> list[Figure]:
     return served(
         prompt_tokens=_average(record, "input_sequence_length"),
         new_tokens=_average(record, "output_sequence_length"),
-        concurrency=_concurrency(record),
+        cap=_concurrency(record),
         output_per_s=_average(record, "output_token_throughput"),
         ttft_s=_time_s(record, "time_to_first_token"),
         tpot_s=tpot_s,
+        decoding=_average(record, _DECODING) if inner(record, _DECODING, "avg") else None,
     )
 
 

@@ -15,6 +15,8 @@ from profiler.grid import Phase
 
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: a whole prompt, one decode step, or both together."""
+Settings = tuple[tuple[str, str], ...]
+"""Names and values, as texts."""
 
 _LONGEST_TEXT = 200
 # A nanosecond to thirty years, a billion sequences or tokens, 64 bytes a weight: beyond them a file is damaged.
@@ -38,7 +40,9 @@ class Figure:
     samples_s: tuple[float, ...] = ()
     """The same time of each repetition, where the file keeps them."""
     half_width_s: float = 0.0
-    """Of its 95 % interval; 0 where the file tells no spread."""
+    """Of its 95 % interval, or of one repetition's where nobody tells how many there were; 0 without a spread."""
+    rounding_s: float = 0.0
+    """Half a unit of the last digit that the file prints: nearer than this it is not known."""
     requests: int | None = None
     """Requests that shared `seconds`, where the time is not one batch's."""
     repeats: int = 0
@@ -47,14 +51,28 @@ class Figure:
     """Tokens of a prompt that are processed at a time, so that weights are read once for each chunk."""
     weight_bytes: float | None = None
     """Bytes a parameter as stored, where the file tells what the weights take."""
-    kv_itemsize: int | None = None
+    params: int | None = None
+    """The model's parameters, where the file tells them."""
+    kv_itemsize: float | None = None
+    """Bytes an element of the cache, keys and values together."""
+    cap: int | None = None
+    """Sequences that were allowed at a time, where `batch_size` is how many there really were."""
+    step_tokens: float = 1.0
+    """Tokens that a decode step gives each sequence: more than one by speculation."""
+    loop_tokens: int | None = None
+    """Tokens of all sequences where `seconds` are those of a whole decode loop; 0 where the file does not tell them."""
+    on_host: bool = False
+    """Whether no layer lay on the card."""
+    settings: Settings = ()
+    """What it was measured with, as far as that differs from other figures of its file."""
     notes: tuple[str, ...] = ()
     """What is to be known of the figure before it is believed."""
 
     @property
     def has_step(self) -> bool:
         """Whether it is about a prefill or a decode step alone, of a known shape."""
-        return self.covers != "generate" and self.batch_size is not None and self.depth is not None
+        alone = self.covers != "generate" and self.loop_tokens is None
+        return alone and self.batch_size is not None and self.depth is not None
 
     @property
     def depth(self) -> int | None:
@@ -88,6 +106,25 @@ class Figure:
             prompt_len=prompt_len if self.prompt_len is None and self.context_len is None else self.prompt_len,
             batch_size=batch_size if self.batch_size is None else self.batch_size,
             new_tokens=new_tokens if self.new_tokens is None else self.new_tokens,
+        ).by_step()
+
+    def by_step(self) -> Figure:
+        """The time of one step, where it is that of a whole decode loop and the shapes tell how many steps that has:
+        the tokens behind the first. Raises RequestError for shapes that are not those of the loop."""
+        if self.loop_tokens is None or self.batch_size is None or not (self.new_tokens or self.loop_tokens):
+            return self
+        steps = self.new_tokens - 1 if self.new_tokens else self.loop_tokens // self.batch_size
+        if steps < 1 or (self.loop_tokens and steps * self.batch_size != self.loop_tokens):
+            raise RequestError(
+                f"its decode loop made {self.loop_tokens} tokens behind the first of each sequence: not those of"
+                f" {self.batch_size} sequences" + (f" and {self.new_tokens} new tokens." if self.new_tokens else ".")
+            )
+        return replace(
+            self,
+            seconds=self.seconds / steps,
+            samples_s=tuple(value / steps for value in self.samples_s),
+            new_tokens=steps + 1,
+            loop_tokens=None,
         )
 
 
@@ -189,6 +226,29 @@ def inner(record: Mapping[str, Any], *names: str) -> Any:
 def texts(named: Mapping[str, object]) -> dict[str, str]:
     """Settings as short texts, without those that a file does not tell."""
     return {name: shown(value).strip() for name, value in named.items() if value not in (None, "")}
+
+
+def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
+    """What all rows of a file tell alike, and what each of them tells otherwise than another does."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [_told(row.get(name)) for row in rows] for name in names}
+    alike = {name: texts[0] for name, texts in columns.items() if texts[0] and len(set(texts)) == 1}
+    differing = [(name, texts) for name, texts in columns.items() if len(set(texts)) > 1]
+    return alike, [tuple((name, texts[at]) for name, texts in differing) for at in range(len(rows))]
+
+
+def _told(value: object) -> str:
+    """A setting as a short text: one format writes `true`, another 1."""
+    return "" if value is None else shown(int(value) if isinstance(value, bool) else value).strip()
+
+
+def half_a_unit(text: object) -> float:
+    """Half of the last digit's unit of a number as it is printed: 0.05 of `99.9`, 0.5 of `120`; 0 of no text."""
+    if not isinstance(text, str):
+        return 0.0
+    digits, _, power = text.lower().partition("e")
+    decimals = len(digits.partition(".")[2])
+    return 0.5 * 10.0 ** (int(power or 0) - decimals)
 
 
 def shown(value: object) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from profiler.record.readers.figures import Figure, ForeignFile, figures_of, inner, number_of, texts
+from profiler.record.readers.figures import Figure, ForeignFile, apart, figures_of, inner, number_of, texts
 from profiler.record.readers.serving import served
 
 
@@ -19,11 +20,16 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
         or inner(benchmarks[0], "metrics", "time_to_first_token_ms") is None
     ):
         return None
-    figures = [figure for benchmark in benchmarks for figure in _figures(benchmark)]
+    load, loads = apart([inner(benchmark, "config", "strategy") or {} for benchmark in benchmarks])
+    figures = [
+        replace(figure, settings=own)
+        for benchmark, own in zip(benchmarks, loads, strict=True)
+        for figure in _figures(benchmark)
+    ]
     args = first.get("args") if isinstance(first.get("args"), Mapping) else {}
     backend = args.get("backend_kwargs") if isinstance(args, Mapping) else {}
     model = inner(args or {}, "model") or inner(backend or {}, "model")
-    return ForeignFile("", "GuideLLM", figures_of(figures), settings=texts({"model's name": model}))
+    return ForeignFile("", "GuideLLM", figures_of(figures), settings={**texts({"model's name": model}), **load})
 
 
 def _figures(benchmark: Mapping[str, Any]) -> list[Figure]:
@@ -35,7 +41,7 @@ def _figures(benchmark: Mapping[str, Any]) -> list[Figure]:
     return served(
         prompt_tokens=_figure(metrics, "prompt_token_count") or 1.0,
         new_tokens=_figure(metrics, "output_token_count") or 1.0,
-        concurrency=_figure(metrics, "request_concurrency", "mean"),
+        cap=inner(benchmark, "config", "strategy", "streams") or _figure(metrics, "request_concurrency", "mean"),
         output_per_s=_figure(metrics, "output_tokens_per_second", "mean") or 0.0,
         ttft_s=ttft_ms / 1e3 if ttft_ms else None,
         tpot_s=tpot_ms / 1e3 if tpot_ms else None,

@@ -1,9 +1,14 @@
-"""llama.cpp's llama-bench: json, jsonl, csv and md (tools/llama-bench/llama-bench.cpp)."""
+"""llama.cpp's llama-bench: json, jsonl, csv and md (tools/llama-bench/llama-bench.cpp).
+
+JSON alone keeps each repetition (`samples_ns`); CSV and Markdown give their mean and their standard deviation (of the
+sample, by n - 1; 0 for a single one) and never how many there were. A sweep (-t 1,2,4) gives a row each of one test.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from profiler.errors import RequestError
@@ -11,21 +16,63 @@ from profiler.record.readers.figures import (
     Covers,
     Figure,
     ForeignFile,
+    Settings,
+    apart,
     figures_of,
+    half_a_unit,
     number_of,
     samples_of,
-    texts,
     whole_of,
 )
 
 _TOOL = "llama-bench"
 _TEST = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
 _RATE = re.compile(r"(?P<rate>\d+\.?\d*)(?: ± (?P<spread>\d+\.?\d*))?")
+# What a model is told by, the words before the numbers and the path.
+_OF_MODEL = ("precision", "model's name", "size", "params", "model_size", "parameters")
 _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-_ITEMSIZES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}
-_DEFAULT_REPEATS = 5
+# Bytes an element: blocks of 32 with a scale of 2 bytes, those of kind 1 with a minimum beside it, and those of 5 bits
+# with their fifth bits apart (ggml-common.h: block_q4_0 and the like).
+_ITEMSIZES = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+    "q5_0": 22 / 32,
+    "q5_1": 24 / 32,
+    "iq4_nl": 18 / 32,
+}
+# What is no setting: the test, and what came of it; sizes and names of devices are told in their own words.
+_NO_SETTINGS = {
+    *("n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts"),
+    *("samples_ns", "samples_ts", "cpu_info", "gpu_info", "test", "t/s"),
+}
+# Columns by the names that a comparison uses; Markdown shortens them (get_field_display_name).
+_NAMES = {
+    "model_filename": "model's name",
+    "model_n_params": "parameters",
+    "model_type": "precision",
+    "model": "precision",
+    "n_threads": "threads",
+    "build_commit": "llama.cpp",
+    "ngl": "n_gpu_layers",
+    "sm": "split_mode",
+    "mg": "main_gpu",
+    "nkvo": "no_kv_offload",
+    "fa": "flash_attn",
+    "ts": "tensor_split",
+    "ot": "tensor_buft_overrides",
+    "embd": "embeddings",
+    "nopo": "no_op_offload",
+    "dev": "devices",
+    "backend": "backends",
+}
 _DEFAULT_CHUNK = 512
+# A 95 % interval of one repetition is two of their standard deviations wide on each side.
+_COVERAGE = 2.0
 
 
 def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
@@ -39,23 +86,40 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
 
 
 def _whole(records: Sequence[Mapping[str, Any]]) -> ForeignFile:
-    first = records[0]
-    return ForeignFile(
-        name="",
-        tool=_TOOL,
-        figures=figures_of(_figure(record) for record in records),
-        created=str(first.get("test_time") or ""),
-        settings=texts(
-            {
-                "model's name": first.get("model_filename"),
-                "parameters": first.get("model_n_params"),
-                "device": first.get("gpu_info") or first.get("cpu_info"),
-                "precision": first["model_type"],
-                "threads": first.get("n_threads"),
-                "llama.cpp": first.get("build_commit"),
-            }
-        ),
-    )
+    return _file(records, _figure, created=str(records[0].get("test_time") or ""))
+
+
+def _file(
+    records: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], Figure], created: str = ""
+) -> ForeignFile:
+    settings, each = apart([_settings(record) for record in records])
+    needless = _needless(each)
+    told = [tuple(item for item in own if item[0] not in needless) for own in each]
+    figures = (replace(figure(record), settings=own) for record, own in zip(records, told, strict=True))
+    return ForeignFile("", _TOOL, figures_of(figures), created, settings)
+
+
+def _needless(each: Sequence[Settings]) -> set[str]:
+    """What follows of several models from the first that tells them apart."""
+    rows = {tuple((name, value) for name, value in own if name in _OF_MODEL) for own in each}
+    names = sorted({name for row in rows for name, _ in row}, key=_OF_MODEL.index)
+    for name in names:
+        if len({dict(row)[name] for row in rows}) == len(rows):
+            return {*names} - {name}
+    return set()
+
+
+def _settings(record: Mapping[str, Any]) -> dict[str, object]:
+    """All that a row tells of how it was measured."""
+    told = {_NAMES.get(name, name): value for name, value in record.items() if name not in _NO_SETTINGS}
+    card = None if _on_host(record) else record.get("gpu_info")
+    device = card or record.get("cpu_info")
+    return {**told, "device": device} if device else told
+
+
+def _on_host(record: Mapping[str, Any]) -> bool:
+    """Whether there is a card and no layer lies on it; Markdown has that column beside a card alone."""
+    return str(record.get("n_gpu_layers" if record.get("gpu_info") else "ngl")) == "0"
 
 
 def _figure(record: Mapping[str, Any]) -> Figure:
@@ -73,9 +137,24 @@ def _figure(record: Mapping[str, Any]) -> Figure:
         spread_s,
         samples_s,
         weight_bytes=number_of(size, "model_size") / number_of(params, "model_n_params") if size and params else None,
-        chunk_tokens=whole_of(record.get("n_ubatch") or _DEFAULT_CHUNK, "n_ubatch", 1),
-        kv_itemsize=_ITEMSIZES.get(str(record.get("type_k"))),
+        params=whole_of(params, "model_n_params", 1) if params else None,
+        **_of_row(record),
     )
+
+
+def _of_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What every format tells in one way, Markdown where it is not the default."""
+    return {
+        "chunk_tokens": whole_of(record.get("n_ubatch") or _DEFAULT_CHUNK, "n_ubatch", 1),
+        "kv_itemsize": _kv_itemsize(record),
+        "on_host": _on_host(record),
+    }
+
+
+def _kv_itemsize(record: Mapping[str, Any]) -> float | None:
+    """Keys and values are as many, each of their own type; None for a type that is not known."""
+    sizes = [_ITEMSIZES.get(str(record.get(name) or "f16")) for name in ("type_k", "type_v")]
+    return None if None in sizes else sum(filter(None, sizes)) / len(sizes)
 
 
 def _of_test(
@@ -85,17 +164,22 @@ def _of_test(
     whole_s: float,
     spread_s: float,
     samples_s: tuple[float, ...] = (),
-    **of_weights: Any,
+    rounding_s: float = 0.0,
+    **of_row: Any,
 ) -> Figure:
-    """A figure from a test's sizes and its time; `spread_s` is the standard deviation of its repetitions."""
+    """A figure from a test's sizes and its time; `spread_s` is the standard deviation of its repetitions.
+
+    Without those one by one nobody knows how many there were, nor so how well their mean is known.
+    """
     if not prompt and not new:
         raise RequestError("a row has neither a prompt nor generated tokens.")
     steps = new if new and not prompt else 1
     covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
-    repeats = len(samples_s) or _DEFAULT_REPEATS
     notes = ["prompt and generation in one figure"] if covers == "generate" else []
+    if of_row["kv_itemsize"] is None:
+        notes.append("its cache's type is not known here: counted with the model's own bytes")
     if not samples_s:
-        notes.append(f"repetitions not told, taken for {_DEFAULT_REPEATS}")
+        notes.append("repetitions not told: nothing is claimed of its spread")
     return Figure(
         covers=covers,
         seconds=whole_s / steps,
@@ -104,21 +188,16 @@ def _of_test(
         context_len=depth if depth or not prompt else None,
         new_tokens=new or None,
         samples_s=tuple(value / steps for value in samples_s),
-        half_width_s=2 * spread_s / steps / repeats**0.5,
-        repeats=repeats,
+        half_width_s=0.0 if samples_s else _COVERAGE * spread_s / steps,
+        rounding_s=rounding_s / steps,
+        repeats=len(samples_s),
         notes=tuple(notes),
-        **of_weights,
+        **of_row,
     )
 
 
 def _table(records: Sequence[Mapping[str, Any]]) -> ForeignFile:
-    first = records[0]
-    return ForeignFile(
-        name="",
-        tool=_TOOL,
-        figures=figures_of(_row(record) for record in records),
-        settings=texts({"precision": first["model"], "threads": first.get("threads")}),
-    )
+    return _file(records, _row)
 
 
 def _row(record: Mapping[str, Any]) -> Figure:
@@ -135,9 +214,9 @@ def _row(record: Mapping[str, Any]) -> Figure:
         depth,
         whole_s,
         whole_s * spread / per_s,
+        rounding_s=whole_s * half_a_unit(rate["rate"]) / per_s,
         weight_bytes=size / params if size and params else None,
-        chunk_tokens=_DEFAULT_CHUNK,
-        kv_itemsize=2,
+        **_of_row(record),
     )
 
 

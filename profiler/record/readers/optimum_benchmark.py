@@ -1,4 +1,9 @@
-"""optimum-benchmark's benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py)."""
+"""optimum-benchmark's benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py).
+
+Its decode latency is that of the whole loop behind the first token; its decode throughput divides batch x (new tokens -
+1) by that (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume), so that a report without its
+configuration tells how many tokens the loop made, and not of how many sequences.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +46,12 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
         latency = inner(report, phase, "latency")
         if latency is None:
             continue
-        # The tool times the whole decode loop: the tokens after the first.
-        steps = (new_tokens - 1 if new_tokens else _steps(report, latency, shapes)) if phase == "decode" else 1
-        samples_s = tuple(value / steps for value in samples_of(latency.get("values"), f"{phase}.latency.values"))
-        seconds = middle_s(samples_s) if samples_s else number_of(latency.get("mean"), f"{phase}.latency") / steps
-        figures.append(Figure(phase, seconds, samples_s=samples_s, repeats=len(samples_s), **common))
+        samples_s = samples_of(latency.get("values"), f"{phase}.latency.values")
+        seconds = middle_s(samples_s) if samples_s else number_of(latency.get("mean"), f"{phase}.latency")
+        # Beams count as tokens in its throughput: what the configuration tells goes before that.
+        loop_tokens = None if phase == "prefill" else 0 if new_tokens else _loop_tokens(report, latency)
+        whole = Figure(phase, seconds, samples_s=samples_s, repeats=len(samples_s), loop_tokens=loop_tokens, **common)
+        figures.append(whole.by_step())
     settings = texts(
         {
             "model's name": inner(config, "backend", "model"),
@@ -63,14 +69,13 @@ def _size(value: object, what: str) -> int | None:
     return None if value is None else whole_of(value, what, 1)
 
 
-def _steps(report: Mapping[str, Any], latency: Mapping[str, Any], shapes: Mapping[str, Any]) -> int:
-    """Decode steps of a loop, from its throughput, where the file does not hold the configuration."""
+def _loop_tokens(report: Mapping[str, Any], latency: Mapping[str, Any]) -> int:
+    """Tokens of a whole decode loop, all sequences together; 0 where no throughput is told."""
     per_s = inner(report, "decode", "throughput", "value")
     if per_s is None:
-        return 1
-    batch = _size(shapes.get("batch_size"), "batch_size") or 1
+        return 0
     mean_s = number_of(latency.get("mean"), "decode.latency.mean")
-    return max(1, round(number_of(per_s, "decode.throughput") * mean_s / batch))
+    return max(1, round(number_of(per_s, "decode.throughput") * mean_s))
 
 
 def _launched(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from profiler.diagnosis.tables import Table
 from profiler.errors import RequestError
-from profiler.record.readers.figures import Covers, Figure, ForeignFile, number_of, whole_of
+from profiler.record.readers.figures import Covers, Figure, ForeignFile, half_a_unit, number_of, whole_of
 
 _NEEDED = {"batch_size", "prompt_len"}
 _COVERS: dict[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
@@ -49,9 +49,12 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     if 0 in tokens:
         empty = tokens.index(0)
         raise RequestError(f"row {rows[empty]}: a {covers[empty]} without tokens has no time.")
+    latencies, rates = column("latency_s"), column("tokens_per_s")
+    seconds = _seconds(latencies, rates, tokens)
     columns: dict[str, Sequence[Any]] = {
         "covers": covers,
-        "seconds": _seconds(column("latency_s"), column("tokens_per_s"), tokens),
+        "seconds": seconds,
+        "rounding_s": list(map(_rounding_s, latencies.cells, rates.cells, seconds)),
         "batch_size": batches,
         "prompt_len": prompts,
         # What lies in the cache counts where no prompt was run.
@@ -73,6 +76,11 @@ def _seconds(latencies: _Column, rates: _Column, tokens: Sequence[int]) -> list[
     seconds = iter(latencies.only(told).positive())
     per_s = iter(rates.only([not each for each in told]).positive())
     return [next(seconds) if has else each / next(per_s) for has, each in zip(told, tokens, strict=True)]
+
+
+def _rounding_s(latency: Any, rate: Any, seconds: float) -> float:
+    """Half of the last printed digit's unit, as a time."""
+    return half_a_unit(latency) if latency else seconds * half_a_unit(rate) / float(rate)
 
 
 @dataclass(frozen=True)

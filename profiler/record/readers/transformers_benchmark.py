@@ -10,6 +10,7 @@ from profiler.grid import PHASES
 from profiler.record.readers.figures import (
     Figure,
     ForeignFile,
+    apart,
     figures_of,
     inner,
     middle_s,
@@ -22,6 +23,11 @@ from profiler.units import duration
 
 _FINE = 0.01
 """A clock whose step is less of a time than this says nothing wrong of it."""
+# What of a configuration is no setting: the shape, a name made of all the rest, and how long it was measured.
+_SHAPE = {
+    *("batch_size", "sequence_length", "num_tokens_to_generate", "name", "warmup_iterations"),
+    "measurement_iterations",
+}
 # 2^-13 s is 0.12 ms: a finer clock is not told from chance.
 _FINEST_POWER = 14
 
@@ -35,7 +41,11 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     if not isinstance(first_result, Mapping) or inner(first_result, "measurements", "e2e_latency") is None:
         return None
     results = [item for record in records for item in record.values()]
-    figures = [figure for result in results for figure in _figures(result)]
+    configs = [_config(result) for result in results]
+    alike, each = apart([{name: config.get(name) for name in config if name not in _SHAPE} for config in configs])
+    figures = [
+        replace(figure, settings=own) for result, own in zip(results, each, strict=True) for figure in _figures(result)
+    ]
     first = results[0].get("metadata") or {}
     settings = texts(
         {
@@ -44,11 +54,17 @@ def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
             "device": inner(first, "hardware_info", "gpu_name"),
         }
     )
-    return ForeignFile("", "transformers benchmark", figures_of(figures), shown(first.get("timestamp") or ""), settings)
+    created = shown(first.get("timestamp") or "")
+    return ForeignFile("", "transformers benchmark", figures_of(figures), created, {**alike, **settings})
+
+
+def _config(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = inner(result, "metadata", "config") or result.get("config") or {}
+    return found
 
 
 def _figures(result: Mapping[str, Any]) -> list[Figure]:
-    measured, config = result["measurements"], inner(result, "metadata", "config") or result.get("config") or {}
+    measured, config = result["measurements"], _config(result)
     new_tokens = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
     steps = new_tokens - 1
     # The last stamp of generate's streamer is that of its end, not of a token; a scheduler of its own has none.
