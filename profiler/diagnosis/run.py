@@ -71,7 +71,7 @@ def judge_run(facts: Facts) -> Judgement:
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
-    tests = doubling_tests(list(rows.values()), compute, memory)
+    tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
     sides = {test.series: test.sides for test in tests}
     knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
     found = {
@@ -219,7 +219,6 @@ def _judged(
         tried=tuple(tried(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )
-    visited = len(phase_samples(key.phase, visits))
     whole = replace(
         with_ragged(with_visits(row, key, visits), ragged),
         flops_per_s=placement.flops_per_s,
@@ -232,8 +231,7 @@ def _judged(
         regime=verdict.regime,
         confidence=verdict.confidence,
         noise=noise.grade,
-        visits=visited,
-        stopped="interval" if narrow_enough(time_s, visited) else "budget",
+        stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
     )
     evidence = CellEvidence(
         **columns_of(key),
