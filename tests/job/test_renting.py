@@ -20,6 +20,7 @@ from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
 from profiler.record.forecasts import read_costs
+from profiler.report.plots.forecast import cost_figure
 
 TODAY = date(2026, 11, 20)
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
@@ -185,6 +186,16 @@ def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> Non
         step_s = mistral.curves[line.card, line.precision].tpot.typical_s[batch - 1]
         assert span.typical == pytest.approx(1e6 * line.usd_per_h / 3600 * step_s / batch)
         assert span.low <= span.typical <= span.high
+
+
+def test_a_picture_explains_the_marks_that_it_draws_and_no_other(mistral: Rented) -> None:
+    """A cross where a line has one, and no word of it where none has; the marks at the ends always."""
+    [line, *_] = mistral.over_load.lines
+    for batch, crosses in ((None, 0), (line.batches[1], 1)):
+        [axes] = cost_figure(replace(mistral.over_load, lines=(replace(line, crossover_batch=batch),))).axes
+        assert sum(drawn.get_marker() == "+" for drawn in axes.lines) == crosses
+        assert ("+: crossover" in axes.get_title(loc="left")) == bool(crosses)
+        assert "marks: the largest batch" in axes.get_title(loc="left")
 
 
 @pytest.mark.parametrize("batches", [[], [0], [1, 2], ["a"]])
