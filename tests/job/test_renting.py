@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from profiler.diagnosis.attained import Range
 from profiler.diagnosis.costs import Curve, crossover
@@ -20,7 +23,9 @@ from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
 from profiler.record.forecasts import read_costs
+from profiler.report.forecasting import table
 from profiler.report.plots.forecast import cost_figure
+from profiler.report.renting import LOAD_COLUMNS, RENT_COLUMNS, load_rows, rent_rows
 
 TODAY = date(2026, 11, 20)
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
@@ -177,6 +182,19 @@ def test_the_table_shows_loads_ages_and_fits(roofscope: Callable[..., Any], tmp_
     assert "What a token would cost" in page
     for row in told["cards"]:
         assert (f"{row['card']}, 16 bits" in page) == row["fits"]
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_no_cell_is_cut(width: int) -> None:
+    """Every sign of every cell is on the screen, of names as long as `never (RTX PRO 6000 Blackwell Server)`."""
+    offers = rent("smollm2-135m", Asked(), TODAY).offers
+    console = Console(file=io.StringIO(), width=width)
+    for columns, rows in ((RENT_COLUMNS, rent_rows(offers)), (LOAD_COLUMNS, load_rows(offers))):
+        for row in rows:
+            with console.capture() as shown:
+                console.print(table(columns, [row]))
+            missing = Counter("".join((*columns, *row))) - Counter(shown.get())
+            assert not missing, (row, missing)
 
 
 def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> None:
