@@ -188,16 +188,17 @@ def _judged(
     ragged = ragged_step(facts, key, parts, spread)
     noise = _noise(facts, key, slowed, time_s)
 
+    def measured(under: Facts, split: Split) -> Measurement:
+        return _measurement(under, key, split, time_s, noise, slowed, sides, activity, clock_share)
+
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
         split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
-        return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, activity, clock_share))
+        return judge(measured(under, split_under))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
-    verdict = beside(
-        judge(_measurement(facts, key, parts, time_s, noise, slowed, sides, activity, clock_share)), extremes
-    )
-    roofs = roofs_of(facts, key)
+    measurement = measured(facts, parts)
+    verdict, roofs = beside(judge(measurement), extremes), measurement.roofs
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     placement = place(time_s.median_s, flops, nbytes, *sheet)
     judged = JudgedCell(
@@ -214,7 +215,7 @@ def _judged(
         avoidable_s=avoidable_s,
         lost_s=lost_s(facts, key),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
-        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
+        graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
         tried=tuple(tried(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
