@@ -155,8 +155,7 @@ def place(
         }
         print(a_row_a_line(document))
         return
-    stored = found.dtype if found.quant == "none" else f"{found.quant} and {found.dtype}"
-    title = f"{found.file.tool}: {found.model} in {stored} under the roofs of {found.under.name}"
+    title = f"{found.file.tool}: {found.model} {found.stored} under the roofs of {found.under.name}"
     print_placed(title, found.rows, found.doubts, screen(plain=plain))
 
 

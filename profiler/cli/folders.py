@@ -99,9 +99,14 @@ def explain(
     folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
 ) -> None:
     """Say in two lines what a word means, with a run's own figures; without a word, list them."""
+    from textwrap import fill
+
     from profiler.record.run import read_run
+    from profiler.report.console import screen
     from profiler.report.glossary import TERMS
     from profiler.report.glossary import explain as explain_term
 
     run = read_run(folder) if folder is not None else None
-    print(", ".join(TERMS) if term is None else explain_term(term, run))
+    told = ", ".join(TERMS) if term is None else explain_term(term, run)
+    for line in told.splitlines():
+        print(fill(line, screen().width, break_on_hyphens=False))

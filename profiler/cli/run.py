@@ -175,7 +175,7 @@ def batch_test(
     output_format: Format = "table",
     **asked: Any,
 ) -> None:
-    """Double the batch until memory is full or the knee is past: slopes beside those that bytes and FLOPs predict."""
+    """Double the batch until memory, knee or budget end it: slopes beside those that bytes and FLOPs predict."""
     one_of(output_format, "--format", ("table", "json"))
     options = Options(prompt_lens=() if context else [prompt], context_lens=[context] if context else (), **asked)
     from profiler.report.progress import make_listener
@@ -184,8 +184,11 @@ def batch_test(
         from profiler.job.batch_test import prepare_batch_test
         from profiler.job.run import execute
 
-        listener.stage("choosing batches: roofs, counts and memory")
-        result = execute(prepare_batch_test(options, phase), listener)
+        listener.stage("choosing batches: roofs, counts, memory and budget")
+        prepared = prepare_batch_test(options, phase)
+        for warning in prepared.warnings:
+            listener.stage(warning)
+        result = execute(prepared, listener)
     if output_format == "json":
         print(json.dumps(as_json(result), indent=2))
     else:

@@ -237,7 +237,7 @@ class Lever:
 
     change: str
     saves_s: float
-    """Less than nothing where it costs."""
+    """Negative where it costs."""
     because: str
     basis: Basis = "computed"
     """Tried on this device at this very shape, measured in this run, or computed from the cell's own split."""

@@ -32,6 +32,7 @@ def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult
         latency_low_s=time_s.low_s,
         latency_high_s=time_s.high_s,
         samples=time_s.samples,
+        visits=len(phase_samples(key.phase, facts.visits[key.cell])),
         tokens_per_s=facts.grid.useful_tokens(key) / time_s.median_s,
         tokens_per_s_per_seq=facts.grid.useful_tokens(key) / key.cell.batch_size / time_s.median_s,
     )

@@ -71,7 +71,7 @@ def judge_run(facts: Facts) -> Judgement:
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
-    tests = doubling_tests(list(rows.values()), compute, memory)
+    tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
     sides = {test.series: test.sides for test in tests}
     knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
     found = {
@@ -188,16 +188,17 @@ def _judged(
     ragged = ragged_step(facts, key, parts, spread)
     noise = _noise(facts, key, slowed, time_s)
 
+    def measured(under: Facts, split: Split) -> Measurement:
+        return _measurement(under, key, split, time_s, noise, slowed, sides, activity, clock_share)
+
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
         split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
-        return judge(_measurement(under, key, split_under, time_s, noise, slowed, sides, activity, clock_share))
+        return judge(measured(under, split_under))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
-    verdict = beside(
-        judge(_measurement(facts, key, parts, time_s, noise, slowed, sides, activity, clock_share)), extremes
-    )
-    roofs = roofs_of(facts, key)
+    measurement = measured(facts, parts)
+    verdict, roofs = beside(judge(measurement), extremes), measurement.roofs
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     placement = place(time_s.median_s, flops, nbytes, *sheet)
     judged = JudgedCell(
@@ -214,12 +215,11 @@ def _judged(
         avoidable_s=avoidable_s,
         lost_s=lost_s(facts, key),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
-        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
+        graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
         tried=tuple(tried(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )
-    visited = len(phase_samples(key.phase, visits))
     whole = replace(
         with_ragged(with_visits(row, key, visits), ragged),
         flops_per_s=placement.flops_per_s,
@@ -232,8 +232,7 @@ def _judged(
         regime=verdict.regime,
         confidence=verdict.confidence,
         noise=noise.grade,
-        visits=visited,
-        stopped="interval" if narrow_enough(time_s, visited) else "budget",
+        stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
     )
     evidence = CellEvidence(
         **columns_of(key),

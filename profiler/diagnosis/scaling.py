@@ -10,6 +10,8 @@ from typing import Literal
 
 from profiler.diagnosis.cell import CellResult
 from profiler.grid import Phase
+from profiler.timing.sampling import CLAIM_VISITS
+from profiler.units import percent
 
 Axis = Literal["batch", "prompt", "context"]
 Side = Literal["memory", "compute", "neither", "undecided"]
@@ -34,6 +36,7 @@ class Point:
     tokens_per_s: float
     executed_bytes: float = 0.0
     """What the library's path moves, which is what its time can be held against; 0 where it is not known."""
+    visits: int = CLAIM_VISITS
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Doubling:
     """d log(time) / d log(size): 0 when the larger size is free, 1 when time grows in proportion."""
     low: float
     high: float
-    """The slope's interval, from those of both times."""
+    """The slope's interval, from those of both times and the machine's drift between them."""
     bytes_slope: float
     """The slope if bytes set the time."""
     flops_slope: float
@@ -74,6 +77,10 @@ class Scaling:
     """Where the time of FLOPs overtakes that of bytes at the measured roofs; None when it never does."""
     knee_between: tuple[int, int] | None = None
     """The sizes from and to which intervals allow for both, where they lie between the one and the other."""
+    drift: float = 0.0
+    """By how much the machine drifted between neighbouring sizes, as a share."""
+    rivals: tuple[int, ...] = ()
+    """Sizes that would have more tokens/s than the best, had the machine drifted between their visits and its."""
 
     @property
     def ever_compute_bound(self) -> bool:
@@ -81,18 +88,23 @@ class Scaling:
         return self.knee_predicted is not None
 
 
-def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> Scaling:
-    """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes."""
+def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float, drift: float = 0.0) -> Scaling:
+    """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
+
+    `drift` is by how much the machine drifted over the run: what sizes differ by is known no better, unless they were
+    visited in turn.
+    """
     ordered = sorted(points, key=lambda point: point.size)
     if len(ordered) < 2:
         raise ValueError("a slope needs two sizes or more")
-    found = tuple(_doubling(smaller, larger) for smaller, larger in itertools.pairwise(ordered))
+    found = tuple(_doubling(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
     first, last = ordered[0], ordered[-1]
     span = last.size - first.size
     knee, between = _knee(found)
+    best = ordered[best_of([point.tokens_per_s for point in ordered])]
     return Scaling(
         doublings=found,
-        best=ordered[best_of([point.tokens_per_s for point in ordered])].size,
+        best=best.size,
         largest=last.size,
         knee_measured=knee,
         knee_between=between,
@@ -105,7 +117,19 @@ def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float) -> 
             bytes_per_s,
             first.size,
         ),
+        drift=max(_between(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
+        rivals=tuple(
+            point.size
+            for point in ordered
+            if point is not best
+            and point.tokens_per_s * (1 + _between(point, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
+        ),
     )
+
+
+def _between(one: Point, other: Point, drift: float) -> float:
+    """What of a drift may lie between two sizes: nothing where as many rounds visited both, shuffled."""
+    return 0.0 if one.visits == other.visits >= CLAIM_VISITS else drift
 
 
 def best_of(tokens_per_s: Sequence[float]) -> int:
@@ -147,13 +171,14 @@ def crossover(
     return size + lead_s / gained_s if gained_s > 0 else None
 
 
-def _doubling(smaller: Point, larger: Point) -> Doubling:
+def _doubling(smaller: Point, larger: Point, drift: float) -> Doubling:
     step = math.log(larger.size / smaller.size)
+    drifted = math.log1p(_between(smaller, larger, drift)) / step
 
     def slope(before: float, after: float) -> float:
         return math.log(after / before) / step
 
-    low, high = slope(smaller.high_s, larger.low_s), slope(smaller.low_s, larger.high_s)
+    low, high = slope(smaller.high_s, larger.low_s) - drifted, slope(smaller.low_s, larger.high_s) + drifted
     by_bytes = slope(smaller.executed_bytes or smaller.bytes, larger.executed_bytes or larger.bytes)
     by_flops = slope(smaller.flops, larger.flops)
     return Doubling(
@@ -190,9 +215,10 @@ def sentences(result: Scaling, what: str = "batch") -> list[str]:
     first, knee = result.doublings[0].smaller, result.knee_measured
     if result.knee_between is not None:
         low, high = result.knee_between
+        drifted = f", with the {percent(result.drift)} by which the machine drifted," if result.drift > _AS_GOOD else ""
         found.append(
-            f"Where the knee lies cannot be told: from {what} {low} to {high} the slopes' intervals allow for time that"
-            f" grows with the {what} and for time that does not."
+            f"Where the knee lies cannot be told: from {what} {low} to {high} the slopes' intervals{drifted} allow for"
+            f" time that grows with the {what} and for time that does not."
         )
     elif knee is None:
         found.append(
@@ -213,6 +239,11 @@ def sentences(result: Scaling, what: str = "batch") -> list[str]:
     else:
         found.append(f"By the counts FLOPs overtake bytes at {what} {result.knee_predicted:.3g}.")
     found.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
+    if result.rivals:
+        found.append(
+            f"The machine drifted by {percent(result.drift)} meanwhile, so that most may as well be at {what}"
+            f" {', '.join(map(str, result.rivals))}."
+        )
     return found
 
 
@@ -267,11 +298,13 @@ def series_of(cell: CellResult) -> Iterator[Series]:
             yield axis, tuple(getattr(cell, column) for column in fixed)
 
 
-def doubling_tests(cells: Sequence[CellResult], flops_per_s: float, bytes_per_s: float) -> list[DoublingTest]:
+def doubling_tests(
+    cells: Sequence[CellResult], flops_per_s: float, bytes_per_s: float, drift: float = 0.0
+) -> list[DoublingTest]:
     """Every series of two sizes or more among the cells that have a number.
 
     Along the batch, the prompt (prefills) and the context (decodes); the roofs are those that FLOPs and bytes were
-    measured under.
+    measured under, the drift is the machine's own over the run.
     """
     groups: dict[Series, list[CellResult]] = {}
     for cell in cells:
@@ -281,7 +314,7 @@ def doubling_tests(cells: Sequence[CellResult], flops_per_s: float, bytes_per_s:
     found = []
     for (axis, values), group in groups.items():
         if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
-            result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s)
+            result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], flops_per_s, bytes_per_s, drift)
             found.append(_test(axis, dict(zip(_FIXED[axis], values, strict=True)), result))
     return sorted(found, key=lambda test: list(_FIXED).index(test.axis))
 
@@ -296,6 +329,7 @@ def _point(cell: CellResult, column: str) -> Point:
         bytes=float(cell.model_bytes),
         tokens_per_s=cell.tokens_per_s,
         executed_bytes=float(cell.executed_bytes),
+        visits=cell.visits or 1,
     )
 
 

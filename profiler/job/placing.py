@@ -18,7 +18,7 @@ from profiler.loading.catalog import resolve
 from profiler.machine import datasheet
 from profiler.record.readers.figures import Figures, ForeignFile, figures_of
 from profiler.record.readers.reading import read_foreign
-from profiler.units import count, scaled, several
+from profiler.units import count, scaled, several, significant
 from profiler.work.attention import AttentionCore
 from profiler.work.operators import ModelWork, Operator
 from profiler.work.step import ExecutionPath, Step
@@ -73,6 +73,16 @@ class Placement:
     under: Under
     rows: Table[Placed]
     doubts: tuple[str, ...]
+    own_bits: tuple[float, ...] = ()
+    """Bits a weight that the file tells of its figures, ascending: where it does, their floors go by them."""
+
+    @property
+    def stored(self) -> str:
+        """What the floors take the weights to be stored in."""
+        if not self.own_bits:
+            return f"in {self.dtype if self.quant == 'none' else f'{self.quant} and {self.dtype}'}"
+        bits = " to ".join(dict.fromkeys(significant(each) for each in (self.own_bits[0], self.own_bits[-1])))
+        return f"at the file's own {bits} bits a weight, products in {self.dtype},"
 
 
 def place(
@@ -105,7 +115,8 @@ def place(
         found.append(f"{were} lay on the card (n_gpu_layers 0), so that they are the host's.")
     if here and None in rows.column("regime"):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
-    return Placement(file, source.name, dtype, quant, under, rows, tuple(found))
+    own_bits = sorted(8 * width for width in set(figures.column("weight_bytes")) if width)
+    return Placement(file, source.name, dtype, quant, under, rows, tuple(found), tuple(own_bits))
 
 
 def _with_shapes(figures: Figures, shapes: Shapes) -> Figures:

@@ -49,6 +49,8 @@ class Prepared:
     resumed: bool
     """Whether `out` holds an interrupted run that is to be finished."""
     command: str
+    warnings: tuple[str, ...] = ()
+    """What is to be told of the request itself."""
 
 
 _PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"

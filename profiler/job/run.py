@@ -74,7 +74,8 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
         subject, ceilings, dispatch = set_up_ranks(prepared, ranks, roof_dtypes(ranks.work, prepared.request))
     machine = stages.machine
-    warnings = [*device_warnings(machine.info, foreign), *model_warnings(subject, ceilings, bool(dispatch))]
+    warnings = [*prepared.warnings, *device_warnings(machine.info, foreign)]
+    warnings += model_warnings(subject, ceilings, bool(dispatch))
     if ranks is not None and ranks.own_cores:
         warnings.append(OWN_CORES)
     health = HealthRecord(not_seen=machine.source.missing, idle_power_w=idle_w, settings=machine.source.facts())

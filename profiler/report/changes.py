@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from profiler.diagnosis.compare import Change, Comparison, History, Verdict
+from profiler.diagnosis.compare import SAME, Change, Comparison, History, Verdict
 from profiler.diagnosis.sides import NOT_TOLD, PROCESSOR, Asked, Timed
 from profiler.diagnosis.step_time import TERM_NAMES, TERMS
-from profiler.units import duration, several, signed_duration
+from profiler.units import duration, percent, several, signed_duration
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "what moved")
+CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "moved, or why not")
 # A difference between machines that is smaller than this is not worth a sentence.
 _WORTH_SAYING = 0.005
 _MOST_SENTENCES = 5
@@ -136,6 +136,16 @@ def change_rows(comparison: Comparison, most: int | None = None) -> list[list[st
         ]
         for item in comparison.changes[:most]
     ]
+
+
+def column_words(comparison: Comparison) -> str:
+    """What the columns of those rows hold, and when a verdict is open."""
+    divided = any(item.machine for item in comparison.changes)
+    own = "taken off (times hold it)" if divided else "not taken off"
+    words = f"change: after over before, the machine's own drift {own}"
+    if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
+        return words
+    return f"{words}; inconclusive: its interval holds 0 and more than {percent(SAME)}, or as the last column says"
 
 
 def asked_json(asked: Asked) -> dict[str, object]:

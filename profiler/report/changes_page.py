@@ -9,7 +9,7 @@ from profiler.diagnosis.compare import Comparison, compare
 from profiler.record.run import Run
 from profiler.record.sides import side_of_run
 from profiler.record.store import replace_file
-from profiler.report.changes import CHANGE_COLUMNS, change_rows, comparison_sentences, difference_lines
+from profiler.report.changes import CHANGE_COLUMNS, change_rows, column_words, comparison_sentences, difference_lines
 from profiler.report.html import link_from, templates
 from profiler.report.svg import inline_svg
 
@@ -42,6 +42,7 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
             waterfall=_drawn(runs, "waterfall", _WATERFALL) if drawable and _has_gains(comparison) else None,
             splits=[_drawn([run], "split", _SPLITS) for run in runs] if drawable else [],
             rooflines=_drawn(runs, "devices", _ROOFLINES) if drawable else None,
+            column_words=column_words(comparison),
             columns=CHANGE_COLUMNS,
             rows=change_rows(comparison),
         )

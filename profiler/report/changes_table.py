@@ -10,6 +10,7 @@ from profiler.diagnosis.gate import Gate
 from profiler.report.changes import (
     CHANGE_COLUMNS,
     change_rows,
+    column_words,
     comparison_sentences,
     difference_lines,
     history_rows,
@@ -28,6 +29,7 @@ def print_changes(comparison: Comparison, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     print_differences(comparison, console)
+    console.print(Text(column_words(comparison), style="dim"))
     console.print(table(CHANGE_COLUMNS, change_rows(comparison, MOST_ROWS), of=len(comparison.changes)))
     _print_sides(comparison, console)
 

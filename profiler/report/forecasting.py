@@ -89,17 +89,12 @@ def print_forecast(answer: Answer, console: Console) -> None:
 _WORDS = ("cell", "waits for", "basis", "card", "as", "verdict", "cheaper from batch", "largest error by term")
 
 
-_NARROW = 7
-
-
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Columns of words to the left, of figures to the right."""
-    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    """Columns of words to the left, which fold where there is no room, of figures to the right."""
+    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         words = name in _WORDS
-        widest = max((len(name), *(len(row[columns.index(name)]) for row in rows)))
-        narrow = min(widest, _NARROW) if words else widest
-        found.add_column(name, justify="left" if words else "right", no_wrap=True, min_width=narrow)
+        found.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in rows:
         found.add_row(*(Text(text) for text in row))
     return found

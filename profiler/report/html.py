@@ -60,7 +60,7 @@ _MOST_BARS_A_PHASE = 100
 _MOST_SERIES = 12
 _ROOFLINE = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
 _ENGINES = "From the first engine's time to another's, term by term"
-_COSTS = "USD a million output tokens over the sequences at once, by card, with the crossovers between them"
+_COSTS = "USD a million output tokens over the sequences at once, by card, up to the largest batch of each"
 _FORECAST = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
 _PRECISIONS = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 MOST_ROWS = 200
 """A table on the screen shows so many rows, the first."""
+_WRAPPED = ("moved, or why not", "ran with")
 COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 
 
@@ -17,8 +18,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None 
     """A table of some columns, of the first rows where there are many: `rows` may be the first of so many."""
     found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
-        words = name in ("cell", "verdict", "what moved", "gate", "what", "by", "regime", "where", "ran with")
-        found.add_column(name, justify="left" if words else "right", no_wrap=name not in ("what moved", "ran with"))
+        words = name in (*_WRAPPED, "cell", "verdict", "gate", "what", "by", "regime", "where")
+        found.add_column(name, justify="left" if words else "right", no_wrap=name not in _WRAPPED)
     shown = rows[:MOST_ROWS]
     for row in shown:
         found.add_row(*(Text(text, style=COLORS.get(text, "")) for text in row))

@@ -55,7 +55,7 @@ def markdown_report(run: Run) -> str:
         f"{cell}: {change} {saves} ({share}), {because}" for cell, change, saves, share, because in lever_rows(run)
     )
     lines += _section(
-        "What would change it", levers, " (tried here, or computed from the cell's split; less than nothing costs)"
+        "What would change it", levers, " (tried here, or computed from the cell's split; a negative saving is a cost)"
     )
     shown = spanning(run.results, MOST_ROWS_A_PHASE)
     if len(shown) < len(run.results):

@@ -51,9 +51,9 @@ class Mark:
 
 
 def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, Mark] | None = None) -> Markup:
-    """A picture of PLOTS or COMPARISONS as an element to put into a page; `marks` belong to its elements by their ids.
+    """A picture of PLOTS or COMPARISONS as an element to put into a page, which scrolls where that is narrower.
 
-    Raises what `draw` raises.
+    `marks` belong to the picture's elements by their ids. Raises what `draw` raises.
     """
     root = _parsed(runs, name)
     _simplify(root)
@@ -64,9 +64,14 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, marks: Mapping[str, M
             element.set("id", own)
         if own is not None and marks and (mark := marks.get(own)):
             _mark(element, own, mark)
-    root.attrib = {"viewBox": root.attrib["viewBox"], "class": "figure", "role": "img", "aria-label": label}
+    view = root.attrib["viewBox"]
+    # No smaller than it was drawn, so that its letters can be read: a narrow page scrolls it, as it does tables.
+    width = f"min-width: {float(view.split()[2]):.0f}px"
+    root.attrib = {"viewBox": view, "class": "figure", "style": width, "role": "img", "aria-label": label}
     # Every character of it was escaped by the serialiser.
-    return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=False))
+    return Markup(
+        f'<div class="scroll">{ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)}</div>'
+    )
 
 
 def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:

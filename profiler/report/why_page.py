@@ -7,14 +7,14 @@ from profiler.report.html import templates
 from profiler.report.why import CALL_COLUMNS, call_rows, note_lines, why_sentences
 from profiler.units import duration
 
-FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change", "how it is known")
+FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change")
 TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
 
 
 def html_why(why: Why) -> str:
     """One HTML document; needs nothing but the answer."""
     findings = [
-        [item.id, duration(item.saves_s), _percent(item.share), item.where, item.evidence, item.change, item.basis]
+        [item.id, duration(item.saves_s), _percent(item.share), item.where, item.evidence, item.change]
         for item in why.findings
     ]
     trials = [

@@ -24,3 +24,10 @@ def test_a_wrong_label_and_none_have_codes_of_their_own(
     assert done.code == code
     assert ("WRONG" in done.out) == (code == 1)
     assert ("inconclusive: a kernel: rounds say" in done.out) == ("inconclusive" in labels)
+
+
+def test_no_line_of_the_glossary_is_wider_than_the_screen(roofscope) -> None:  # type: ignore[no-untyped-def]
+    words = " ".join(roofscope("explain").out.split()).split(", ")
+    assert {"MFU", "memory-bound", "generate tax"} <= set(words)
+    for asked in ((), *((word,) for word in words)):
+        assert max(map(len, roofscope("explain", *asked).out.splitlines())) <= 100, asked

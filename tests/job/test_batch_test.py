@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from profiler.errors import RequestError
 from profiler.job import batch_test
 from profiler.job.options import Options
 from profiler.record.run import read_run
@@ -63,3 +66,23 @@ def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
     options = Options(model=str(tiny_folder), context_lens=[1], new_tokens=4, dtype="float32", device="cpu")
     sizes = batch_test.prepare_batch_test(options, "decode").grid.batch_sizes
     assert 60 < sizes[-1] <= 256
+
+
+def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes at 10 MB/s: every visit reads the weights of 5 steps, so that few batches fit, and the knee is past 4096.
+    What is told to take all of them takes all of them."""
+    weights = 4 * 10_000  # far fewer than it has
+    roofs = Ceilings({"float32": roof(1e12)}, {READ: roof(1e7)}, 1, True)
+    monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
+    options = Options(model=str(tiny_folder), prompt_lens=[16], new_tokens=4, device="cpu", budget_s=2.0)
+    capped = batch_test.prepare_batch_test(options, "decode")
+    most = capped.grid.batch_sizes[-1]
+    assert 2 <= most < batch_test.MOST_SEQUENCES
+    assert len(capped.grid.batch_sizes) * 5 * weights / 1e7 < options.budget_s
+    [told] = capped.warnings
+    [whole, enough] = re.findall(r"up to (\d+) .* --budget (\d+)", told)[0]
+    assert f"at batch {most}:" in told
+    more = batch_test.prepare_batch_test(replace(options, budget_s=float(enough)), "decode")
+    assert (more.grid.batch_sizes[-1], more.warnings) == (int(whole), ())
+    with pytest.raises(RequestError, match=r"--budget 0\.01: batches of up to 2 .* --budget \d+"):
+        batch_test.prepare_batch_test(replace(options, budget_s=0.01), "decode")

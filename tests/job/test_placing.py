@@ -58,6 +58,8 @@ def test_the_bits_of_a_gguf_file_are_those_that_it_has() -> None:
     decode = next(row for row in found.rows if row.phase == "decode")
     cache_bytes = 16 * 2 * 3 * 64 * 2 * 30
     assert decode.floor_s == pytest.approx((96_576_768 + cache_bytes) / 1008e9, rel=0.01)
+    assert found.stored == "at the file's own 5.74 bits a weight, products in bfloat16,"
+    assert place(FILES / "aiperf.json", "smollm2-135m", gpu="T4").stored == "in bfloat16", "which tells none"
     assert "5.74 bits a weight as stored" in decode.note
 
 

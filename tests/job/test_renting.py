@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from profiler.diagnosis.attained import Range
 from profiler.diagnosis.costs import Curve, crossover
@@ -20,6 +23,9 @@ from profiler.job.renting import Asked, rent
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
 from profiler.record.forecasts import read_costs
+from profiler.report.forecasting import table
+from profiler.report.plots.forecast import cost_figure
+from profiler.report.renting import LOAD_COLUMNS, RENT_COLUMNS, load_rows, rent_rows
 
 TODAY = date(2026, 11, 20)
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
@@ -178,6 +184,19 @@ def test_the_table_shows_loads_ages_and_fits(roofscope: Callable[..., Any], tmp_
         assert (f"{row['card']}, 16 bits" in page) == row["fits"]
 
 
+@pytest.mark.parametrize("width", [100, 80])
+def test_no_cell_is_cut(width: int) -> None:
+    """Every sign of every cell is on the screen, of names as long as `never (RTX PRO 6000 Blackwell Server)`."""
+    offers = rent("smollm2-135m", Asked(), TODAY).offers
+    console = Console(file=io.StringIO(), width=width)
+    for columns, rows in ((RENT_COLUMNS, rent_rows(offers)), (LOAD_COLUMNS, load_rows(offers))):
+        for row in rows:
+            with console.capture() as shown:
+                console.print(table(columns, [row]))
+            missing = Counter("".join((*columns, *row))) - Counter(shown.get())
+            assert not missing, (row, missing)
+
+
 def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> None:
     costs = mistral.over_load
     for line in costs.lines:
@@ -185,6 +204,16 @@ def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> Non
         step_s = mistral.curves[line.card, line.precision].tpot.typical_s[batch - 1]
         assert span.typical == pytest.approx(1e6 * line.usd_per_h / 3600 * step_s / batch)
         assert span.low <= span.typical <= span.high
+
+
+def test_a_picture_explains_the_marks_that_it_draws_and_no_other(mistral: Rented) -> None:
+    """A cross where a line has one, and no word of it where none has; the marks at the ends always."""
+    [line, *_] = mistral.over_load.lines
+    for batch, crosses in ((None, 0), (line.batches[1], 1)):
+        [axes] = cost_figure(replace(mistral.over_load, lines=(replace(line, crossover_batch=batch),))).axes
+        assert sum(drawn.get_marker() == "+" for drawn in axes.lines) == crosses
+        assert ("+: crossover" in axes.get_title(loc="left")) == bool(crosses)
+        assert "marks: the largest batch" in axes.get_title(loc="left")
 
 
 @pytest.mark.parametrize("batches", [[], [0], [1, 2], ["a"]])

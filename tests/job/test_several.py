@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
     runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
     monkeypatch.setattr("profiler.job.several.run_precisions", lambda *_: runs)
     monkeypatch.setattr("profiler.job.several.run_devices", lambda *_: runs)
-    monkeypatch.setattr("profiler.job.batch_test.prepare_batch_test", lambda *_: None)
+    monkeypatch.setattr("profiler.job.batch_test.prepare_batch_test", lambda *_: SimpleNamespace(warnings=()))
     monkeypatch.setattr("profiler.job.run.execute", lambda *_: runs[1])
     command = ("run", "smollm2-135m", *several) if several else ("batch-test", "smollm2-135m")
     found = roofscope(*command, "--quiet", "--plain", "--format", output_format)

@@ -15,10 +15,12 @@ from pages import Page
 
 from profiler.job.comparing import compared
 from profiler.record.run import read_run
-from profiler.report.changes import change_rows, comparison_sentences
+from profiler.report.changes import change_rows, column_words, comparison_sentences
 from profiler.report.changes_page import html_changes, write_changes
 from profiler.report.changes_table import print_changes
 from profiler.report.console import screen
+
+RUNS = Path(__file__).parents[2] / "runs" / "reference"
 
 
 def test_the_page_holds_both(tmp_path: Path) -> None:
@@ -61,6 +63,24 @@ def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, printed.splitlines())) <= 100
     assert "Of 8 cells" in printed
     assert "24 cells stand in the first alone" in printed
+
+
+def test_the_screen_says_what_a_change_holds_and_why_none_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells visited once whose whole interval is above 0 are inconclusive for that reason, which stands in their row;
+    of a machine that was 25 % faster the change says that it is taken off, of one whose drift is not known that it is
+    not."""
+    epyc, zen4 = (RUNS / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
+    comparison = compared(epyc, zen4)
+    assert any(item.low > 0 and item.verdict == "inconclusive" for item in comparison.changes)
+    print_changes(comparison, screen())
+    head, rows = capsys.readouterr().out.split("cell  ", 1)
+    assert "drift taken off" in head
+    assert "inconclusive: its interval holds 0 and more than 3 %" in " ".join(head.split())
+    assert rows.split("\n")[0].rstrip().endswith("moved, or why not")
+    assert all(re.search(r"\+[1-9].*%.*inconclusive +one visit", row) for row in rows.split("\n") if "4 x 128" in row)
+    still = replace(comparison, changes=tuple(replace(item, machine=0.0) for item in comparison.changes))
+    assert "drift not taken off" in column_words(still)
+    assert "drift taken off" in Page(html_changes(read_run(epyc), read_run(zen4), Path("/runs"))).words
 
 
 def test_a_faster_precision_is_told_with_what_moved() -> None:

@@ -51,10 +51,11 @@ def test_the_roofline_says_which_line_is_which() -> None:
 
 
 def test_the_picture_follows_the_page(run: Run) -> None:
-    """It scales with the page, and its colours are the page's."""
+    """It scales with the page, down to where its letters are 9 px, and its colours are the page's."""
     [figure] = re.findall(r"<svg.*?</svg>", html_report(run), re.DOTALL)
     [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
-    assert set(root) == {"viewbox", "class", "role", "aria-label"}
+    assert set(root) == {"viewbox", "class", "style", "role", "aria-label"}
+    assert re.fullmatch(r"min-width: \d{3}px", root["style"] or "")
     assert not re.search(r"#[0-9a-f]{6}", figure)
     assert "var(--blue)" in figure
     ids = re.findall(r' id="([^"]+)"', figure)

@@ -97,10 +97,10 @@ def cost_figure(costs: CostOverLoad) -> Figure:
         marks = [2**power for power in range(int(np.log2(top)) + 1)]
         log_axes(axes, marks, "sequences at once", "USD per million output tokens")
         axes.legend(fontsize=8)
-        axes.set_title(
-            f"{costs.model}, {costs.prompt_len} tokens in, {costs.new_tokens} out; bands: nine in ten, +: crossover",
-            fontsize=10, loc="left",
-        )  # fmt: skip
+        crossed = any(line.crossover_batch in line.batches for line in costs.lines)
+        told = ["bands: nine in ten", "marks: the largest batch", *(["+: crossover"] if crossed else [])]
+        asked = f"{costs.model}, {costs.prompt_len} tokens in, {costs.new_tokens} out"
+        axes.set_title(f"{asked}\n{', '.join(told)}", fontsize=10, loc="left")
     return figure
 
 
