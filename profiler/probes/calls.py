@@ -196,11 +196,9 @@ class UsedCache(KeptCache):
     alone, so that transformers gives a prefill a mask where a flag does for a new one (masking_utils.py): other
     kernels."""
 
-    def _slots(self, batch: int, slots: int) -> Any:
-        if self._kept is None:
-            self._kept = unwindowed(static_cache(self._model, slots), slots)
-            self._prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), self._kept)
-        return super()._slots(batch, slots)
+    def prepare(self, batch: int, slots: int) -> None:
+        self._kept = unwindowed(static_cache(self._model, slots), slots)
+        self._prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), self._kept)
 
 
 class EmptiedCache(EagerEngine):
@@ -233,6 +231,8 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     engine = subject.engines[cell.engine]
     if not engine.pads:
         engine = _ready_engine(subject, key)(subject.loaded.module, machine)
+        with torch.inference_mode():
+            engine.prepare(cell.batch_size, cell.slots)
     engine.announce(cell, None)
     if key.phase == "prefill":
         ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)

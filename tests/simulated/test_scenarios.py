@@ -266,6 +266,13 @@ def test_a_prefill_into_a_kept_cache_attends_by_another_kernel(tmp_path: Path) -
     assert prefill_s["graph"] < 0.75 * prefill_s["static"]
 
 
+def test_experts_of_a_kept_cache_get_the_whole_prompt(tmp_path: Path) -> None:
+    """What is run alone are the experts of 512 tokens, 4,096 choices, and not of the few that made the cache ready."""
+    scenario = Scenario("qwen3-30b-a3b", 1, dtype="bfloat16", engine="graph", prompt_lens=[128], batch_sizes=[4])
+    run, _ = said(scenario, [H100], tmp_path)
+    assert len(list(held(scenario, H100, run, tmp_path))) == 2
+
+
 @pytest.mark.parametrize(
     ("model", "layers", "host"),
     [
