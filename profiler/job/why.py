@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from profiler.diagnosis.why import Floor, Seen, Why, judge
+from profiler.diagnosis.seen import Seen
+from profiler.diagnosis.why import Floor, Why, judge
 from profiler.errors import RequestError
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.record.store import replace_file

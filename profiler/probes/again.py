@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Seen, Trial
+from profiler.diagnosis.seen import Seen
+from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Trial
 from profiler.errors import first_line, told
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s

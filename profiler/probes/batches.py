@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.why import Call
+from profiler.diagnosis.seen import Call
 from profiler.probes.repeats import Candidate, Group, Run, repeat
 from profiler.watching.noted import Noted
 

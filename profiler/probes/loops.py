@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from profiler.diagnosis.why import Call, Read
+from profiler.diagnosis.seen import Call, Read
 from profiler.probes.repeats import Candidate, Group, repeat
 from profiler.units import duration
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.why import Call
+from profiler.diagnosis.seen import Call
 from profiler.watching.noted import Noted
 
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.

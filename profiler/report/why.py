@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Call, Finding, Floor, Seen, Unnoted, Why
+from profiler.diagnosis.seen import Call, Seen, Unnoted
+from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Finding, Floor, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")

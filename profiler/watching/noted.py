@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Kind
+from profiler.diagnosis.seen import Kind
 from profiler.machine.clock import Clock
 
 _PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")

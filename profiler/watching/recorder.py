@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
+from profiler.diagnosis.seen import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
 from profiler.errors import told
 from profiler.machine.clock import OwnTime, clock_for, now_s
 from profiler.watching.compiling import Compiling

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.diagnosis.why import Kind
+from profiler.diagnosis.seen import Kind
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
 _OF_A_CONFIG = (

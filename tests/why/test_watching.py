@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import profiler
-from profiler.diagnosis.why import Between, Call, Floor, Load, Seen, Trial, judge
+from profiler.diagnosis.seen import Between, Call, Load, Seen
+from profiler.diagnosis.why import Floor, Trial, judge
 from profiler.job.why import explained
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.report.why import call_rows, note_lines, why_json, why_sentences
