@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["generate", "forward"]
+
+_AT_ONCE_S = 1e-5
+"""Intervals overlap where they share more: marks of a card are a microsecond off."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Call:
     model: str
     """The class of the model, and its number where there are several of it."""
     batch_size: int
+    """Sequences that are computed: of `generate` the rows handed over, times its beams or answers if those are more."""
     prompt_len: int
     """Tokens that were handed over, of the longest sequence."""
     context_len: int
@@ -30,11 +35,22 @@ class Call:
     where: str
     """`script.py:31`."""
     settings: Mapping[str, str]
-    """What it ran with: dtype, attention, cache, beams, grad, mode, outputs, threads."""
+    """What it ran with: dtype, attention, cache, beams, answers to a prompt, grad, mode, outputs, threads."""
     padding: float = 0.0
     """Share of the tokens handed over that the mask hides."""
     callbacks_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds in the script's own stopping criteria, logits processors and streamer, by their class."""
+    began_s: float | None = None
+    """Since the watch began, by the same clock as `seconds`; None: not known, and apart from all others."""
+    warm_s: float | None = None
+    """What it takes once warm, for first calls of a shape and those beside them; None: not known."""
+    failed: str = ""
+    """The class and the first line of what it raised; empty: it returned."""
+
+    @property
+    def steady_s(self) -> float:
+        """Seconds without what a first call alone pays for."""
+        return self.seconds if self.warm_s is None else min(self.seconds, self.warm_s)
 
     @property
     def words(self) -> str:
@@ -50,6 +66,8 @@ class Load:
     source: str
     seconds: float
     where: str
+    began_s: float | None = None
+    """As of a call."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +150,51 @@ class Seen:
 
     @property
     def calls_s(self) -> float:
-        return sum(call.seconds for call in self.calls)
+        """Seconds in which any call ran."""
+        return covered_s(self.calls)
+
+    @property
+    def loads_s(self) -> float:
+        return covered_s(self.loads)
 
     @property
     def watched_s(self) -> float:
-        """Seconds in calls, loads and tokenizers: what a finding's share is of."""
-        return self.calls_s + sum(load.seconds for load in self.loads) + self.text_s
+        """Seconds in calls, loads and tokenizers."""
+        return self.calls_s + self.loads_s + self.text_s
+
+    @property
+    def steady_s(self) -> float:
+        """Of `watched_s`, without what first calls alone pay for: what a finding's share is of."""
+        return steady_s(self.calls) + self.loads_s + self.text_s
 
     @property
     def rest_s(self) -> float:
         """Seconds that are neither a model's nor have another name: imports, and what the script does itself."""
         named_s = self.watched_s + sum(item.seconds for item in self.between) + self.overhead_s
         return max(0.0, self.wall_s - named_s)
+
+
+def covered_s(spans: Sequence[Call | Load]) -> float:
+    """Seconds in which any of them ran: those that overlap, as from several threads, are counted once."""
+    total_s = sum(span.seconds for span in spans if span.began_s is None)
+    reached_s = float("-inf")
+    for began_s, ended_s in sorted(_known(spans)):
+        total_s += max(0.0, ended_s - max(began_s, reached_s))
+        reached_s = max(reached_s, ended_s)
+    return total_s
+
+
+def steady_s(calls: Sequence[Call]) -> float:
+    """The same of calls without what first ones alone pay for; never more than the seconds in which any ran."""
+    return min(covered_s(calls), sum(call.steady_s for call in calls))
+
+
+def most_at_once(spans: Sequence[Call | Load]) -> int:
+    """How many of them ran at the same time, at most."""
+    ends = sorted((at, step) for began_s, ended_s in _known(spans)
+                  for at, step in ((began_s, 1), (max(began_s, ended_s - _AT_ONCE_S), -1)))  # fmt: skip
+    return max(itertools.accumulate(step for _, step in ends), default=min(1, len(spans)))
+
+
+def _known(spans: Sequence[Call | Load]) -> list[tuple[float, float]]:
+    return [(span.began_s, span.began_s + span.seconds) for span in spans if span.began_s is not None]

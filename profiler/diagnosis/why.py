@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.diagnosis.seen import Call, Seen
+from profiler.diagnosis.seen import Seen, covered_s, steady_s
 
 LEAST_SHARE = 0.02
 """Of the watched time: what costs less is not worth a word."""
@@ -18,7 +18,7 @@ FEW_ROUNDS = 3
 _FIRST_CALL = 2.0
 _GROWING = ("DynamicCache", "dynamic")
 _FEWEST_OTHERS = 2
-"""A first call is told where it took twice as long as the median of so many others at least."""
+"""A first call is told where it took twice as long as the median of so many others at least, or as itself again."""
 _WORTH_ANOTHER_LOOK = 0.1
 """Of the watched time: what the median pair saves of it, though the pairs do not agree, is told as not known."""
 
@@ -59,7 +59,7 @@ class Finding:
     id: str
     saves_s: float
     share: float
-    """Of the watched time."""
+    """Of the watched time, without what first calls alone pay for."""
     where: str
     evidence: str
     change: str
@@ -69,12 +69,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first of some calls of one shape, beside the median of the others."""
+    """The first of some calls of one shape, beside the median of the others, or of fewer beside itself run again."""
 
     where: str
     calls: int
     first_s: float
     usual_s: float
+    again: bool
+    """Whether `usual_s` is of the first itself, run again."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,12 @@ class Why:
         """First calls of a shape that took much longer than the ones behind them: no steady state."""
         found = []
         for key in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
-            first, *others = [call.seconds for call in self.seen.calls if (call.where, call.words) == key]
-            if len(others) < _FEWEST_OTHERS:
-                continue
-            usual_s = statistics.median(others)
-            if first > _FIRST_CALL * usual_s and first - usual_s >= LEAST_SHARE * self.seen.watched_s:
-                found.append(FirstCall(key[0], 1 + len(others), first, usual_s))
+            first, *others = [call for call in self.seen.calls if (call.where, call.words) == key]
+            few = len(others) < _FEWEST_OTHERS
+            usual_s = first.steady_s if few else statistics.median(call.seconds for call in others)
+            beyond_s = first.seconds - usual_s
+            if first.seconds > _FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
+                found.append(FirstCall(key[0], 1 + len(others), first.seconds, usual_s, again=few))
         return tuple(found)
 
     @property
@@ -127,25 +129,28 @@ class Why:
 
     def share_of(self, trial: Trial) -> float:
         """What a trial would save of the watched time, by its median pair."""
-        seconds = {call.number: call.seconds for call in self.seen.calls}
-        return trial.saving * sum(seconds[number] for number in trial.calls) / self.seen.watched_s
+        return _saves_s(trial, self.seen) / self.seen.steady_s
 
 
 def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_tried: Sequence[str] = ()) -> Why:
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
-    by_number = {call.number: call for call in seen.calls}
-    found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
+    found = [_of_trial(trial, seen) for trial in trials if trial.is_claim]
     found += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
     return Why(seen, tuple(_merged(kept)), floor, tuple(trials), tuple(not_tried))
 
 
-def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:
-    seconds = sum(calls[number].seconds for number in trial.calls)
-    saves_s = trial.saving * seconds
+def _saves_s(trial: Trial, seen: Seen) -> float:
+    """A trial is of warm calls: its share is of what its calls take once warm, and of the time that they cover."""
+    numbers = set(trial.calls)
+    return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
+
+
+def _of_trial(trial: Trial, seen: Seen) -> Finding:
+    saves_s = _saves_s(trial, seen)
     how = "changed, against the script's own calls" if trial.against_its_own else "as it was and changed, in turn"
     basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-    return Finding(trial.id, saves_s, saves_s / seen.watched_s, trial.where, trial.evidence, trial.change, basis)
+    return Finding(trial.id, saves_s, saves_s / seen.steady_s, trial.where, trial.evidence, trial.change, basis)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -171,12 +176,12 @@ def _callbacks(seen: Seen) -> list[Finding]:
     for where in dict.fromkeys(call.where for call in calls):
         here = [call for call in calls if call.where == where]
         names = dict.fromkeys(name for call in here for name in call.callbacks_s)
-        saves_s = sum(sum(call.callbacks_s.values()) for call in here)
+        saves_s = min(covered_s(here), sum(sum(call.callbacks_s.values()) for call in here))
         found.append(
             Finding(
                 id="callbacks",
                 saves_s=saves_s,
-                share=saves_s / seen.watched_s,
+                share=saves_s / seen.steady_s,
                 where=where,
                 evidence=f"generate calls your {' and '.join(names)} at every token",
                 change="do less in it: look at the newest tokens alone, and at them every few tokens",
@@ -192,7 +197,7 @@ def _texts_again(seen: Seen) -> list[Finding]:
         Finding(
             id="text-again",
             saves_s=item.seconds,
-            share=item.seconds / seen.watched_s,
+            share=item.seconds / seen.steady_s,
             where=item.where,
             evidence=f"a text that was tokenized before is tokenized again {item.count} times",
             change="tokenize it once, before the loop",
@@ -209,12 +214,12 @@ def _reloads(seen: Seen) -> list[Finding]:
         loads = [load for load in seen.loads if load.source == source]
         again = loads[1:]
         if again:
-            saves_s = sum(load.seconds for load in again)
+            saves_s = covered_s(again)
             found.append(
                 Finding(
                     id="reloads",
                     saves_s=saves_s,
-                    share=saves_s / seen.watched_s,
+                    share=saves_s / seen.steady_s,
                     where=again[0].where,
                     evidence=f"the same model, {source}, was loaded {len(loads)} times",
                     change="load it once, before the loop",
@@ -230,14 +235,14 @@ def _recompilations(seen: Seen) -> list[Finding]:
     if not again:
         return []
     dearest = max(again, key=lambda item: item.seconds)
-    saves_s = sum(item.seconds for item in again)
+    saves_s = min(seen.calls_s, sum(item.seconds for item in again))
     behind_a_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
     grows = any(call.settings.get("cache_class") in _GROWING for call in behind_a_cache)
     return [
         Finding(
             id="recompiles",
             saves_s=saves_s,
-            share=saves_s / seen.watched_s,
+            share=saves_s / seen.steady_s,
             where=seen.calls[0].where if seen.calls else "",
             evidence=f"the model was compiled {len(again)} times more ({dearest.reason})",
             change=(

@@ -14,6 +14,7 @@ from pathlib import Path
 from profiler.diagnosis.seen import Seen
 from profiler.diagnosis.why import Floor, Why, judge
 from profiler.errors import RequestError
+from profiler.machine.clock import now_s
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.record.store import replace_file
 from profiler.report.why import why_json
@@ -26,6 +27,8 @@ from profiler.watching.script import run_module, run_script
 # seconds take most of the least.
 _LEAST_TRIALS_S = 60.0
 _MOST_TRIALS_S = 120.0
+# Of which first calls, run again once warm, may take so much.
+_FOR_FIRST_CALLS = 0.25
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,12 @@ def explained(
     if interrupted or not seen.calls:
         return judge(seen, [])
     # torch is there by now: the script has used it.
-    from profiler.probes.again import try_changes
+    from profiler.probes.again import once_warm, try_changes
 
     budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, 2 * seen.calls_s))
-    trials, missed = try_changes(recorder, seen, budget_s)
+    start_s = now_s()
+    seen = once_warm(recorder, seen, _FOR_FIRST_CALLS * budget_s)
+    trials, missed = try_changes(recorder, seen, budget_s - (now_s() - start_s))
     return judge(seen, trials, _floor(recorder, seen), missed)
 
 
@@ -85,11 +90,12 @@ def _others(seen: Seen, foreign: ForeignLoad) -> list[str]:
 
 
 def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
-    """The least seconds of all calls here; None where a model cannot be counted."""
+    """The least seconds of all calls here that did not fail; None where a model cannot be counted."""
     from profiler.job.floors import floor_of_calls
 
     try:
-        return floor_of_calls([(call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True)])
+        done = [pair for pair in zip(seen.calls, recorder.notes, strict=True) if not pair[0].failed]
+        return floor_of_calls([(call, noted.model()) for call, noted in done]) if done else None
     except Exception:  # a stranger's model may fail anywhere in it, and the answer stands without
         return None
 

@@ -30,7 +30,7 @@ class Noted:
     where: str
     settings: dict[str, str]
     shape: tuple[int, int, int]
-    """(batch, tokens handed over, tokens in the cache)."""
+    """(sequences that are computed, tokens handed over, tokens in the cache)."""
     clock: Clock
     start: Any
     end: Any = None
@@ -46,6 +46,8 @@ class Noted:
     ended_s: float = 0.0
     """By the host's clock, without waiting for the device."""
     thread: int = 0
+    failed: str = ""
+    """What it raised."""
 
 
 @dataclass
