@@ -44,7 +44,8 @@ def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None
     assert done.stdout == "['--plain', '-m', 'x'] asked __main__ own.py\n"
     assert done.stderr.splitlines()[0] == "told"
     assert done.stderr.splitlines()[1:] == [
-        "roofscope: no model of transformers was called or loaded: there is nothing to explain."
+        "roofscope: no model of transformers was called or loaded in the script's own process, which alone is watched:"
+        " there is nothing to explain."
     ]
 
 
