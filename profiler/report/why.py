@@ -57,6 +57,8 @@ def why_sentences(why: Why) -> list[str]:
         whole = f"; shares are of {duration(seen.steady_s)}, calls{first}, loads and tokenizers together"
         words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(seen.loads_s)}"
         lines.append(f"{words}{whole if why.findings else ''}.")
+    elif why.findings and seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s:
+        lines.append(f"Shares are of {duration(seen.steady_s)}: its calls once warm, and tokenizers.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     for item in seen.between:

@@ -32,6 +32,7 @@ def test_a_share_of_warm_calls_is_of_warm_seconds() -> None:
     found = judge(Seen("s.py", 12.0, calls, (), 0.0, "", 0.0), [tried(0.5, 0, 1, 2)])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(1.5), pytest.approx(0.5))
+    assert "Shares are of 3.00 s: its calls once warm, and tokenizers." in why_sentences(found)
     assert "The first of 3 like calls at s.py:4 took 10.0 s, the others 1.00 s" in why_sentences(found)[-1]
 
 
