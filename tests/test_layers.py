@@ -36,7 +36,7 @@ ALLOWED = {
         "record", "diagnosis", "engines.scheduled", "machine.datasheet", "machine.links", "machine.prices",
         "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling", "work.causes", "work.step",
     },
-    "watching": {"diagnosis.why", "machine"},
+    "watching": {"diagnosis.seen", "machine"},
     "probes": {"watching", "diagnosis", "timing", "roofs", "engines", "loading", "work", "machine"},
     "job": {
         "report", "record", "diagnosis", "probes", "watching", "timing", "roofs", "engines", "loading", "work",

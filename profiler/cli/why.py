@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
+
+if TYPE_CHECKING:
+    from profiler.job.why import Watched
 
 _WITH_VALUE = ("--out", "--format")
 
@@ -49,23 +53,32 @@ def why(
     if not module and script is None:
         raise RequestError("give a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
     from profiler.job.why import why_script
-    from profiler.report.console import screen
-    from profiler.report.why import why_json
-    from profiler.report.why_table import print_why
 
     # With -m, what typer takes for the script is the module's first argument.
     arguments = [*([script] if module and script is not None else []), *context.args]
     path = None if module or script is None else Path(script)
-    with _script_streams(to_stderr=output_format == "json"):
-        watched = why_script(path, module, arguments, out)
+    as_json = output_format == "json"
+    tell = functools.partial(_tell, plain=plain, as_json=as_json)
+    raise typer.Exit(why_script(path, module, arguments, out, _script_streams(to_stderr=as_json), tell))
+
+
+def _tell(watched: Watched, *, plain: bool, as_json: bool) -> None:
+    """Print the answer: a document on stdout, or a table beside the script's own messages."""
+    from profiler.report.console import screen
+    from profiler.report.why import why_json
+    from profiler.report.why_table import print_why
+
     if watched.why is None:
-        print("roofscope: no model of transformers was called or loaded: there is nothing to explain.", file=sys.stderr)
-    elif output_format == "json":
+        print(
+            "roofscope: no model of transformers was called or loaded in the script's own process, which alone is"
+            " watched: there is nothing to explain.",
+            file=sys.stderr,
+        )
+    elif as_json:
         print(json.dumps(why_json(watched.why), indent=2))
     else:
         print_why(watched.why, screen(plain=plain, stream=sys.stderr))
         print(watched.folder, file=sys.stderr)
-    raise typer.Exit(watched.exit_code)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-Kind = Literal["generate", "forward"]
+from profiler.diagnosis.seen import Seen, covered_s, steady_s
 
 LEAST_SHARE = 0.02
 """Of the watched time: what costs less is not worth a word."""
@@ -19,146 +18,9 @@ FEW_ROUNDS = 3
 _FIRST_CALL = 2.0
 _GROWING = ("DynamicCache", "dynamic")
 _FEWEST_OTHERS = 2
-"""A first call is told where it took twice as long as the median of so many others at least."""
+"""A first call is told where it took twice as long as the median of so many others at least, or as itself again."""
 _WORTH_ANOTHER_LOOK = 0.1
 """Of the watched time: what the median pair saves of it, though the pairs do not agree, is told as not known."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a model that the script itself made."""
-
-    number: int
-    kind: Kind
-    model: str
-    """The class of the model, and its number where there are several of it."""
-    batch_size: int
-    prompt_len: int
-    """Tokens that were handed over, of the longest sequence."""
-    context_len: int
-    """Tokens in the cache that was handed over with them."""
-    new_tokens: int
-    """Of `generate`; 0 for a forward."""
-    forwards: int
-    """Forward passes of the model within it."""
-    seconds: float
-    where: str
-    """`script.py:31`."""
-    settings: Mapping[str, str]
-    """What it ran with: dtype, attention, cache, beams, grad, mode, outputs, threads."""
-    padding: float = 0.0
-    """Share of the tokens handed over that the mask hides."""
-    callbacks_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds in the script's own stopping criteria, logits processors and streamer, by their class."""
-
-    @property
-    def words(self) -> str:
-        """`generate 4 x 512 + 32`."""
-        behind = f" + {self.new_tokens}" if self.new_tokens else f" @ {self.context_len}" if self.context_len else ""
-        return f"{self.kind} {self.batch_size} x {self.prompt_len}{behind}"
-
-
-@dataclass(frozen=True)
-class Load:
-    """One load of a model."""
-
-    source: str
-    seconds: float
-    where: str
-
-
-@dataclass(frozen=True)
-class Recompilation:
-    """Code of a model that was compiled once more, because something about a call had changed."""
-
-    seconds: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Read:
-    """Values of a device that a line of the script read on the host, outside of its models' calls."""
-
-    where: str
-    count: int
-    seconds: float
-    """That the host waited for them."""
-
-
-@dataclass(frozen=True)
-class GraphBreak:
-    """Where torch.compile left compiled code for Python, and why."""
-
-    count: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Between:
-    """What the script itself did between forwards that one line made in a row."""
-
-    where: str
-    count: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class TextAgain:
-    """Texts that a line handed to a tokenizer once more."""
-
-    where: str
-    count: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Unnoted:
-    """What could not be noted, and is in none of the figures."""
-
-    count: int
-    reason: str
-    """Of the first."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """All that was seen of a script."""
-
-    script: str
-    wall_s: float
-    calls: tuple[Call, ...]
-    loads: tuple[Load, ...]
-    text_s: float
-    """Seconds in tokenizers."""
-    text_where: str
-    overhead_s: float
-    """What the watching itself took: how often it was called times what a call of it takes."""
-    interrupted: bool = False
-    recompilations: tuple[Recompilation, ...] = ()
-    between: tuple[Between, ...] = ()
-    texts_again: tuple[TextAgain, ...] = ()
-    reads: tuple[Read, ...] = ()
-    """The longest waits first; none on a CPU, where nothing is waited for."""
-    graph_breaks: tuple[GraphBreak, ...] = ()
-    """The most frequent first."""
-    unnoted: Unnoted | None = None
-    warnings: tuple[str, ...] = ()
-    """What of the machine speaks against these seconds."""
-
-    @property
-    def calls_s(self) -> float:
-        return sum(call.seconds for call in self.calls)
-
-    @property
-    def watched_s(self) -> float:
-        """Seconds in calls, loads and tokenizers: what a finding's share is of."""
-        return self.calls_s + sum(load.seconds for load in self.loads) + self.text_s
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds that are neither a model's nor have another name: imports, and what the script does itself."""
-        named_s = self.watched_s + sum(item.seconds for item in self.between) + self.overhead_s
-        return max(0.0, self.wall_s - named_s)
 
 
 @dataclass(frozen=True)
@@ -197,7 +59,7 @@ class Finding:
     id: str
     saves_s: float
     share: float
-    """Of the watched time."""
+    """Of the watched time, without what first calls alone pay for."""
     where: str
     evidence: str
     change: str
@@ -207,12 +69,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first of some calls of one shape, beside the median of the others."""
+    """The first of some calls of one shape, beside the median of the others, or of fewer beside itself run again."""
 
     where: str
     calls: int
     first_s: float
     usual_s: float
+    again: bool
+    """Whether `usual_s` is of the first itself, run again."""
 
 
 @dataclass(frozen=True)
@@ -241,12 +105,12 @@ class Why:
         """First calls of a shape that took much longer than the ones behind them: no steady state."""
         found = []
         for key in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
-            first, *others = [call.seconds for call in self.seen.calls if (call.where, call.words) == key]
-            if len(others) < _FEWEST_OTHERS:
-                continue
-            usual_s = statistics.median(others)
-            if first > _FIRST_CALL * usual_s and first - usual_s >= LEAST_SHARE * self.seen.watched_s:
-                found.append(FirstCall(key[0], 1 + len(others), first, usual_s))
+            first, *others = [call for call in self.seen.calls if (call.where, call.words) == key]
+            few = len(others) < _FEWEST_OTHERS
+            usual_s = first.steady_s if few else statistics.median(call.seconds for call in others)
+            beyond_s = first.seconds - usual_s
+            if first.seconds > _FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
+                found.append(FirstCall(key[0], 1 + len(others), first.seconds, usual_s, again=few))
         return tuple(found)
 
     @property
@@ -265,25 +129,28 @@ class Why:
 
     def share_of(self, trial: Trial) -> float:
         """What a trial would save of the watched time, by its median pair."""
-        seconds = {call.number: call.seconds for call in self.seen.calls}
-        return trial.saving * sum(seconds[number] for number in trial.calls) / self.seen.watched_s
+        return _saves_s(trial, self.seen) / self.seen.steady_s
 
 
 def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_tried: Sequence[str] = ()) -> Why:
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
-    by_number = {call.number: call for call in seen.calls}
-    found = [_of_trial(trial, by_number, seen) for trial in trials if trial.is_claim]
+    found = [_of_trial(trial, seen) for trial in trials if trial.is_claim]
     found += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     kept = sorted((item for item in found if item.share >= LEAST_SHARE), key=lambda item: -item.saves_s)
     return Why(seen, tuple(_merged(kept)), floor, tuple(trials), tuple(not_tried))
 
 
-def _of_trial(trial: Trial, calls: Mapping[int, Call], seen: Seen) -> Finding:
-    seconds = sum(calls[number].seconds for number in trial.calls)
-    saves_s = trial.saving * seconds
+def _saves_s(trial: Trial, seen: Seen) -> float:
+    """A trial is of warm calls: its share is of what its calls take once warm, and of the time that they cover."""
+    numbers = set(trial.calls)
+    return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
+
+
+def _of_trial(trial: Trial, seen: Seen) -> Finding:
+    saves_s = _saves_s(trial, seen)
     how = "changed, against the script's own calls" if trial.against_its_own else "as it was and changed, in turn"
     basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-    return Finding(trial.id, saves_s, saves_s / seen.watched_s, trial.where, trial.evidence, trial.change, basis)
+    return Finding(trial.id, saves_s, saves_s / seen.steady_s, trial.where, trial.evidence, trial.change, basis)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -309,12 +176,12 @@ def _callbacks(seen: Seen) -> list[Finding]:
     for where in dict.fromkeys(call.where for call in calls):
         here = [call for call in calls if call.where == where]
         names = dict.fromkeys(name for call in here for name in call.callbacks_s)
-        saves_s = sum(sum(call.callbacks_s.values()) for call in here)
+        saves_s = min(covered_s(here), sum(sum(call.callbacks_s.values()) for call in here))
         found.append(
             Finding(
                 id="callbacks",
                 saves_s=saves_s,
-                share=saves_s / seen.watched_s,
+                share=saves_s / seen.steady_s,
                 where=where,
                 evidence=f"generate calls your {' and '.join(names)} at every token",
                 change="do less in it: look at the newest tokens alone, and at them every few tokens",
@@ -330,7 +197,7 @@ def _texts_again(seen: Seen) -> list[Finding]:
         Finding(
             id="text-again",
             saves_s=item.seconds,
-            share=item.seconds / seen.watched_s,
+            share=item.seconds / seen.steady_s,
             where=item.where,
             evidence=f"a text that was tokenized before is tokenized again {item.count} times",
             change="tokenize it once, before the loop",
@@ -347,12 +214,12 @@ def _reloads(seen: Seen) -> list[Finding]:
         loads = [load for load in seen.loads if load.source == source]
         again = loads[1:]
         if again:
-            saves_s = sum(load.seconds for load in again)
+            saves_s = covered_s(again)
             found.append(
                 Finding(
                     id="reloads",
                     saves_s=saves_s,
-                    share=saves_s / seen.watched_s,
+                    share=saves_s / seen.steady_s,
                     where=again[0].where,
                     evidence=f"the same model, {source}, was loaded {len(loads)} times",
                     change="load it once, before the loop",
@@ -368,14 +235,14 @@ def _recompilations(seen: Seen) -> list[Finding]:
     if not again:
         return []
     dearest = max(again, key=lambda item: item.seconds)
-    saves_s = sum(item.seconds for item in again)
+    saves_s = min(seen.calls_s, sum(item.seconds for item in again))
     behind_a_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
     grows = any(call.settings.get("cache_class") in _GROWING for call in behind_a_cache)
     return [
         Finding(
             id="recompiles",
             saves_s=saves_s,
-            share=saves_s / seen.watched_s,
+            share=saves_s / seen.steady_s,
             where=seen.calls[0].where if seen.calls else "",
             evidence=f"the model was compiled {len(again)} times more ({dearest.reason})",
             change=(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from profiler.diagnosis.why import Call, Floor
+from profiler.diagnosis.seen import Call
+from profiler.diagnosis.why import Floor
 from profiler.errors import RequestError
 from profiler.job.placing import Under, here_roofs, least
 from profiler.loading.request import dtype_name

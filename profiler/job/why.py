@@ -6,13 +6,16 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from profiler.diagnosis.why import Floor, Seen, Why, judge
-from profiler.errors import RequestError
+from profiler.diagnosis.seen import Seen
+from profiler.diagnosis.why import Floor, Why, judge
+from profiler.errors import RequestError, told
+from profiler.machine.clock import now_s
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.record.store import replace_file
 from profiler.report.why import why_json
@@ -25,34 +28,79 @@ from profiler.watching.script import run_module, run_script
 # seconds take most of the least.
 _LEAST_TRIALS_S = 60.0
 _MOST_TRIALS_S = 120.0
+# Of which first calls, run again once warm, may take so much.
+_FOR_FIRST_CALLS = 0.25
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A script that was run: its own exit code, and the answer; None where no model of transformers ran."""
+    """A script that was run: the answer; None where no model of transformers ran."""
 
-    exit_code: int
     why: Why | None
     folder: Path | None = None
 
 
-def why_script(script: Path | None, module: str, arguments: Sequence[str], out: Path | None = None) -> Watched:
-    """Run a script, or a module, unmodified, and say what its models' time went to.
+def why_script(
+    script: Path | None,
+    module: str,
+    arguments: Sequence[str],
+    out: Path | None,
+    streams: contextlib.AbstractContextManager[object],
+    tell: Callable[[Watched], object],
+) -> int:
+    """Run a script, or a module, unmodified, within `streams`; then `tell` what its models' time went to, and give its
+    exit code.
 
     Raises RequestError for a script that cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     foreign = ForeignLoad(children=True)
-    with watched(recorder):
+    with contextlib.ExitStack() as around:
+
+        def end(code: int) -> None:
+            around.close()
+            tell(_answered(recorder, name, foreign, out, interrupted=code == 130))
+
+        around.enter_context(streams)
+        around.enter_context(watched(recorder))
+        around.enter_context(_told_before_exit(end))
         code = run_module(module, arguments) if script is None else run_script(script, arguments)
-    if os.getpid() != process:
-        raise SystemExit(code)  # a child that the script forked has come to its end: nobody asked it why
-    found = explained(recorder, name, foreign, interrupted=code == 130)
+        if os.getpid() != process:
+            raise SystemExit(code)  # a child that the script forked has come to its end: nobody asked it why
+        end(code)
+    return code
+
+
+@contextlib.contextmanager
+def _told_before_exit(end: Callable[[int], None]) -> Iterator[None]:
+    """Within, `os._exit` in this process, which ends a script at once, first does what its end does."""
+    leave, process = os._exit, os.getpid()
+
+    def told_first(code: int) -> None:
+        if os.getpid() == process:
+            try:
+                end(code)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            except Exception as error:  # the script is left as it asked, whatever becomes of the answer
+                print(f"roofscope: {told(error)}", file=sys.stderr, flush=True)
+        leave(code)
+
+    os._exit = told_first  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _answered(recorder: Recorder, name: str, foreign: ForeignLoad, out: Path | None, *, interrupted: bool) -> Watched:
+    """What was seen, explained and written."""
+    found = explained(recorder, name, foreign, interrupted=interrupted)
     if found is None:
-        return Watched(code, None)
+        return Watched(None)
     folder = out or Path("runs") / _folder_name(name)
     write(found, folder)
-    return Watched(code, found, folder)
+    return Watched(found, folder)
 
 
 def explained(
@@ -67,10 +115,12 @@ def explained(
     if interrupted or not seen.calls:
         return judge(seen, [])
     # torch is there by now: the script has used it.
-    from profiler.probes.again import try_changes
+    from profiler.probes.again import once_warm, try_changes
 
     budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, 2 * seen.calls_s))
-    trials, missed = try_changes(recorder, seen, budget_s)
+    start_s = now_s()
+    seen = once_warm(recorder, seen, _FOR_FIRST_CALLS * budget_s)
+    trials, missed = try_changes(recorder, seen, budget_s - (now_s() - start_s))
     return judge(seen, trials, _floor(recorder, seen), missed)
 
 
@@ -84,11 +134,12 @@ def _others(seen: Seen, foreign: ForeignLoad) -> list[str]:
 
 
 def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
-    """The least seconds of all calls here; None where a model cannot be counted."""
+    """The least seconds of all calls here that did not fail; None where a model cannot be counted."""
     from profiler.job.floors import floor_of_calls
 
     try:
-        return floor_of_calls([(call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True)])
+        done = [pair for pair in zip(seen.calls, recorder.notes, strict=True) if not pair[0].failed]
+        return floor_of_calls([(call, noted.model()) for call, noted in done]) if done else None
     except Exception:  # a stranger's model may fail anywhere in it, and the answer stands without
         return None
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from dataclasses import replace
 
 import torch
 
-from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Seen, Trial
+from profiler.diagnosis.seen import Seen, steady_s
+from profiler.diagnosis.why import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Trial
 from profiler.errors import first_line, told
 from profiler.loading.skeleton import quiet_libraries
-from profiler.machine.clock import now_s
+from profiler.machine.clock import Clock, now_s
 from profiler.probes.candidates import candidates
-from profiler.probes.repeats import Candidate, Group, Run
+from profiler.probes.repeats import Candidate, Group, Run, repeat
 from profiler.watching.recorder import Recorder
 
 _DECISIVE_ROUNDS = 3
@@ -20,6 +22,8 @@ _SHORT_S = 0.2
 _MOST_REPEATS = 20
 # A change whose calls take so many times as long as the script's own, even once warm, is not tried in turn.
 _HOPELESS = 2.0
+# First calls of so many shapes are run again once warm.
+_MOST_FIRSTS = 8
 
 
 def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[Trial], list[str]]:
@@ -30,7 +34,7 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
     missed: list[str] = []
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
-            for group in _groups(recorder, seen, missed):
+            for group in _groups(recorder, seen, missed, LEAST_SHARE * seen.steady_s):
                 for candidate in candidates(group, recorder):
                     trial = _tried(candidate, group, budget_s, deadline_s)
                     if isinstance(trial, str):
@@ -70,28 +74,67 @@ def _tried(candidate: Candidate, group: Group, budget_s: float, deadline_s: floa
     )
 
 
-def _groups(recorder: Recorder, seen: Seen, missed: list[str]) -> Iterator[Group]:
-    """Calls that belong together, the dearest first; those whose model is gone borrow one of the same class."""
+def _groups(recorder: Recorder, seen: Seen, missed: list[str], least_s: float = 0.0) -> list[Group]:
+    """Calls that belong together and take `least_s` seconds, the dearest first; those whose model is gone borrow one of
+    the same class. Why others cannot be called again is added to `missed`."""
     alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
              if (model := noted.model()) is not None}  # fmt: skip
     by_class = {type(model).__name__: model for model in alive.values()}
     found: dict[tuple[object, ...], list[int]] = {}
     for call in seen.calls:
         # A hand-written loop that has no cache hands over one more token each time: its calls are of one kind.
-        key = (call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, *call.settings.items())
+        key = (
+            call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, bool(call.failed),
+            *call.settings.items(),
+        )  # fmt: skip
         found.setdefault(key, []).append(call.number)
     loaded_at = seen.loads[-1].where if seen.loads else ""
     groups = []
     for numbers in found.values():
         calls, notes = [seen.calls[number] for number in numbers], [recorder.notes[number] for number in numbers]
         model = alive.get(calls[-1].model, by_class.get(calls[-1].model.split(" (")[0]))
-        if sum(call.seconds for call in calls) < LEAST_SHARE * seen.watched_s:
+        if steady_s(calls) < least_s:
             continue
         if model is None or all(noted.arguments is None for noted in notes):
-            missed.append(f"the calls at {calls[0].where}: their model is gone")
+            why = f"they failed ({calls[0].failed})" if calls[0].failed else "their model is gone"
+            missed.append(f"the calls at {calls[0].where}: {why}")
             continue
         groups.append(Group(calls, notes, model, loaded_at or calls[0].where))
-    return iter(sorted(groups, key=lambda group: -group.seconds))
+    return sorted(groups, key=lambda group: -group.seconds)
+
+
+def once_warm(recorder: Recorder, seen: Seen, budget_s: float) -> Seen:
+    """What was seen, with what first calls take once more: trials are of warm calls, and what the first alone paid for
+    (code that is loaded, memory that is asked for) is no part of what a change saves.
+
+    The dearest first, until `budget_s` seconds are spent, or until somebody interrupts.
+    """
+    deadline_s = now_s() + budget_s
+    warm_s: dict[int, float] = {}
+    with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
+        for group in _groups(recorder, seen, []):
+            for first, noted in group.firsts[:_MOST_FIRSTS]:
+                if noted.arguments is None or now_s() + first.seconds > deadline_s:
+                    continue
+                with contextlib.suppress(Exception):  # what cannot be run again is taken as it was
+                    run = repeat(noted, first, group.model)
+                    again_s = _once_s(run, noted.clock)
+                    if now_s() + again_s < deadline_s:  # a cache is filled in the first run, and memory asked for
+                        again_s = min(again_s, _once_s(run, noted.clock))
+                    again_s += sum(first.callbacks_s.values())
+                    # Calls beside it in other threads were as cold.
+                    share = min(1.0, again_s / first.seconds)
+                    warm_s |= {call.number: share * call.seconds for call in group.beside(first)}
+    return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
+
+
+def _once_s(run: Run, clock: Clock) -> float:
+    """Seconds of a call as the script's own was timed."""
+    start = clock.mark()
+    run()
+    end = clock.mark()
+    clock.synchronize()
+    return clock.seconds([start, end])[0]
 
 
 def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float], ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from profiler.diagnosis.why import Call
+from profiler.diagnosis.seen import Call, most_at_once, steady_s
 from profiler.probes.repeats import Candidate, Group, Run, repeat
 from profiler.watching.noted import Noted
 
@@ -77,10 +78,10 @@ def _on_parts(noted: Noted, call: Call, model: Any, parts: Sequence[Sequence[int
 def together(group: Group) -> Iterator[Candidate]:
     """Prompts that were passed one by one, as one batch; those that go on from an earlier answer are no such."""
     kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
-    if len(kept) < _FEWEST_ONE_BY_ONE or any(call.batch_size != 1 for call, _ in kept):
-        return
     prompts = [_prompt(noted) for _, noted in kept]
-    if any(prompt is None for prompt in prompts) or _goes_on(prompts):
+    if len(kept) < _FEWEST_ONE_BY_ONE or any(prompt is None or len(prompt) != 1 for prompt in prompts):
+        return
+    if _goes_on(prompts):
         return
     chosen = [kept[len(kept) * index // min(_TOGETHER, len(kept))] for index in range(min(_TOGETHER, len(kept)))]
     ids = [_prompt(noted)[0] for _, noted in chosen]
@@ -95,18 +96,26 @@ def together(group: Group) -> Iterator[Candidate]:
     tokens = max(call.new_tokens for call, _ in chosen)
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens}
 
-    def as_is() -> None:
-        for run in runs:
-            run()
+    at_once = most_at_once(group.calls)
 
+    def as_is() -> None:
+        if at_once == 1:
+            for run in runs:
+                run()
+            return
+        with ThreadPoolExecutor(at_once) as threads:
+            for done in [threads.submit(run) for run in runs]:
+                done.result()
+
+    how = "one by one" if at_once == 1 else f"one to a call, of which up to {at_once} run at once in threads"
     yield Candidate(
         "one-by-one",
-        f"{len(group.calls)} prompts are passed one by one",
+        f"{len(group.calls)} prompts are passed {how}",
         f"pass {len(chosen)} at a time, padded on the left",
         call.where,
         as_is,
         repeat(whole, call, group.model, options),
-        (sum(call.seconds for call, _ in chosen),),
+        (steady_s([call for call, _ in chosen]),),
         shape=f"{len(chosen)} of the prompts",
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.why import Call
+from profiler.diagnosis.seen import Call
 from profiler.probes.batches import padding, together
 from profiler.probes.copies import Copy, other_copies
 from profiler.probes.loops import grows_by_a_token, loop_without_cache, without_reads

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from profiler.diagnosis.why import Call, Read
+from profiler.diagnosis.seen import Call, Read
 from profiler.probes.repeats import Candidate, Group, repeat
 from profiler.units import duration
 
@@ -52,7 +52,7 @@ def loop_without_cache(group: Group) -> Candidate | None:
         first.where,
         as_is,
         changed,
-        (sum(call.seconds for call, _ in kept),),
+        (sum(call.steady_s for call, _ in kept),),
         shape=f"{len(kept)} forwards of {first.prompt_len} to {last.prompt_len} tokens",
     )
 
@@ -79,6 +79,6 @@ def without_reads(group: Group, read: Read) -> Candidate:
         read.where,
         functools.partial(in_a_row, reads_each),
         functools.partial(in_a_row, 0),
-        (sum(call.seconds for call, _ in chosen),),
+        (sum(call.steady_s for call, _ in chosen),),
         shape=f"{len(chosen)} forwards in a row",
     )

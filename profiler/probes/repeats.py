@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.why import Call
+from profiler.diagnosis.seen import Call, steady_s
 from profiler.watching.noted import Noted
 
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
@@ -57,16 +57,30 @@ class Group:
     def middle(self) -> tuple[Call, Noted]:
         """The call that took the median time, of those that can be repeated."""
         pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
-        pairs.sort(key=lambda pair: pair[0].seconds)
+        pairs.sort(key=lambda pair: pair[0].steady_s)
         return pairs[len(pairs) // 2]
 
     @property
     def seconds(self) -> float:
-        return sum(call.seconds for call in self.calls)
+        return steady_s(self.calls)
+
+    @property
+    def firsts(self) -> list[tuple[Call, Noted]]:
+        """The first call of each shape, the dearest first."""
+        found: dict[str, tuple[Call, Noted]] = {}
+        for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
+            found.setdefault(call.words, (call, noted))
+        return sorted(found.values(), key=lambda pair: -pair[0].seconds)
+
+    def beside(self, first: Call) -> list[Call]:
+        """A first call, and those of its shape that began before it had ended."""
+        like = (call for call in self.calls if call.words == first.words and call.began_s is not None)
+        ended_s = (first.began_s or 0.0) + first.seconds
+        return [first, *(call for call in like if call is not first and (call.began_s or 0.0) < ended_s)]
 
     def like(self, call: Call) -> tuple[float, ...]:
-        """Seconds of all its calls of one shape."""
-        return tuple(other.seconds for other in self.calls if other.words == call.words)
+        """Seconds of all its calls of one shape, the first once warm."""
+        return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
 
 def repeat(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Call, Finding, Floor, Seen, Unnoted, Why
+from profiler.diagnosis.seen import Call, Seen, Unnoted, covered_s, most_at_once, steady_s
+from profiler.diagnosis.why import FEW_ROUNDS, LEAST_SHARE, Finding, FirstCall, Floor, Why
 from profiler.units import duration
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
@@ -28,10 +29,13 @@ def why_sentences(why: Why) -> list[str]:
     seen = why.seen
     kinds = sorted({call.kind for call in seen.calls}, reverse=True)
     calls = f"{len(seen.calls)} call{'s' if len(seen.calls) != 1 else ''} of {' and '.join(kinds)}"
+    if (at_once := most_at_once(seen.calls)) > 1:
+        calls += f", up to {at_once} at once (each second counts once)"
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
     floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
     begun = "Interrupted: up to here " if seen.interrupted else ""
     lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
+    lines += _failed(seen)
     if seen.calls and seen.unnoted:
         lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
@@ -49,10 +53,12 @@ def why_sentences(why: Why) -> list[str]:
     if not told and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if seen.loads:
-        loaded_s = sum(load.seconds for load in seen.loads)
-        whole = f"; shares are of {duration(seen.watched_s)}, calls, loads and tokenizers together"
-        words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(loaded_s)}"
+        first = ", once warm" if seen.steady_s < seen.watched_s else ""
+        whole = f"; shares are of {duration(seen.steady_s)}, calls{first}, loads and tokenizers together"
+        words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(seen.loads_s)}"
         lines.append(f"{words}{whole if why.findings else ''}.")
+    elif why.findings and seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s:
+        lines.append(f"Shares are of {duration(seen.steady_s)}: its calls once warm, and tokenizers.")
     if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
         lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
     for item in seen.between:
@@ -66,12 +72,32 @@ def why_sentences(why: Why) -> list[str]:
             f"Of its {duration(seen.wall_s)}, {duration(seen.rest_s)} ({100 * seen.rest_s / seen.wall_s:.0f} %) went to"
             " none of that: imports and the script's own work."
         )
-    for first in why.first_calls:
-        lines.append(
+    return [*lines, *map(_first_call, why.first_calls)]
+
+
+def _first_call(first: FirstCall) -> str:
+    if not first.again:
+        return (
             f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
             f" {duration(first.usual_s)}: leave it out where you time them."
         )
-    return lines
+    which = f"The first of {first.calls} like calls" if first.calls > 1 else "The only call of its kind"
+    return (
+        f"{which} at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} once more: the rest is"
+        " paid once, no finding saves it, and it is in no share."
+    )
+
+
+def _failed(seen: Seen) -> list[str]:
+    """That calls raised, which the script may have caught: their time counts, and what they computed was lost."""
+    failed = [call for call in seen.calls if call.failed]
+    if not failed:
+        return []
+    how = "; ".join(dict.fromkeys(call.failed for call in failed))
+    return [
+        f"{len(failed)} of them failed, after {duration(covered_s(failed))} ({how}): that is in this time, what they"
+        " computed is in no floor, and they are not tried."
+    ]
 
 
 def _without_calls(seen: Seen) -> str:
@@ -95,7 +121,8 @@ def _how_unsure(pairs: int) -> str:
 
 def _nothing(why: Why) -> str:
     """That nothing was found, as far as it could be tried, and how near its floor the script is."""
-    share = why.floor.seconds / why.seen.calls_s if why.floor and why.seen.calls_s else None
+    calls_s = steady_s(why.seen.calls)
+    share = why.floor.seconds / calls_s if why.floor and calls_s else None
     near = f": {100 * share:.0f} % of what this machine can do with this model" if share and share >= _NEAR else ""
     if why.not_tried:
         trials = f"{len(why.tried)} trial{'s' if len(why.tried) != 1 else ''}"
@@ -149,8 +176,9 @@ def call_rows(why: Why) -> list[list[str]]:
     """Calls of one line and kind together, in the order of the columns, the dearest first."""
     groups: dict[tuple[object, ...], list[Call]] = {}
     for call in why.seen.calls:
-        groups.setdefault((call.where, call.kind, call.model, *call.settings.values()), []).append(call)
-    ordered = sorted(groups.values(), key=lambda calls: -sum(call.seconds for call in calls))
+        key = (call.where, call.kind, call.model, bool(call.failed), *call.settings.values())
+        groups.setdefault(key, []).append(call)
+    ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
     return [_row(calls) for calls in ordered[:_MOST_ROWS]]
 
 
@@ -163,7 +191,7 @@ def _row(calls: Sequence[Call]) -> list[str]:
         first.where,
         str(len(calls)),
         shapes[0] + (f" .. {shapes[-1].split(' ', 1)[1]}" if len(shapes) > 1 else ""),
-        duration(seconds),
+        duration(covered_s(calls)),
         duration(seconds / len(calls)),
         ", ".join(_ran_with(first, padding)),
     ]
@@ -180,8 +208,9 @@ def _ran_with(call: Call, padding: float) -> list[str]:
     words += [word for name, as_usual, word in _UNUSUAL if told.get(name, as_usual) != as_usual]
     if told.get("placement", "-") != "-":
         words.append(told["placement"])
-    if told.get("beams", "-") not in ("-", "1"):
-        words.append(f"{told['beams']} beams")
+    words += [f"{told[name]} {name}" for name in ("beams", "answers") if told.get(name, "-") not in ("-", "1")]
+    if call.failed:
+        words.append("failed")
     return words
 
 
@@ -194,6 +223,8 @@ def why_json(why: Why) -> dict[str, object]:
         "loads": [asdict(load) for load in seen.loads],
         "wall_s": seen.wall_s,
         "calls_s": seen.calls_s,
+        "calls_at_once": most_at_once(seen.calls),
+        "steady_s": seen.steady_s,
         "text_s": seen.text_s,
         "overhead_s": seen.overhead_s,
         "floor_s": why.floor.seconds if why.floor else None,

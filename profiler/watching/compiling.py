@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.diagnosis.why import GraphBreak, Recompilation
+from profiler.diagnosis.seen import GraphBreak, Recompilation
 
 _LONGEST_REASON = 80
 _LONGEST_BREAK = 120

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Kind
+from profiler.diagnosis.seen import Kind
 from profiler.machine.clock import Clock
 
 _PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -30,7 +30,7 @@ class Noted:
     where: str
     settings: dict[str, str]
     shape: tuple[int, int, int]
-    """(batch, tokens handed over, tokens in the cache)."""
+    """(sequences that are computed, tokens handed over, tokens in the cache)."""
     clock: Clock
     start: Any
     end: Any = None
@@ -46,6 +46,8 @@ class Noted:
     ended_s: float = 0.0
     """By the host's clock, without waiting for the device."""
     thread: int = 0
+    failed: str = ""
+    """What it raised."""
 
 
 @dataclass

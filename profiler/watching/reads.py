@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.diagnosis.why import Read
+from profiler.diagnosis.seen import Read
 from profiler.machine.clock import now_s
 from profiler.watching.noted import Again, Thread, users_line
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.why import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
+from profiler.diagnosis.seen import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
 from profiler.errors import told
 from profiler.machine.clock import OwnTime, clock_for, now_s
 from profiler.watching.compiling import Compiling
 from profiler.watching.noted import Again, Noted, Thread, users_line
 from profiler.watching.reads import Reads
-from profiler.watching.settings import KnownSettings, context_len, nbytes_of, new_tokens, tokens_of
+from profiler.watching.settings import KnownSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
@@ -90,19 +90,36 @@ class Recorder:
         began_s = now_s()
         try:
             result = run(*args, **named)
+        except BaseException as error:
+            self._ended(noted, began_s, error=error)
+            raise
         finally:
             here.depth, here.noted = 0, None
-            ended_s = now_s()
-        if noted is not None:
-            with self._noting():
-                noted.end = noted.clock.mark()
-                noted.began_s, noted.ended_s = began_s, ended_s
-                if kind == "generate":
-                    noted.new_tokens = new_tokens(result, noted.shape[1], model)
-                self.notes.append(noted)
-                here.last = noted.where
-                self._last = model
+        self._ended(noted, began_s, model, result)
         return result
+
+    def _ended(
+        self,
+        noted: Noted | None,
+        began_s: float,
+        model: Any = None,
+        result: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Note the end of a call, which gave a result or raised: one that failed is not called again."""
+        ended_s = now_s()
+        if noted is None:
+            return
+        with self._noting():
+            noted.end = noted.clock.mark()
+            noted.began_s, noted.ended_s = began_s, ended_s
+            if error is not None:
+                noted.failed, noted.arguments = told(error), None
+            elif noted.kind == "generate":
+                noted.new_tokens = new_tokens(result, noted.shape[1], model)
+            self.notes.append(noted)
+            self._here.last = noted.where
+            self._last = model or self._last
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
@@ -126,7 +143,8 @@ class Recorder:
         finally:
             self._here.load_depth = 0
             with self._noting():
-                self.loads.append(Load(self._name_of(source), now_s() - start_s, users_line()))
+                seconds, name = now_s() - start_s, self._name_of(source)
+                self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s))
 
     def _name_of(self, source: str) -> str:
         """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
@@ -207,7 +225,12 @@ class Recorder:
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
             clock.synchronize()
         wall_s = now_s() - self._start_s
-        calls = tuple(self._call(number, noted) for number, noted in enumerate(self.notes))
+        firsts: dict[str, Noted] = {}
+        for noted in sorted(self.notes, key=lambda noted: noted.began_s):
+            firsts.setdefault(noted.settings["device"], noted)
+        calls = tuple(
+            self._call(number, noted, firsts[noted.settings["device"]]) for number, noted in enumerate(self.notes)
+        )
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Seen(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
@@ -228,7 +251,8 @@ class Recorder:
         for where, gaps in found.items():
             yield Between(where, len(gaps), sum(gaps))
 
-    def _call(self, number: int, noted: Noted) -> Call:
+    def _call(self, number: int, noted: Noted, first: Noted) -> Call:
+        """A call as values; when it began is told by its device's clock, from the `first` one there on."""
         batch, tokens, context = noted.shape
         padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
         return Call(
@@ -245,6 +269,8 @@ class Recorder:
             settings=noted.settings,
             padding=padding,
             callbacks_s=dict(noted.callbacks),
+            began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
+            failed=noted.failed,
         )
 
     def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
@@ -253,8 +279,9 @@ class Recorder:
         ids = tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
-        shape = (int(ids.shape[0]), int(ids.shape[1]), context_len(named)) if ids is not None else (1, 1, 0)
         settings, device = self._settings.of(kind, model, named)
+        rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
+        shape = (rows * times_computed(settings), tokens, context_len(named) if ids is not None else 0)
         noted = Noted(
             kind=kind,
             model=weakref.ref(model),

@@ -21,6 +21,11 @@ def run_script(path: Path, arguments: Sequence[str]) -> int:
 
     Raises RequestError where there is no such file, or it is no Python.
     """
+    if path.suffix == ".ipynb":
+        raise RequestError(
+            f"{path} is a notebook, no script: make it one with `jupyter nbconvert --to script {path}`, or put"
+            " `with profiler.why() as watching:` around a cell's calls and print(watching.answer)."
+        )
     try:
         source = path.read_bytes()
     except OSError as error:

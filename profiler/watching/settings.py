@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.diagnosis.why import Kind
+from profiler.diagnosis.seen import Kind
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
 _OF_A_CONFIG = (
@@ -95,6 +95,7 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
         "mode": "train" if model.training else "eval",
         "outputs": ", ".join(extras) or "-",
         "beams": str(option(model, named, "num_beams", 1)) if generates else "-",
+        "answers": str(option(model, named, "num_return_sequences", 1)) if generates else "-",
         "assistant": "yes" if named.get("assistant_model") is not None else "no",
         "threads": str(torch.get_num_threads()),
     }
@@ -138,6 +139,12 @@ def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
             return value
     embedded = named.get("inputs_embeds")
     return embedded[..., 0] if embedded is not None else None
+
+
+def times_computed(settings: Mapping[str, str]) -> int:
+    """How often `generate` computes each row that it is handed: `_expand_inputs_for_generation` repeats it, before the
+    prompt is computed, for the beams or for the answers wanted, whichever are more."""
+    return max(int(settings[name]) if settings[name] != "-" else 1 for name in ("beams", "answers"))
 
 
 def context_len(named: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.why import Seen
+from profiler.diagnosis.seen import Seen
 from profiler.machine.clock import CoreClock
 from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder

@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 import profiler
-from profiler.diagnosis.why import Call, Seen, judge
+from profiler.diagnosis.seen import Call, Seen
+from profiler.diagnosis.why import judge
 from profiler.machine.clock import OwnTime
 from profiler.probes.copies import other_copies
 from profiler.report.why import why_sentences

@@ -21,7 +21,8 @@ from planted_faults import (
     taken_s,
 )
 
-from profiler.diagnosis.why import Seen, Why
+from profiler.diagnosis.seen import Seen
+from profiler.diagnosis.why import Why
 from profiler.job.why import explained
 from profiler.watching.recorder import Recorder
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.why import Call, Seen, judge
+from profiler.diagnosis.seen import Call, Seen
+from profiler.diagnosis.why import judge
 from profiler.job.floors import floor_of_calls
 from profiler.job.placing import Under
 from profiler.report.why import why_sentences

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.diagnosis.why import Call
+from profiler.diagnosis.seen import Call
 from profiler.watching.patches import watched
 from profiler.watching.recorder import Recorder
 from profiler.watching.script import run_script

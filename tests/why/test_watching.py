@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import profiler
-from profiler.diagnosis.why import Between, Call, Floor, Load, Seen, Trial, judge
+from profiler.diagnosis.seen import Between, Call, Load, Seen
+from profiler.diagnosis.why import Floor, Trial, judge
 from profiler.job.why import explained
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.report.why import call_rows, note_lines, why_json, why_sentences
@@ -43,7 +44,8 @@ def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None
     assert done.stdout == "['--plain', '-m', 'x'] asked __main__ own.py\n"
     assert done.stderr.splitlines()[0] == "told"
     assert done.stderr.splitlines()[1:] == [
-        "roofscope: no model of transformers was called or loaded: there is nothing to explain."
+        "roofscope: no model of transformers was called or loaded in the script's own process, which alone is watched:"
+        " there is nothing to explain."
     ]
 
 
@@ -271,7 +273,8 @@ def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.Monke
     monkeypatch.setattr(model.config, "output_hidden_states", False)
     model.config.output_attentions = True
     assert seen()["outputs"] == "output_attentions"
-    assert set(before) - set(changes) == {"device", "kernel", "cache_class", "beams", "assistant"}, "changed elsewhere"
+    elsewhere = {"device", "kernel", "cache_class", "beams", "answers", "assistant"}
+    assert set(before) - set(changes) == elsewhere, "changed elsewhere"
 
 
 def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:

@@ -1,0 +1,38 @@
+"""Rows that `generate` computes for each that it is handed: as many as the model itself was seen to be called with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from profiler.diagnosis.why import judge
+from profiler.report.why import call_rows
+from profiler.watching.patches import watched
+from profiler.watching.recorder import Recorder
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "computed", "told"),
+    [
+        (1, {"do_sample": True, "num_return_sequences": 64}, 64, "64 answers"),
+        (2, {"do_sample": True, "num_return_sequences": 3}, 6, "3 answers"),
+        (2, {"num_beams": 4}, 8, "4 beams"),
+        (1, {"num_beams": 4, "num_return_sequences": 3}, 4, "4 beams, 3 answers"),
+        (2, {"do_sample": False}, 2, "sdpa"),
+    ],
+)
+def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any], computed: int, told: str) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
+    model, recorder, handed = LlamaForCausalLM(config).eval(), Recorder(), list[tuple[int, ...]]()
+    model.model.layers[0].register_forward_pre_hook(lambda _layer, args: handed.append(tuple(args[0].shape[:2])))
+    with watched(recorder):
+        model.generate(torch.ones(rows, 8, dtype=torch.long), max_new_tokens=3, **options)
+    seen = recorder.seen("s.py")
+    [call] = seen.calls
+    assert set(handed) == {(computed, 8), (computed, 1)}, "a prompt, too, is computed for each of them"
+    assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
+    assert call_rows(judge(seen, []))[0][-1].endswith(told)

@@ -1,0 +1,89 @@
+"""Calls that raise are calls: their time counts, and that they failed is said; what they raise is the script's."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import profiler
+from profiler.report.why import call_rows, why_json
+
+IDS = torch.ones(1, 8, dtype=torch.long)
+SLEEP_S = 0.3
+
+
+class RunsOut:
+    """A logits processor that has no memory left at the second token."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def __call__(self, _ids: Any, scores: Any) -> Any:
+        self.tokens += 1
+        if self.tokens == 2:
+            time.sleep(SLEEP_S)
+            raise RuntimeError("out of memory (pretended)")
+        return scores
+
+
+@pytest.fixture
+def model() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(autouse=True)
+def floored(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers of the calls that a floor was asked of."""
+    asked: list[list[int]] = []
+    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
+    monkeypatch.setattr("profiler.job.why._MOST_TRIALS_S", 1.0)
+    monkeypatch.setattr(
+        "profiler.job.floors.floor_of_calls", lambda pairs: asked.append([call.number for call, _ in pairs])
+    )
+    return asked
+
+
+def test_a_call_that_the_script_tries_again_is_in_its_time(model: Any, floored: list[list[int]]) -> None:
+    with profiler.why() as watching:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model.generate(IDS, max_new_tokens=4, do_sample=False, logits_processor=[RunsOut()])
+        model.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert watching.found is not None
+    failed, done = watching.found.seen.calls
+    assert (failed.failed, done.failed) == ("RuntimeError: out of memory (pretended)", "")
+    assert failed.seconds >= SLEEP_S
+    assert failed.forwards == 2
+    assert watching.found.seen.calls_s >= failed.seconds + done.seconds - 1e-6
+    assert "2 calls of generate" in watching.answer
+    assert "1 of them failed, after " in watching.answer
+    assert "(RuntimeError: out of memory (pretended))" in watching.answer
+    assert "none of that" not in watching.answer
+    assert floored == [[done.number]]
+    assert not any(failed.number in trial.calls for trial in watching.found.tried)
+    assert any("they failed (RuntimeError" in text for text in watching.found.not_tried)
+    assert ["failed" in row[-1] for row in call_rows(watching.found)] == [True, False]
+    assert "failed" in why_json(watching.found)["calls"][0]  # type: ignore[index]
+
+
+def test_where_all_calls_failed_there_is_an_answer(model: Any, floored: list[list[int]]) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(*_: Any) -> Any:
+        raise StopError
+
+    with profiler.why() as watching:
+        for _ in range(4):
+            with pytest.raises(StopError):
+                model.generate(IDS, max_new_tokens=4, do_sample=False, stopping_criteria=[stop])
+    assert watching.found is not None
+    assert [call.failed for call in watching.found.seen.calls] == ["StopError"] * 4
+    assert "4 of them failed" in watching.answer
+    assert "Nothing to change" not in watching.answer
+    assert floored == []

@@ -1,0 +1,126 @@
+"""Calls from several threads: a second counts once, and nothing saves more of it than there is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import profiler
+from profiler.diagnosis.seen import Call, Load, Seen, covered_s, most_at_once
+from profiler.diagnosis.why import Trial, judge
+from profiler.probes import again
+from profiler.probes.batches import together
+from profiler.report.why import call_rows, why_json, why_sentences
+from profiler.watching.patches import watched
+from profiler.watching.recorder import Recorder
+
+SETTINGS = {"dtype": "float32", "attention": "sdpa", "cache": "on"}
+THREADS = 4
+
+
+def call(number: int, began_s: float | None, seconds: float) -> Call:
+    return Call(number, "generate", "Llama", 1, 8, 0, 4, 4, seconds, "s.py:4", SETTINGS, began_s=began_s)
+
+
+@pytest.mark.parametrize(
+    ("spans", "covered", "at_once"),
+    [
+        ([(0.0, 1.0), (0.5, 1.0), (2.0, 1.0)], 2.5, 2),
+        ([(0.0, 3.0), (1.0, 1.0), (1.5, 1.0), (5.0, 1.0)], 4.0, 3),
+        ([(2.0, 1.0), (0.0, 1.0), (1.0, 1.0)], 3.0, 1),  # one behind the other, noted in another order
+        ([(None, 1.0), (None, 2.0)], 3.0, 1),
+        ([], 0.0, 0),
+    ],
+)
+def test_time_in_calls_is_the_union_of_their_intervals(
+    spans: list[tuple[float | None, float]], covered: float, at_once: int
+) -> None:
+    calls = [call(number, *span) for number, span in enumerate(spans)]
+    assert covered_s(calls) == pytest.approx(covered)
+    assert most_at_once(calls) == at_once
+
+
+def test_no_finding_saves_more_than_the_time_that_its_calls_cover() -> None:
+    """Four calls of 1 s at the same time, and a change that saves three quarters of each: 0.75 s of 1, not 3 of 4."""
+    calls = tuple(call(number, 0.0, 1.0) for number in range(THREADS))
+    trial = Trial("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
+    found = judge(Seen("s.py", 1.5, calls, (), 0.0, "", 0.0), [trial])
+    [finding] = found.findings
+    assert (finding.saves_s, finding.share) == (pytest.approx(0.75), pytest.approx(0.75))
+    assert why_sentences(found)[0] == (
+        "s.py spent 1.00 s in 4 calls of generate, up to 4 at once (each second counts once)."
+    )
+    document = why_json(found)
+    assert (document["calls_s"], document["calls_at_once"]) == (1.0, 4)
+    assert call_rows(found)[0][3:5] == ["1.00 s", "1.00 s"]
+
+
+def test_loads_at_the_same_time_count_once() -> None:
+    loads = tuple(Load("a", 2.0, "s.py:9", began_s) for began_s in (0.0, 2.0, 2.5))
+    seen = Seen("s.py", 5.0, (), loads, 0.0, "", 0.0)
+    assert seen.loads_s == 4.5
+    [finding] = judge(seen, []).findings
+    assert finding.saves_s == 2.5
+
+
+class Sleeps:
+    """A logits processor that takes its time, and counts how many wait beside it."""
+
+    def __init__(self) -> None:
+        self.beside = self.most = 0
+
+    def __call__(self, _ids: Any, scores: Any) -> Any:
+        self.beside += 1
+        self.most = max(self.most, self.beside)
+        time.sleep(0.1)
+        self.beside -= 1
+        return scores
+
+
+def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four threads that sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of the wall."""
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
+    model, slow, recorder = LlamaForCausalLM(config).eval(), Sleeps(), Recorder()
+
+    def generate() -> None:
+        ids = torch.ones(1, 8, dtype=torch.long)
+        model.generate(ids, max_new_tokens=4, do_sample=False, logits_processor=[slow])
+
+    with watched(recorder):
+        threads = [threading.Thread(target=generate) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    seen = recorder.seen("s.py")
+    assert most_at_once(seen.calls) == THREADS
+    assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
+    [group] = again._groups(recorder, seen, [])
+    [candidate] = together(group)
+    assert "up to 4 run at once in threads" in candidate.evidence
+    slow.most = 0
+    candidate.as_is()
+    assert slow.most > 1, "as it was is in threads"
+
+
+def test_calls_one_behind_the_other_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 0.0)
+    monkeypatch.setattr("profiler.job.why._MOST_TRIALS_S", 0.0)
+    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
+    with profiler.why() as watching, torch.no_grad():
+        for _ in range(50):
+            model(torch.ones(1, 4, dtype=torch.long))
+    assert watching.found is not None
+    seen = watching.found.seen
+    assert most_at_once(seen.calls) == 1
+    assert seen.calls_s == pytest.approx(sum(item.seconds for item in seen.calls))
+    assert "at once" not in watching.answer
