@@ -86,7 +86,7 @@ def place(
     figures = _complete(_with_shapes(file.figures, shapes or Shapes()))
     source = resolve(model)
     told = file.settings.get("precision", "auto")
-    work = known_model(source, told if told in _DTYPES else "auto", quant).work
+    work = known_model(source, told if told in _DTYPES else "auto", quant, rented=True).work
     dtype = _own_dtype(work)
     under = here_roofs(work, dtype) if here else _card(gpu, file)
     rows = placed(figures, *_floors(work, figures, under, dtype))
