@@ -73,6 +73,8 @@ class Offer:
     provider: str
     price_source: str
     price_age_days: int | None
+    price_without: str
+    """What is billed on top of the price; empty: it is whole."""
     spot: bool
     vcpus: float | None
     fits: bool

@@ -77,7 +77,7 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
     wanted = [gpu_called(name.strip()).gpu for name in asked.cards.split(",") if name.strip()] or list(sheets)
     offers: list[Offer] = []
     curves: dict[tuple[str, str], Curve] = {}
-    notes += _without_price([card for card in wanted if asked.cards and not (card in own or cheapest(card, today))])
+    notes += _without_price([card for card in wanted if asked.cards and not (card in own or cheapest(card))])
     for plan in plans:
         engine = basis_for(plan.format, asked.engine)
         if engine is None:
@@ -90,7 +90,7 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
                 f"{plan.precision} as {engine} engines run it: no figure of {asked.engine} transformers is known."
             )
         for card in wanted:
-            price = own.get(card) or cheapest(card, today)
+            price = own.get(card) or cheapest(card)
             if price is None:
                 continue
             made = curve(plan, sheets[card], price.usd_per_h, engine, asked.host_index)
@@ -206,6 +206,7 @@ def _bare(card: str, plan: Planned, engine: EngineKind, price: Price, today: dat
         price.provider,
         price.source,
         price.age_days(today),
+        price.without,
         price.spot,
         price.vcpus,
         True,

@@ -18,6 +18,7 @@ from profiler.diagnosis.costs import Curve, crossover
 from profiler.diagnosis.rent import Limits, Rented
 from profiler.errors import RequestError
 from profiler.job.renting import Asked, rent
+from profiler.machine import prices as table
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
 from profiler.record.forecasts import read_costs
@@ -170,6 +171,13 @@ def test_a_card_without_a_price_is_named() -> None:
     assert {offer.card for offer in found.offers} == {"T4"}
     assert found.notes == ("no price is known of RTX 2080 Ti: give one, --price 'RTX 2080 Ti=USD_PER_HOUR'.",)
     assert rent("smollm2-135m", Asked(cards="T4"), TODAY).notes == ()
+
+
+def test_a_price_without_its_host_says_so(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = [price for price in prices() if price.card == "L4" and price.without]
+    monkeypatch.setattr(table, "prices", lambda: tuple(partial))
+    out = " ".join(roofscope("rent", "smollm2-135m", "--cards", "L4", "--plain").out.split())
+    assert "L4 0.240 (TensorDock, vCPU and RAM are billed on top, " in out
 
 
 def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
