@@ -302,12 +302,12 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
     """A model that never ran there on a profiled card, or as a range on a card of the table. Raises RequestError."""
     dtype, quant = wanted.dtype, wanted.quant
     kind = known_quant(quant)
-    check_packed_dtype(dtype, kind)
     source = resolve(model)
     config = as_asked(load_config(source), dtype != "auto")
     profile = profile_of(on)
     chosen = model_dtype(dtype, config)
-    if kind != "none":  # what a format leaves dense runs in 16 bits
+    if profile is None and kind != "none":  # what a format leaves dense runs in 16 bits
+        check_packed_dtype(dtype, kind)
         chosen = in_16_bits(chosen)
     if profile is not None and dtype == "auto" and dtype_name(chosen) not in profile.dtypes:
         chosen = DTYPES[profile.dtypes[0]]
