@@ -183,8 +183,8 @@ def count(
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
     keys = int(np.max(step.query)) + int(np.max(step.context))
-    check_positions(most_positions(config), keys, "a shorter --prompt or --context")
     module = build_on_meta(config, kind, stored_as)
+    check_positions(most_positions(config), keys, "a shorter --prompt or --context")
     attention = own_attention(module)
     if attn == "sdpa" != attention:
         raise RequestError(f"--attn sdpa: transformers refuses it for {source.name}; use {attention}.")

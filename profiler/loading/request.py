@@ -130,4 +130,4 @@ def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) ->
 def most_positions(config: Any) -> int | None:
     """How long a sequence the model was made for; None where its config does not say."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return None if limit is None else int(limit)
+    return limit if isinstance(limit, int) and limit > 0 else None
