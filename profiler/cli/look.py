@@ -21,7 +21,9 @@ def count(
     context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
     quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}.")] = "none",
-    attn: Annotated[str, typer.Option(help="What is executed: sdpa (a fused kernel) or eager.")] = "sdpa",
+    attn: Annotated[
+        str, typer.Option(help="What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
+    ] = "auto",
     gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
     tp: Annotated[int, typer.Option("--tp", help="One rank's share under tensor parallelism over so many.")] = 1,
     gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from profiler.diagnosis.columns import Array
+from profiler.errors import RequestError
 from profiler.grid import Phase
 from profiler.machine.datasheet import Datasheet, gpus
 from profiler.machine.published import EngineKind, Published, published
@@ -121,13 +122,21 @@ def family_of(format_: str, batch: int, query: int) -> str:
     return format_
 
 
+_WITH_COPIES = 3
+"""Bytes moved of a cache that is copied (read and written) before it is read, as a multiple of it."""
+
+
 def steps_of(points: Sequence[Published]) -> Steps:
-    """The work of published figures on their cards."""
+    """The work of published figures on their cards, as their engines execute it.
+
+    Plain transformers read and write each cached token once more than they need (a dynamic cache concatenates), in any
+    step: `executed` counts the same of a model.
+    """
     sheets = {sheet.gpu: sheet for sheet in gpus()}
     return Steps(
         np.array([point.flops for point in points]),
         np.array([point.weight_bytes for point in points]),
-        np.array([point.kv_bytes for point in points]),
+        np.array([point.kv_bytes * (_WITH_COPIES if point.kind == "eager" else 1) for point in points]),
         np.array([point.layers for point in points], dtype=np.float64),
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
@@ -150,11 +159,20 @@ def host_index_of(gpu: str) -> float:
     return SMALL_INSTANCE_INDEX if word in (*_SMALL_INSTANCES, "A10G") else 1.0
 
 
-def peak_of(sheet: Datasheet, format_: str) -> float:
-    """The dense peak that products of this format run under; 16 bits where the card has no unit of fewer."""
+def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
+    """The dense peak that products of this format run under, in a model of this dtype.
+
+    16 bits where the card has no unit of fewer. float32 is that of plain float32: torch takes no TF32 for its products
+    unless told. Raises RequestError where the table has no rate of it.
+    """
     if format_ == "fp8" and sheet.peak_fp8_flops_per_s:
         return sheet.peak_fp8_flops_per_s
-    return sheet.peak_fp16_flops_per_s or sheet.peak_fp32_flops_per_s or 1.0
+    peak = sheet.peak_fp32_flops_per_s if dtype == "float32" else sheet.peak_fp16_flops_per_s
+    if peak is None:
+        raise RequestError(
+            f"{sheet.gpu}: the table has no rate of its products in {dtype}; ask for --dtype bfloat16 or another card."
+        )
+    return peak
 
 
 _GRIDS = {

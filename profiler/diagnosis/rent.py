@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 
 from profiler.diagnosis.attained import Range, Steps, attained, family_of, host_index_of, peak_of
-from profiler.diagnosis.columns import Array, Demanded
+from profiler.diagnosis.columns import Array
 from profiler.diagnosis.costs import Cost, CostOverLoad, Curve, Span, cost_at, cost_line, span_at
+from profiler.diagnosis.executed import WorkAt
 from profiler.diagnosis.forecast import MEMORY_SHARE
 from profiler.grid import Phase
 from profiler.machine.datasheet import Datasheet
@@ -20,6 +21,7 @@ from profiler.units import scaled
 
 CONTEXT_BYTES = 600_000_000
 """What CUDA, its modules and cuBLAS's workspace take beside a model (0.5 to 0.8 GB on cards of the last years)."""
+NO_MIXTURE = "No published figure of a mixture of experts is behind these ranges: how often they hold one is not known."
 LOADS = (1.0, 0.5, 0.1)
 _HOUR_S = 3600.0
 
@@ -29,6 +31,7 @@ class Planned:
     """A model in one precision, counted at every batch size from 1 on; arrays are [batches]."""
 
     precision: str
+    """A format of `--quant` (`none`: 16 bits), or the packed form that the weights are published in (`mxfp4`)."""
     format: str
     """As published figures call it."""
     layers: int
@@ -40,24 +43,12 @@ class Planned:
     """Of one sequence at its full length."""
     peak_bytes: Array
     work: dict[Phase, WorkAt]
+    mixture: bool = False
+    """Of experts."""
 
     @property
     def batches(self) -> Array:
         return np.arange(1, len(self.peak_bytes) + 1)
-
-
-@dataclass(frozen=True)
-class WorkAt:
-    """A step's work at every batch size."""
-
-    flops: Array
-    weight_bytes: Array
-    kv_bytes: Array
-    """Of the cache: read, written, and copied where the engine's cache grows by concatenation."""
-
-    def at(self, chosen: Array) -> WorkAt:
-        """Those that `chosen` picks."""
-        return WorkAt(self.flops[chosen], self.weight_bytes[chosen], self.kv_bytes[chosen])
 
 
 Meets = Literal["yes", "no", "cannot tell"]
@@ -82,6 +73,8 @@ class Offer:
     provider: str
     price_source: str
     price_age_days: int | None
+    price_without: str
+    """What is billed on top of the price; empty: it is whole."""
     spot: bool
     vcpus: float | None
     fits: bool
@@ -146,18 +139,9 @@ def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
     return engine if engine in has else "compiled" if "compiled" in has else None
 
 
-def card_steps(needed: Demanded, sheet: Datasheet, format_: str, layers: int) -> Steps:
-    """Counted steps as a card's range wants them."""
-    count = len(needed.steps)
+def card_steps(sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float) -> Steps:
+    """Steps of that work as a card's range wants them; `peak` is that of what they multiply in (`peak_of`)."""
 
-    def total(name: str) -> Array:
-        return np.asarray(sum((getattr(column, name) for column in needed.columns), np.zeros(count)))
-
-    work = WorkAt(total("flops"), total("weight_bytes"), total("kv_bytes"))
-    return _on(sheet, format_, layers, host_index_of(sheet.gpu), work, needed.steps.batch)
-
-
-def _on(sheet: Datasheet, format_: str, layers: int, host_index: float, work: WorkAt, batch: Array) -> Steps:
     def each(value: float) -> Array:
         return np.full(len(batch), float(value))
 
@@ -166,7 +150,7 @@ def _on(sheet: Datasheet, format_: str, layers: int, host_index: float, work: Wo
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,
         layers=each(layers),
-        peak=each(peak_of(sheet, format_)),
+        peak=each(peak),
         bandwidth=each(sheet.bandwidth_bytes_per_s),
         clock=each(sheet.rated_clock_hz),
         host_index=each(host_index),
@@ -195,7 +179,10 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
     families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
     for family in set(families):
         chosen = np.flatnonzero(families == family)
-        steps = _on(sheet, plan.format, plan.layers, host, work.at(chosen), plan.batches[chosen])
+        steps = card_steps(
+            sheet, work.at(chosen), plan.batches[chosen], peak=peak_of(sheet, plan.format), layers=plan.layers,
+            host_index=host,
+        )  # fmt: skip
         told = attained(engine, str(family)).range_s(steps, phase)
         for into, values in zip(found, (told.low_s, told.typical_s, told.high_s), strict=True):
             into[chosen] = values

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from profiler.errors import GridError
+from profiler.errors import GridError, RequestError
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Batch, Ragged, longest, parse_ragged, waiting
 
 Phase = Literal["prefill", "decode"]
@@ -265,3 +265,15 @@ def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
         values.append(value)
         value = value * step if operator == "*" else value + step
     return values
+
+
+def check_positions(limit: int | None, longest: int, shorter: str) -> None:
+    """Raises RequestError for a sequence of `longest` tokens that a model has no positions for.
+
+    `limit` is the model's (None: any), `shorter` names the options that make the sequence shorter.
+    """
+    if limit is not None and longest > limit:
+        raise RequestError(
+            f"the longest prompt plus its new tokens is {longest} tokens, but this model's limit is {limit};"
+            f" use {shorter}."
+        )

@@ -18,7 +18,7 @@ from profiler.job.warnings import busy_warnings
 from profiler.machine.datasheet import gpu_called
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.links import Link, link_called, published_links
-from profiler.machine.prices import cheapest
+from profiler.machine.prices import age_words, cheapest
 from profiler.record.run import read_document
 from profiler.report.progress import QuietListener
 from profiler.units import duration, scaled, significant
@@ -65,9 +65,10 @@ def forecast_ranks(
     one = answers[0][1]
     card, sheet = _card(source, on)
     usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
-    if usd_per_h is None and sheet is not None and (offer := cheapest(sheet, today)) is not None:
+    if usd_per_h is None and sheet is not None and (offer := cheapest(sheet)) is not None:
         usd_per_h = offer.usd_per_h
-        price = f"{sheet}: USD {offer.usd_per_h:g} an hour a card, {offer.provider}, {offer.source}."
+        age = age_words(offer.age_days(today))
+        price = f"{sheet}: USD {offer.usd_per_h:g} an hour a card, {offer.provider}, {age}, {offer.source}."
     return RanksAnswer(
         source=one.source,
         model=one.model,

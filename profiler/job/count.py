@@ -11,14 +11,14 @@ from torch import nn
 
 from profiler.diagnosis.cards import CardFloor, floor_on
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.grid import MOST, Phase
-from profiler.job.on_meta import counted_on_meta
+from profiler.grid import MOST, Phase, check_positions
+from profiler.job.on_meta import counted_on_meta, own_attention
 from profiler.loading.catalog import Source, resolve
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
 from profiler.loading.published import Gguf, as_asked, gguf_form, in_dense_form, published_form
 from profiler.loading.quantise import Quant, known_quant
-from profiler.loading.request import dtype_name, model_dtype
+from profiler.loading.request import dtype_name, model_dtype, most_positions
 from profiler.loading.skeleton import build_on_meta
 from profiler.machine.datasheet import gpu_called
 from profiler.machine.device import resolve_device
@@ -156,7 +156,7 @@ def count(
     context: int | None = None,
     dtype: str = "auto",
     quant: str = "none",
-    attn: str = "sdpa",
+    attn: str = "auto",
     census: bool = False,
     gpu_names: str = "",
     second_opinion: bool = False,
@@ -166,14 +166,14 @@ def count(
     """Count one step of `model` on the meta device: no weights, no bytes, no device.
 
     A prefill runs `prompt` new tokens after `context` cached ones (0); a decode step runs one after `context`
-    (`prompt`). Executed work is that of transformers' `generate` with `attn`; for `sdpa` torch is asked which kernel it
-    picks on the device of this machine. With `tp` above 1 the figures are those of one rank, the one that holds most.
-    Raises RequestError or ModelError.
+    (`prompt`). Executed work is that of transformers' `generate` with `attn` (`auto`: what it runs unless told); for
+    `sdpa` torch is asked which kernel it picks on the device of this machine. With `tp` above 1 the figures are those
+    of one rank, the one that holds most. Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context)
     stored_as = known_quant(quant)
-    if attn not in ("sdpa", "eager"):
-        raise RequestError(f"--attn {attn!r} is unknown here; use sdpa or eager.")
+    if attn not in ("auto", "sdpa", "eager"):
+        raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
     wanted_gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
     source = resolve(model)
     if tp != 1:
@@ -182,13 +182,19 @@ def count(
             raise RequestError(f"--crosscheck counts the whole model; leave --tp {tp} out.")
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
+    keys = int(np.max(step.query)) + int(np.max(step.context))
     module = build_on_meta(config, kind, stored_as)
+    check_positions(most_positions(config), keys, "a shorter --prompt or --context")
+    attention = own_attention(module)
+    if attn == "sdpa" != attention:
+        raise RequestError(f"--attn sdpa: transformers refuses it for {source.name}; use {attention}.")
     copied = replicated_kv_heads(module, tp)
     work = walk(module) if tp == 1 else walk_rank(module, tp)
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     here = resolve_device("auto")
-    keys = int(np.max(step.query)) + int(np.max(step.context))
-    path = attention_path(attn, cores, here, kind, query=int(np.max(step.query)), keys=keys)
+    path = attention_path(
+        attention if attn == "auto" else attn, cores, here, kind, query=int(np.max(step.query)), keys=keys
+    )
     path = replace(path, upcasts_logits=True)
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]

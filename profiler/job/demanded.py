@@ -11,13 +11,19 @@ import numpy as np
 from profiler.diagnosis.columns import Array, Demanded, Heads, OperatorColumn, Shape, Steps
 from profiler.grid import PHASES, Phase
 from profiler.machine.links import Link, bus_share
+from profiler.machine.published import EngineKind
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.footprint import predicted_peak_bytes
 from profiler.work.operators import Collective, Embedding, Linear, ModelWork, Operator
-from profiler.work.step import Count, ExecutionPath, Step, Work
+from profiler.work.step import Attention, Count, ExecutionPath, Step, Work
 
 Paths = Mapping[Phase, ExecutionPath]
+
+
+def path_of(engine: EngineKind | None, attention: Attention) -> ExecutionPath:
+    """How an engine runs a model on a card that is not here; `attention` is that of plain transformers."""
+    return ExecutionPath(attention=attention) if engine == "eager" else ExecutionPath()
 
 
 def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, link: Link | None = None) -> Demanded:

@@ -10,29 +10,36 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from profiler.diagnosis.attained import attained, family_of
 from profiler.diagnosis.columns import Array, Demanded, Steps
 from profiler.diagnosis.facts import REST, Facts, Replay
-from profiler.diagnosis.forecast import Forecast, Terms, tried_factor
-from profiler.diagnosis.foretold import Answer, Told, cells_of, points_of, told, told_cells
+from profiler.diagnosis.forecast import Forecast, tried_factor
+from profiler.diagnosis.foretold import Answer, cells_of, points_of, told, told_cells
 from profiler.diagnosis.held_out import Trained, train
 from profiler.diagnosis.parts import faults_of
 from profiler.diagnosis.profile import CardProfile, fitted_on, held_out_kernels
-from profiler.diagnosis.rent import basis_for, card_steps
 from profiler.diagnosis.replayed import KernelTimes, Measured, Replayed
 from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.traffic import Device
 from profiler.diagnosis.trials import tried
 from profiler.errors import RequestError, RunError
-from profiler.grid import PHASES, CellKey, Grid, Phase, make_grid
+from profiler.grid import PHASES, CellKey, Grid, Phase, check_positions, make_grid
 from profiler.job.checks import checks_line
 from profiler.job.demanded import Paths, demanded
+from profiler.job.in_range import Bare, in_range
+from profiler.job.on_meta import own_attention
 from profiler.loading.catalog import resolve
 from profiler.loading.config import config_from, load_config
 from profiler.loading.placement import planned_weight_bytes
-from profiler.loading.published import as_asked
+from profiler.loading.published import as_asked, published_form
 from profiler.loading.quantise import QUANTS, Quant, known_quant
-from profiler.loading.request import DTYPES, dtype_name, model_dtype
+from profiler.loading.request import (
+    DTYPES,
+    check_packed_dtype,
+    dtype_name,
+    in_16_bits,
+    model_dtype,
+    most_positions,
+)
 from profiler.loading.skeleton import build_on_meta, quiet_libraries
 from profiler.machine.datasheet import gpu_called
 from profiler.machine.links import Link
@@ -57,6 +64,8 @@ class Known:
     paths: Paths
     engine: str
     trained: Trained
+    max_positions: int | None = None
+    """Tokens of a sequence that the model was made for; None where its config does not say."""
 
     def forecast(self, steps: Steps) -> Forecast:
         """Any steps of this run's model on its device."""
@@ -77,16 +86,13 @@ def known_of(folder: Path, engine: str = "") -> Known:
     chosen = engine or document.engine.names[0]
     if chosen not in document.engine.names:
         raise RequestError(f"{folder} has no cell of the engine {chosen!r}; it ran {', '.join(document.engine.names)}.")
-    work = _work_of(folder, document)
+    with quiet_libraries():
+        module = skeleton_of(folder, document)
+        work = walk(module)
     paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
     measured = _measured(run, facts, work, paths, chosen)
-    return Known(run, facts, work, paths, chosen, train(measured, _device(facts, chosen)))
-
-
-def _work_of(folder: Path, document: RunDocument) -> ModelWork:
-    """The operators of a run's model, from the config that it kept."""
-    with quiet_libraries():
-        return walk(skeleton_of(folder, document))
+    trained = train(measured, _device(facts, chosen))
+    return Known(run, facts, work, paths, chosen, trained, most_positions(module.config))
 
 
 def skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
@@ -175,6 +181,7 @@ class Wanted:
 
 # Without a wish, batches go this far beyond what was measured.
 _FURTHER = (2, 4)
+SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
 ONE_OUT = "each cell forecast from the others"
 EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
@@ -211,7 +218,9 @@ def forecast_known(known: Known, wanted: Wanted, kernels: KernelTimes | None = N
 
 def _forecast(known: Known, wanted: Wanted, kernels: KernelTimes | None) -> Forecast:
     """The wanted steps on this device, or on each of several that share the model."""
-    steps = Steps.of(wanted_grid(known, wanted).keys)
+    grid = wanted_grid(known, wanted)
+    check_positions(known.max_positions, grid.longest_context, SHORTER)
+    steps = Steps.of(grid.keys)
     if wanted.ranks == 1:
         return known.forecast(steps)
     module = skeleton_of(known.run.folder, known.run.document)
@@ -297,6 +306,9 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
     config = as_asked(load_config(source), dtype != "auto")
     profile = profile_of(on)
     chosen = model_dtype(dtype, config)
+    if profile is None and kind != "none":  # what a format leaves dense runs in 16 bits
+        check_packed_dtype(dtype, kind)
+        chosen = in_16_bits(chosen)
     if profile is not None and dtype == "auto" and dtype_name(chosen) not in profile.dtypes:
         chosen = DTYPES[profile.dtypes[0]]
     with quiet_libraries():
@@ -309,13 +321,15 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
         wanted.new_tokens or 32,
         wanted.context_lens,
     )
+    check_positions(most_positions(config), grid.longest_context, SHORTER)
     steps = Steps.of(grid.keys)
+    name, form = dtype_name(chosen), kind if kind != "none" else published_form(config)
+    precision = name if form is None else f"{name}, {form}"
+    if profile is None:
+        bare = Bare(source.name, precision, name, kind, work, weights, own_attention(module))
+        return in_range(bare, gpu_called(on), steps, wanted.link)
     needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights, wanted.link)
     layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
-    name = dtype_name(chosen)
-    precision = name if quant == "none" else f"{name}, {quant}"
-    if profile is None:
-        return _in_range(source.name, precision, on, kind, needed, layers)
     if name not in profile.dtypes:
         raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)}; give --dtype one of these.")
     if quant != "none" and not any(point.format == quant for point in profile.products):
@@ -351,46 +365,3 @@ def profile_of(on: str) -> CardProfile | None:
         return profile_called(on)
     sheet = gpu_called(on)
     return next((found for path in profiles().values() if (found := read_profile(path)).datasheet == sheet.gpu), None)
-
-
-def _in_range(model: str, precision: str, on: str, quant: Quant, needed: Demanded, layers: int) -> Answer:
-    """A model on a card that nobody profiled: from the datasheet's floor to what published figures attain."""
-    sheet = gpu_called(on)
-    format_ = "dense" if quant == "none" else quant
-    engine = basis_for(format_, "eager")
-    if engine is None:
-        raise RequestError(f"--quant {quant}: no published figure tells what it attains on {sheet.gpu}.")
-    steps = needed.steps
-    low_s, typical_s, high_s = (np.zeros(len(steps)) for _ in range(3))
-    for index in range(len(steps)):
-        phase: Phase = "prefill" if steps.prefill[index] else "decode"
-        told_range = attained(engine, family_of(format_, int(steps.batch[index]), int(steps.query[index]))).range_s(
-            card_steps(needed.at(np.array([index])), sheet, format_, layers), phase
-        )
-        low_s[index], typical_s[index], high_s[index] = (
-            float(values[0]) + needed.exchanged_s[index]
-            for values in (told_range.low_s, told_range.typical_s, told_range.high_s)
-        )
-    zeros = np.zeros(len(steps))
-    work = card_steps(needed, sheet, format_, layers)
-    by_compute = work.flops / work.peak > (work.weight_bytes + work.kv_bytes) / work.bandwidth
-    floor = work.floor_s()
-    terms = Terms(
-        np.where(by_compute, 0.0, floor), zeros, np.where(by_compute, floor, 0.0), zeros, zeros, zeros,
-        needed.exchanged_s, np.maximum(0.0, typical_s - floor - needed.exchanged_s),
-    )  # fmt: skip
-    found = Forecast(needed, terms, typical_s, zeros)
-    return Answer(
-        source=model,
-        model=model,
-        precision=precision,
-        on=f"{sheet.gpu}, by its datasheet",
-        how=f"a range: from its floor to what {engine} engines attain on other cards (published figures)",
-        error=Told(None, None, 0, "no run and no profile of this card"),
-        beyond=None,
-        cells=told_cells(
-            found, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
-            found.fits(sheet.memory_bytes),
-        ),
-        notes=("The ranges hold nine in ten of the figures that they have not seen; a profile narrows them.",),
-    )  # fmt: skip

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from profiler.loading.catalog import Source
 from profiler.loading.config import load_config
 from profiler.loading.placement import planned_weight_bytes
-from profiler.loading.published import as_asked
+from profiler.loading.published import as_asked, published_form
 from profiler.loading.quantise import known_quant
-from profiler.loading.request import model_dtype
+from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.skeleton import build_on_meta
 from profiler.work.counted import Counted
+from profiler.work.step import Attention
 from profiler.work.walk import walk
 
 
-def counted_on_meta(source: Source, dtype: str, quant: str, *, trust_remote_code: bool = False) -> Counted:
-    """A model in a dtype (`auto`: its own) and a format, from its config alone. Raises RequestError or ModelError."""
+def counted_on_meta(
+    source: Source, dtype: str, quant: str, *, rented: bool = False, trust_remote_code: bool = False
+) -> Counted:
+    """A model in a dtype (`auto`: its own) and a format, from its config alone. Raises RequestError or ModelError.
+
+    `rented`: in 16 bits where no dtype is asked for and its own is wider.
+    """
     kind = known_quant(quant)
     config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
-    module = build_on_meta(config, model_dtype(dtype, config), kind)
-    return Counted(walk(module), planned_weight_bytes(module))
+    chosen = model_dtype(dtype, config)
+    chosen = in_16_bits(chosen) if rented and dtype == "auto" else chosen
+    module = build_on_meta(config, chosen, kind)
+    return Counted(
+        walk(module),
+        planned_weight_bytes(module),
+        dtype_name(chosen),
+        published_form(config) if kind == "none" else None,
+        own_attention(module),
+        most_positions(config),
+    )
+
+
+def own_attention(module: nn.Module) -> Attention:
+    """The attention that transformers runs a model with unless told: `sdpa`, or `eager` where it refuses that.
+
+    It refuses `sdpa` where a kernel lacks what the scores need: caps (Gemma-2), sinks (gpt-oss).
+    """
+    return "sdpa" if getattr(module, "_supports_sdpa", True) else "eager"

@@ -104,7 +104,7 @@ def place(
         figures = figures_of(figure for figure in figures if not figure.on_host)
     source = resolve(model)
     told = file.settings.get("precision", "auto")
-    work = known_model(source, told if told in _DTYPES else "auto", quant).work
+    work = known_model(source, told if told in _DTYPES else "auto", quant, rented=True).work
     dtype = _own_dtype(work)
     devices = _devices(file, figures)
     under = here_roofs(work, dtype) if here else _card(gpu, devices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
@@ -12,20 +12,21 @@ import numpy as np
 
 from profiler.diagnosis.columns import Array, Steps
 from profiler.diagnosis.costs import Curve, crossover
+from profiler.diagnosis.executed import WorkAt, executed
 from profiler.diagnosis.rent import (
+    NO_MIXTURE,
     Limits,
     Offer,
     Planned,
     Rented,
-    WorkAt,
     basis_for,
     curve,
     offer,
     ranked,
 )
 from profiler.errors import RequestError
-from profiler.grid import MOST, PHASES, Phase
-from profiler.job.demanded import demanded
+from profiler.grid import MOST, PHASES, Phase, check_positions
+from profiler.job.demanded import demanded, path_of
 from profiler.job.walks import known_model
 from profiler.loading.catalog import resolve
 from profiler.machine.datasheet import gpu_called, gpus
@@ -33,9 +34,8 @@ from profiler.machine.prices import Price, cheapest
 from profiler.machine.published import EngineKind
 from profiler.units import duration, scaled
 from profiler.work.attention import AttentionCore
-from profiler.work.causes import Cause
 from profiler.work.footprint import cache_bytes
-from profiler.work.step import ExecutionPath
+from profiler.work.operators import Experts
 
 MOST_BATCH = 4096
 _FORMATS = {
@@ -72,11 +72,12 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
     _check(asked)
     own = parse_prices(asked.prices)
     plans = [plan_of(model, quant, asked) for quant in asked.quants]
+    notes = notes_on(plans)
     sheets = {sheet.gpu: sheet for sheet in gpus()}
     wanted = [gpu_called(name.strip()).gpu for name in asked.cards.split(",") if name.strip()] or list(sheets)
     offers: list[Offer] = []
     curves: dict[tuple[str, str], Curve] = {}
-    notes = _without_price([card for card in wanted if asked.cards and not (card in own or cheapest(card, today))])
+    notes += _without_price([card for card in wanted if asked.cards and not (card in own or cheapest(card))])
     for plan in plans:
         engine = basis_for(plan.format, asked.engine)
         if engine is None:
@@ -89,7 +90,7 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
                 f"{plan.precision} as {engine} engines run it: no figure of {asked.engine} transformers is known."
             )
         for card in wanted:
-            price = own.get(card) or cheapest(card, today)
+            price = own.get(card) or cheapest(card)
             if price is None:
                 continue
             made = curve(plan, sheets[card], price.usd_per_h, engine, asked.host_index)
@@ -142,8 +143,11 @@ def parse_prices(text: str) -> dict[str, Price]:
 
 def plan_of(model: str, quant: str, asked: Asked) -> Planned:
     """A model in one precision, counted at every batch size from its config alone."""
-    counted = known_model(resolve(model), quant=quant)
+    counted = known_model(resolve(model), quant=quant, rented=True)
+    check_positions(counted.max_positions, asked.prompt_len + asked.new_tokens, "a shorter --prompt or fewer --new")
     work, weights = counted.work, counted.weight_bytes
+    engine = basis_for(_FORMATS[quant], asked.engine)
+    path = path_of(engine, counted.attention)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
     at: dict[Phase, WorkAt] = {}
@@ -157,22 +161,11 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
             context=np.full(len(batches), 0 if prefill else asked.prompt_len + asked.new_tokens // 2),
             new_tokens=np.full(len(batches), asked.new_tokens),
         )
-        needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights)
-        copies = basis_for(_FORMATS[quant], asked.engine) == "eager" and not prefill
-        at[phase] = WorkAt(
-            sum((column.flops for column in needed.columns), np.zeros(len(batches))),
-            sum((column.weight_bytes for column in needed.columns), np.zeros(len(batches))),
-            sum(
-                (
-                    column.kv_bytes + (column.avoidable_bytes.get(Cause.CACHE_COPIES, 0.0) if copies else 0.0)
-                    for column in needed.columns
-                ),
-                np.zeros(len(batches)),
-            ),
-        )
+        needed = demanded(work, steps, dict.fromkeys(PHASES, path), weights)
+        at[phase] = executed(needed, engine or "compiled")
         peak = needed.peak_bytes
     return Planned(
-        precision=quant,
+        precision=counted.published or quant,
         format=_FORMATS[quant],
         layers=sum(core.count for core in cores) or max(op.count for op in work.operators),
         prompt_len=asked.prompt_len,
@@ -181,7 +174,20 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
         cache_bytes=float(cache_bytes(work, 1, asked.prompt_len + asked.new_tokens)),
         peak_bytes=peak,
         work=at,
+        mixture=any(isinstance(op, Experts) for op in work.operators),
     )
+
+
+def notes_on(plans: Sequence[Planned]) -> list[str]:
+    """What is said of the ranges of these plans, beside that they hold nine in ten."""
+    packed = [plan.precision for plan in plans if plan.format == "dense" and plan.precision != "none"]
+    return [
+        *(
+            f"{form}: the weights as published; no figure of it is behind the ranges, which take it for 16 bits."
+            for form in packed
+        ),
+        *([NO_MIXTURE] if any(plan.mixture for plan in plans) else []),
+    ]
 
 
 def _without_price(cards: list[str]) -> list[str]:
@@ -200,6 +206,7 @@ def _bare(card: str, plan: Planned, engine: EngineKind, price: Price, today: dat
         price.provider,
         price.source,
         price.age_days(today),
+        price.without,
         price.spot,
         price.vcpus,
         True,

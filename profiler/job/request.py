@@ -15,7 +15,7 @@ import torch
 from profiler.engines.registry import OWNING, check_engine, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError, near_misses
-from profiler.grid import DEFAULT_ENGINE, Grid, make_grid
+from profiler.grid import DEFAULT_ENGINE, Grid, check_positions, make_grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED
 from profiler.job.count import check_cut
 from profiler.job.options import DEFAULT_MODEL, Options, flag_of
@@ -23,7 +23,7 @@ from profiler.loading.catalog import Source, resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import architecture_of, load_config
 from profiler.loading.quantise import QUANTS, Quant, QuantOptions, check_quant
-from profiler.loading.request import DTYPES, ModelRequest, check_context, dtype_name, resolve_dtype
+from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.skeleton import build_on_meta, plan, quiet_libraries
 from profiler.machine.device import resolve_device
 from profiler.machine.ranks import cards
@@ -103,7 +103,7 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         )
     if options.tp != 1:
         _check_ranks(options, source, config, quant, where, grid)
-    check_context(config, grid.longest_context)
+    check_positions(most_positions(config), grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
     for name in grid.engines:
         check_engine(
             name,

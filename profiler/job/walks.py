@@ -16,28 +16,30 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
 
 
-def known_model(source: Source, dtype: str = "auto", quant: str = "none") -> Counted:
+def known_model(source: Source, dtype: str = "auto", quant: str = "none", *, rented: bool = False) -> Counted:
     """A model, counted: a card's count comes with the package, that of a file is kept once it was walked.
 
-    torch and transformers are loaded only where neither is so. Raises RequestError or ModelError.
+    `rented`: in 16 bits where no dtype is asked for and its own is wider. torch and transformers are loaded only where
+    it is neither shipped nor kept. Raises RequestError or ModelError.
     """
-    if source.kind == "card" and dtype == "auto" and (shipped := counted(source.name, quant)) is not None:
+    shipped = counted(source.name, quant) if source.kind == "card" and dtype == "auto" else None
+    if shipped is not None and not (rented and shipped.dtype == "float32"):
         return shipped
     config = _config(source)
     if config is None:
-        return _walked(source, dtype, quant)
-    path = kept_file("walks", {"config": config, "asked": [dtype, quant], "rules": _rules(), **_versions()})
+        return _walked(source, dtype, quant, rented)
+    path = kept_file("walks", {"config": config, "asked": [dtype, quant, rented], "rules": _rules(), **_versions()})
     if (kept := _read(path)) is not None:
         return kept
-    model = _walked(source, dtype, quant)
+    model = _walked(source, dtype, quant, rented)
     keep(path, json.dumps(as_json(model)).encode())
     return model
 
 
-def _walked(source: Source, dtype: str, quant: str) -> Counted:
+def _walked(source: Source, dtype: str, quant: str, rented: bool) -> Counted:
     from profiler.job.on_meta import counted_on_meta
 
-    return counted_on_meta(source, dtype, quant)
+    return counted_on_meta(source, dtype, quant, rented=rented)
 
 
 def _config(source: Source) -> str | None:

@@ -92,6 +92,20 @@ def model_dtype(name: str, config: object) -> torch.dtype:
     return own if isinstance(own, torch.dtype) else torch.bfloat16
 
 
+def check_packed_dtype(name: str, quant: Quant) -> None:
+    """Raises RequestError for a format beside a dtype that is wider than what it saves."""
+    if quant != "none" and name == "float32":
+        raise RequestError(
+            f"--quant {quant} with --dtype float32 would undo its point: every product would run in float32."
+            " Use --dtype bfloat16, float16 or auto."
+        )
+
+
+def in_16_bits(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a card is rented for: the model's own, and bfloat16 where that is float32."""
+    return torch.bfloat16 if dtype is torch.float32 else dtype
+
+
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
     """The dtype to compute in.
 
@@ -100,11 +114,7 @@ def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) ->
     """
     if name != "auto" and name not in DTYPES:
         raise RequestError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}.")
-    if quant != "none" and name == "float32":
-        raise RequestError(
-            f"--quant {quant} with --dtype float32 would undo its point: every product would run in float32."
-            " Use --dtype bfloat16, float16 or auto."
-        )
+    check_packed_dtype(name, quant)
     if name != "auto":
         return DTYPES[name]
     no_bfloat16 = device.type == "cuda" and compute_capability(device) < (8, 0)
@@ -117,11 +127,7 @@ def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) ->
     return torch.float16 if own is torch.bfloat16 and no_bfloat16 else own
 
 
-def check_context(config: Any, longest_context: int) -> None:
-    """Raises RequestError when the grid asks for more context than the model has positions for."""
+def most_positions(config: Any) -> int | None:
+    """How long a sequence the model was made for; None where its config does not say."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and longest_context > limit:
-        raise RequestError(
-            f"the longest prompt plus its new tokens is {longest_context} tokens, but this model's limit is {limit};"
-            " use a shorter --prompt-lens or fewer --new-tokens."
-        )
+    return limit if isinstance(limit, int) and limit > 0 else None

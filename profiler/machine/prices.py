@@ -30,6 +30,8 @@ class Price:
     source: str
     cards: int = 1
     """Of the machine that it is rented with."""
+    without: str = ""
+    """What is billed on top, and not told; empty: it is the whole price."""
 
     def age_days(self, today: datetime.date) -> int | None:
         """Days since it was read."""
@@ -43,17 +45,22 @@ def prices() -> tuple[Price, ...]:
         return tuple(_parse(row) for row in csv.DictReader(file))
 
 
-def cheapest(card: str, today: datetime.date) -> Price | None:
+def cheapest(card: str) -> Price | None:
     """The lowest price of a card; None: it has none.
 
-    On demand where there is one, by itself where it can be had so, and not stale where there is one of known age.
+    On demand where there is one, a whole price before one without its host, by itself where it can be had so, and of
+    known date. Its age is told and chooses none: a day that passes changes no ranking.
     """
 
-    def rank(price: Price) -> tuple[bool, bool, bool, float]:
-        age = price.age_days(today)
-        return price.spot, price.cards > 1, age is None or age > STALE_DAYS, price.usd_per_h
+    def rank(price: Price) -> tuple[bool, bool, bool, bool, float]:
+        return price.spot, bool(price.without), price.cards > 1, price.read_on is None, price.usd_per_h
 
     return min((price for price in prices() if price.card == card), key=rank, default=None)
+
+
+def age_words(age_days: int | None) -> str:
+    """`14 days old`, with a mark where that is long ago."""
+    return "date not told" if age_days is None else f"{age_days} days old" + ("!" if age_days > STALE_DAYS else "")
 
 
 def _parse(row: dict[str, str]) -> Price:
@@ -68,4 +75,5 @@ def _parse(row: dict[str, str]) -> Price:
         datetime.date.fromisoformat(row["date"]) if row["date"] else None,
         row["source"],
         int(row["cards"] or 1),
+        row["without"],
     )

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from profiler.diagnosis.costs import Span
 from profiler.diagnosis.rent import LOADS, Offer, Rented
-from profiler.machine.prices import STALE_DAYS
+from profiler.machine.prices import age_words
 from profiler.report.forecasting import table
 from profiler.units import duration, percent, significant
 
@@ -109,12 +109,13 @@ def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
 
 
 def _price(offer: Offer) -> str:
-    age = offer.price_age_days
     words = [offer.provider, "spot" if offer.spot else ""]
     if offer.machine_cards > 1:
         words.append(f"only {offer.machine_cards} at once")
+    if offer.price_without:
+        words.append(f"{offer.price_without} are billed on top")
     if offer.provider != "yours":
-        words.append("date not told" if age is None else f"{age} days old" + ("!" if age > STALE_DAYS else ""))
+        words.append(age_words(offer.price_age_days))
     return f"{offer.card} {significant(offer.usd_per_h, 3)} ({', '.join(word for word in words if word)})"
 
 

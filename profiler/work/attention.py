@@ -51,15 +51,36 @@ class AttentionCore(Operator):
         executed_pairs = step.batch * self._executed_pairs(step, path)
         live = step.context if self.window is None else np.minimum(step.context, self.window - 1)
         token_bytes = self.cached_elements * self.itemsize
+        by_heads = pairs * flops_per_pair
+        needed = self._needed_flops(by_heads, pairs, step.batch * live)
         return Work(
-            model_flops=pairs * flops_per_pair,
+            model_flops=needed,
             vector_flops=SOFTMAX_FLOPS_PER_SCORE * self.query_heads * pairs,
             kv_read_bytes=step.batch * live * token_bytes,
             kv_write_bytes=step.tokens * token_bytes,
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
-            avoidable_flops={Cause.MASKED_SCORES: (executed_pairs - pairs) * flops_per_pair},
+            avoidable_flops={
+                Cause.MASKED_SCORES: (executed_pairs - pairs) * flops_per_pair,
+                Cause.LATENT_EXPANDED: by_heads - needed,  # less here, for what `kv_b_proj` does more
+            },
             avoidable_bytes=self._avoidable_bytes(step, path, live),
         )
+
+    def _needed_flops(self, by_heads: Any, pairs: Any, cached_tokens: Any) -> Any:
+        """FLOPs of the algorithm; over a cache of latents those of the way that needs fewer.
+
+        DeepSeek-V2 (arXiv:2405.04434, section 2.1.2): either the cached latents are expanded to heads first, or that
+        expansion is absorbed into query and output, and each pair is a product with the latent and its rotary part and
+        one with the latent. What is absorbed works as much on new tokens as expanding these, which the linear counts
+        (`kv_b_proj`). Either way reads the latents alone.
+        """
+        if self.latent_dim is None or self.expanded_dim is None:
+            return by_heads
+        rotary = self.qk_dim - (self.expanded_dim - self.v_dim)
+        rank = self.latent_dim - rotary
+        expanding = cached_tokens * 2 * rank * self.query_heads * self.expanded_dim
+        absorbed = pairs * 2 * self.query_heads * (self.latent_dim + rank)
+        return np.minimum(by_heads + expanding, absorbed)
 
     def _held(self, step: Step, path: ExecutionPath) -> Any:
         """Keys that the kernel is handed for each sequence."""

@@ -29,5 +29,12 @@ class Cause(StrEnum):
     OUTLIERS = "int8 outlier columns"
 
 
+OF_CONTEXT = frozenset(
+    {
+        Cause.MASKED_SCORES, Cause.CACHE_COPIES, Cause.UNFILLED_SLOTS, Cause.REPEATED_HEADS, Cause.ATTENTION_MATRIX,
+        Cause.LATENT_EXPANDED,
+    }
+)  # fmt: skip
+"""Work that grows with the cache: what steps at short contexts attain tells nothing of it."""
 OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
 """Traffic before or behind an operator's own call, which running the call alone does not include."""

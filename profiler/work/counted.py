@@ -26,6 +26,7 @@ from profiler.work.operators import (
     Operator,
     RecurrentState,
 )
+from profiler.work.step import Attention
 from profiler.work.stored import StoredWeight
 
 FILE = Path(__file__).with_name("counted.json")
@@ -61,6 +62,14 @@ class Counted:
     work: ModelWork
     weight_bytes: int
     """Of all parameters and buffers as they will lie in memory, tied ones once."""
+    dtype: str = "bfloat16"
+    """The model's: of what no format packs."""
+    published: str | None = None
+    """The packed form that the weights are counted in, as published; None: dense, or in a format that was asked for."""
+    attention: Attention = "sdpa"
+    """What transformers runs unless told."""
+    max_positions: int | None = None
+    """Tokens of a sequence that the model was made for; None where its config does not say."""
 
 
 @cache
@@ -78,15 +87,19 @@ def counted(card: str, quant: str = "none") -> Counted | None:
 
 def from_json(kept: Mapping[str, Any]) -> Counted:
     """What `as_json` made a document of."""
-    values = {name: value for name, value in _values(kept).items() if name != "weight_bytes"}
+    values = _values({name: value for name, value in kept.items() if name not in _BESIDE})
     work = ModelWork(**{**values, "operators": tuple(map(_operator, kept["operators"]))})
-    return Counted(work, int(kept["weight_bytes"]))
+    return Counted(work, **{name: kept[name] for name in _BESIDE})
 
 
 def as_json(model: Counted) -> dict[str, Any]:
     """The operators, what the walk did not understand, and the bytes, as plain values."""
     operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in model.work.operators]
-    return {**_plain_fields(model.work), "weight_bytes": model.weight_bytes, "operators": operators}
+    beside = {name: getattr(model, name) for name in _BESIDE}
+    return {**_plain_fields(model.work), **beside, "operators": operators}
+
+
+_BESIDE = tuple(item.name for item in fields(Counted) if item.name != "work")
 
 
 def _operator(kept: Mapping[str, Any]) -> Operator:

@@ -68,7 +68,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", "gpt2", "--batch", "0"), "--batch: 0"),
         (("count", "gpt2", "--prompt", HUGE), "--prompt"),
         (("count", "gpt2", "--context", "-1"), "--context: -1"),
-        (("count", "gpt2", "--phase", "prefill", "--batch", "9999999", "--prompt", "9999999"), "more work than"),
+        (("count", "llama-3.1-8b", "--phase", "prefill", "--batch", "9999999", "--prompt", "131072"), "more work than"),
         (("count", "gpt2", "--gpu", "rtx"), "32 others"),
         (("rent", "gpt2", "--prompt", HUGE), "--prompt"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),

@@ -51,6 +51,20 @@ def test_prefill_executes_the_full_square_in_eager_attention(roofscope) -> None:
     assert counted["executed_flops"] == 7_284_526_678_016
 
 
+def test_what_transformers_runs_unless_told_is_counted(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """gpt-oss has sinks, for which transformers takes its eager attention: 24 layers of 64 heads write 8192 x 8192
+    scores of 2 bytes out, and read and write them in float32."""
+    asked = ("gpt-oss-20b", "--phase", "prefill", "--prompt", "8192")
+    counted = document(roofscope, *asked)
+    assert counted["path"]["attention"] == "eager"
+    matrix = counted["executed_bytes"]["avoidable"]["attention matrix"]
+    assert matrix == 24 * 64 * 8192**2 * (4 * 2 + 2 * 4)
+    assert document(roofscope, "smollm2-135m")["path"]["attention"] == "sdpa"
+    refused = roofscope("count", *asked, "--attn", "sdpa")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "use eager" in refused.err
+
+
 def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no-untyped-def]
     counted = document(roofscope, "llama-2-7b", "--phase", "prefill", "--prompt", "128", "--gemm-census")
     products = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
@@ -214,6 +228,7 @@ def test_table_fits_100_columns(roofscope) -> None:  # type: ignore[no-untyped-d
         (("--gpu", "hopper"), "`roofscope gpus` lists them all"),
         (("--quant", "nf4", "--crosscheck"), "--quant none"),
         (("--attn", "magic"), "eager"),
+        (("--prompt", "8192"), "this model's limit is 8192"),
     ],
 )
 def test_mistakes(roofscope, arguments, says: str) -> None:  # type: ignore[no-untyped-def]

@@ -19,7 +19,9 @@ from rich.console import Console
 from profiler.diagnosis.attained import Range
 from profiler.diagnosis.costs import Curve, crossover
 from profiler.diagnosis.rent import Limits, Rented
+from profiler.errors import RequestError
 from profiler.job.renting import Asked, rent
+from profiler.machine import prices as table
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
 from profiler.record.forecasts import read_costs
@@ -57,6 +59,42 @@ def test_what_fits_is_arithmetic(mistral: Rented) -> None:
     four_bit = by["T4", "nf4"]
     assert four_bit.fits
     assert four_bit.largest_batch > by["T4", "none"].largest_batch
+
+
+def test_16_bits_are_two_bytes_a_weight() -> None:
+    """Gemma-2-9B's checkpoint is in float32: its 9.242 B weights (arXiv:2408.00118 with its table of 256,000 words) are
+    18.5 GB as anybody rents for them, which an L4 holds."""
+    found = rent("gemma-2-9b", Asked(cards="RTX 4090,L4", quants=("none", "nf4")), TODAY)
+    assert {(offer.card, offer.precision) for offer in found.offers if offer.fits} == {
+        (card, precision) for card in ("RTX 4090", "L4") for precision in ("none", "nf4")
+    }
+    for offer in found.offers:
+        assert offer.precision == "nf4" or "weights 18.5 GB" in offer.why
+        # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes: whatever the format, the cache has 16 bits.
+        assert "KV cache 220 MB" in offer.why
+    assert pytest.approx(220e6, rel=1e-3) == 42 * 2 * 8 * 256 * 640 * 2
+
+
+def test_weights_that_are_published_packed_are_called_so(roofscope: Callable[..., Any]) -> None:
+    """gpt-oss-20b has 4.25 bits a weight of its experts: 13.8 GB, not the 41.8 GB of 20.9 B weights in 16 bits."""
+    out = roofscope("rent", "gpt-oss-20b", "--cards", "RTX 4090", "--plain").out
+    assert "RTX 4090 in mxfp4" in out
+    assert "16 bits" not in out.partition("card ")[2].partition("in, out")[0]
+    assert "no figure of it is behind the ranges" in out
+
+
+def test_no_figure_of_a_mixture_is_behind_its_range(roofscope: Callable[..., Any]) -> None:
+    asked = ("rent", "qwen3-30b-a3b", "--cards", "A100 80GB SXM")
+    assert "No published figure of a mixture of experts" in roofscope(*asked, "--plain").out
+    assert any("mixture" in note for note in json.loads(roofscope(*asked, "--format", "json").out)["notes"])
+    assert not any("mixture" in note for note in rent("qwen3-8b", Asked(cards="A100 80GB SXM"), TODAY).notes)
+
+
+def test_no_prompt_is_longer_than_the_model_knows() -> None:
+    """GPT-2 has 1024 positions (its paper's context)."""
+    rent("gpt2", Asked(prompt_len=1000, new_tokens=24, cards="L4"), TODAY)
+    with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
+        rent("gpt2", Asked(prompt_len=1000, new_tokens=25, cards="L4"), TODAY)
 
 
 def test_costs_are_price_times_time_over_tokens(mistral: Rented) -> None:
@@ -139,6 +177,13 @@ def test_a_card_without_a_price_is_named() -> None:
     assert {offer.card for offer in found.offers} == {"T4"}
     assert found.notes == ("no price is known of RTX 2080 Ti: give one, --price 'RTX 2080 Ti=USD_PER_HOUR'.",)
     assert rent("smollm2-135m", Asked(cards="T4"), TODAY).notes == ()
+
+
+def test_a_price_without_its_host_says_so(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = [price for price in prices() if price.card == "L4" and price.without]
+    monkeypatch.setattr(table, "prices", lambda: tuple(partial))
+    out = " ".join(roofscope("rent", "smollm2-135m", "--cards", "L4", "--plain").out.split())
+    assert "L4 0.240 (TensorDock, vCPU and RAM are billed on top, " in out
 
 
 def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:

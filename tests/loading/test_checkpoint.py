@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.published import Gguf, gguf_form
-from profiler.loading.request import Fit, LoadedModel, ModelRequest, resolve_dtype
+from profiler.loading.request import Fit, LoadedModel, ModelRequest, most_positions, resolve_dtype
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
@@ -152,3 +153,10 @@ def test_dtype_choice(tiny_folder: Path) -> None:
         resolve_dtype("float32", "nf4", CPU, config)
     with pytest.raises(RequestError, match="float7"):
         resolve_dtype("float7", "none", CPU, config)
+
+
+@pytest.mark.parametrize(("told", "most"), [(1024, 1024), (-1, None), (0, None), (None, None), ("2048", None)])
+def test_what_is_no_number_of_positions_limits_nothing(told: object, most: int | None) -> None:
+    """Some configs write -1 for a model without a limit."""
+    text = SimpleNamespace(max_position_embeddings=told)
+    assert most_positions(SimpleNamespace(get_text_config=lambda: text)) == most

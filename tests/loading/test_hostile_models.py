@@ -91,9 +91,9 @@ def test_a_whole_gguf_file_is_let_through(gguf_file: Path) -> None:
 @pytest.mark.parametrize("spoil", [remote_code(), remote_code(architectures=["OwnModel"])])
 def test_own_code_of_a_known_type_is_left_out(roofscope, folder: Path, spoil: Spoil) -> None:  # type: ignore[no-untyped-def]
     """transformers knows the type itself, so that the model counts as it would without the code beside it."""
-    plain = json.loads(roofscope("count", str(folder), "--format", "json").out)
+    plain = json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out)
     spoil(folder)
-    assert json.loads(roofscope("count", str(folder), "--format", "json").out) == plain
+    assert json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out) == plain
     assert not (folder / MARK).exists()
     assert "modeling_own" not in sys.modules
 
@@ -128,7 +128,7 @@ def test_the_config_that_a_run_folder_kept(tiny_folder: Path, changes: dict[str,
 def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, linear: str) -> None:  # type: ignore[no-untyped-def]
     """transformers plans it, and nobody here knows its bytes: the linears are left out, and each is said to be."""
     config(quantization_config={"quant_method": method})(folder)
-    found = roofscope("count", str(folder), "--format", "json")
+    found = roofscope("count", str(folder), "--prompt", "64", "--format", "json")
     counted = json.loads(found.out)
     assert found.code == 0
     assert sum(linear in unknown for unknown in counted["unknown"]) == 7, "four of attention, three of the MLP"

@@ -40,12 +40,13 @@ def lines(name: str, formats: dict[str, dict[str, Any]]) -> str:
     return f'{json.dumps(name)}: {{\n "model": {json.dumps(model)}, "formats": {{\n{listed}\n}}}}'
 
 
-_OF_A_FORMAT = ("weight_bytes", "operators")
+_OF_A_FORMAT = ("weight_bytes", "published", "operators")
 
 
-def _format(quant: str, weight_bytes: int, operators: list[Any]) -> str:
+def _format(quant: str, weight_bytes: int, published: str | None, operators: list[Any]) -> str:
     listed = ",\n".join(f"  {json.dumps(operator)}" for operator in operators)
-    return f' {json.dumps(quant)}: {{"weight_bytes": {weight_bytes}, "operators": [\n{listed}\n ]}}'
+    own = f'"weight_bytes": {weight_bytes}, "published": {json.dumps(published)}'
+    return f' {json.dumps(quant)}: {{{own}, "operators": [\n{listed}\n ]}}'
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.skeleton import build_on_meta
-from profiler.work.attention import causal_pairs
+from profiler.work.attention import AttentionCore, causal_pairs
+from profiler.work.causes import Cause
 from profiler.work.intensity import attention_steps, fused_attention, matmul, together
 from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
@@ -95,10 +98,32 @@ def test_one_head_written_out() -> None:
 
 
 def test_latent_attention_is_expanded_again_at_every_step() -> None:
-    """DeepSeek-V2-Lite caches 576 elements a token; transformers runs kv_b_proj (512 -> 16 x 256) over all of them."""
+    """DeepSeek-V2-Lite caches 576 elements a token; transformers runs kv_b_proj (512 -> 16 x 256) over all of them, for
+    which its 16 heads meet keys of 192 and values of 128, and not the latents of 576 and of 512."""
     work = work_of("deepseek-v2-lite").work(Step(1, 1, 1000))
     assert work.kv_read_bytes == 1000 * 576 * 27 * 2
-    assert work.avoidable_flops["latent expanded again"] == 27 * 2 * 512 * 16 * 256 * 1000
+    expanding, spared = 2 * 512 * 16 * 256 * 1000, 2 * 16 * (576 + 512 - 192 - 128) * 1001
+    assert work.avoidable_flops["latent expanded again"] == 27 * (expanding - spared)
+
+
+def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
+    """2 x 16 x (576 + 512) FLOPs a position over its 1,152 bytes are 30 FLOP/byte in decode; with V3's 128 heads 242,
+    beyond an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) a pair."""
+    [core] = [op for op in work_of("deepseek-v2-lite").operators if isinstance(op, AttentionCore)]
+    decode = core.each(Step(4, 1, 8192), ExecutionPath())
+    assert decode.model_flops == 4 * 8193 * 2 * 16 * (576 + 512)
+    assert decode.model_flops / decode.kv_read_bytes == pytest.approx(30.2, abs=0.1)
+    of_v3 = replace(core, query_heads=128, kv_heads=128).each(Step(4, 1, 8192), ExecutionPath())
+    assert of_v3.model_flops / of_v3.kv_read_bytes == pytest.approx(242, abs=1)
+    prefill = core.each(Step(2, 512, 0), ExecutionPath())
+    assert prefill.model_flops == 2 * (512 * 513 // 2) * 2 * 16 * (192 + 128)
+    # 128 tokens after 4096: absorbed (24,576 FLOPs more a pair, beside 4.19 million to expand a token); 512: expanded.
+    few, many = (core.each(Step(1, query, 4096), ExecutionPath()) for query in (128, 512))
+    assert few.model_flops == (128 * 4096 + 128 * 129 // 2) * 2 * 16 * 1088
+    assert many.model_flops == (512 * 4096 + 512 * 513 // 2) * 2 * 16 * 320 + 4096 * 2 * 512 * 16 * 256
+    for work, pairs in ((decode, 4 * 8193), (few, 128 * 4096 + 128 * 129 // 2)):
+        unmasked = work.executed_flops - work.avoidable_flops[Cause.MASKED_SCORES]
+        assert unmasked == pairs * 2 * 16 * 320, "what is executed stays what transformers runs"
 
 
 def test_a_linear_layer_of_4096() -> None:
