@@ -21,7 +21,7 @@ from profiler.diagnosis.costs import Curve, crossover
 from profiler.diagnosis.rent import Limits, Rented
 from profiler.errors import RequestError
 from profiler.job.renting import Asked, rent
-from profiler.machine import prices as table
+from profiler.machine import prices as price_table
 from profiler.machine.datasheet import gpus
 from profiler.machine.prices import prices
 from profiler.record.forecasts import read_costs
@@ -181,7 +181,7 @@ def test_a_card_without_a_price_is_named() -> None:
 
 def test_a_price_without_its_host_says_so(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     partial = [price for price in prices() if price.card == "L4" and price.without]
-    monkeypatch.setattr(table, "prices", lambda: tuple(partial))
+    monkeypatch.setattr(price_table, "prices", lambda: tuple(partial))
     out = " ".join(roofscope("rent", "smollm2-135m", "--cards", "L4", "--plain").out.split())
     assert "L4 0.240 (TensorDock, vCPU and RAM are billed on top, " in out
 
