@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Source
     found: list[tuple[Source, str, str]] = []
     walk = walks._walked
 
-    def noted(source: Source, dtype: str, quant: str) -> Counted:
+    def noted(source: Source, dtype: str, quant: str, *more: Any) -> Counted:
         found.append((source, dtype, quant))
-        return walk(source, dtype, quant)
+        return walk(source, dtype, quant, *more)
 
     monkeypatch.setattr(walks, "_walked", noted)
     return found
