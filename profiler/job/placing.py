@@ -102,12 +102,13 @@ def place(
         )
     if left:
         figures = figures_of(figure for figure in figures if not figure.on_host)
+    devices = _devices(file, figures)
+    card = None if here else _card(gpu, devices)
     source = resolve(model)
     told = file.settings.get("precision", "auto")
     work = known_model(source, told if told in _DTYPES else "auto", quant, rented=True).work
     dtype = _own_dtype(work)
-    devices = _devices(file, figures)
-    under = here_roofs(work, dtype) if here else _card(gpu, devices)
+    under = card or here_roofs(work, dtype)
     rows = placed(figures, *_floors(work, figures, under, dtype))
     found = [*_another(devices, figures, work, under), *_no_room(work, figures, under), *doubts(rows)]
     if left:
