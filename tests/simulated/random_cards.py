@@ -1,0 +1,115 @@
+"""Cards drawn by a seed, each held against its own log: python -m tests.simulated.random_cards 20 --seed 1
+
+Scenarios find what somebody thought of. The rules are theirs (`held`); of each card the first thing that breaks one is
+told, and every cell whose regime is another than the log's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from profiler.errors import RequestError
+
+from .held import held
+from .native import why_not
+from .scenario import Scenario, said
+from .truth import GIB, Truth
+
+_MODELS = {
+    "mistral-7b-v0.1": 4,
+    "qwen3-8b": 3,
+    "llama-3.1-8b": 3,
+    "smollm2-135m": 6,
+    "gemma-2-9b": 2,
+    "phi-3-mini": 3,
+    "gpt2": 6,
+    "mixtral-8x7b": 1,
+    "deepseek-v2-lite": 2,
+    "qwen3-30b-a3b": 1,
+    "gpt-oss-20b": 2,
+    "qwen2.5-0.5b": 4,
+}
+"""Cards of `models/`, and so many of their layers."""
+_IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
+"""torch's product by experts takes no other dtype."""
+
+
+def drawn(seed: int) -> tuple[Scenario, Truth]:
+    """A model on a card: 0.2 to 4 TB/s, 40 to 300 FLOPs a byte, an L2 of 4 to 100 MiB, 2.5 to 40 us a launch."""
+    choose = random.Random(seed)
+    model, layers = choose.choice(list(_MODELS.items()))
+    capability = choose.choice([(8, 0), (8, 9), (9, 0), *([] if model in _IN_BFLOAT16 else [(7, 5)])])
+    bytes_per_s = 10 ** choose.uniform(11.3, 12.6)
+    flops_per_s = bytes_per_s * choose.choice([40, 100, 200, 300])
+    dtypes = ("bfloat16",) if model in _IN_BFLOAT16 else ("float16", "bfloat16")
+    rates = {"float16": 1, "bfloat16": 1, "float32": 1 / 8, "tfloat32": 1 / 2, "int8": 2, "float8": 2}
+    truth = Truth(
+        f"card {seed}",
+        capability,
+        100,
+        80 * GIB,
+        bytes_per_s,
+        {name: rate * flops_per_s for name, rate in rates.items()},
+        choose.choice([4, 40, 100]) << 20,
+        choose.choice([3, 4]) * bytes_per_s,
+        launch_s=10 ** choose.uniform(-5.6, -4.4),
+        smallest_kernel_s=choose.choice([1.5e-6, 3e-6]),
+    )
+    scenario = Scenario(
+        model,
+        layers,
+        "float16" if capability < (8, 0) else choose.choice(dtypes),
+        choose.choice(["eager", "eager", "static", "graph", "compile"]),
+        sorted(choose.sample([32, 128, 512, 1000], 2)),
+        sorted(choose.sample([1, 4, 16, 64], 2)),
+    )
+    return scenario, truth
+
+
+def disagreements(scenario: Scenario, truth: Truth, folder: Path) -> Iterator[str]:
+    """What the profiler says otherwise than the card's log."""
+    try:
+        run, _ = said(scenario, [truth], folder)
+        for phase, row in held(scenario, truth, run, folder):
+            if row["regime"] != phase.regime:
+                told = f"{row['regime']} ({row['confidence']}) for {phase.regime}"
+                yield f"{phase.phase} {phase.batch_size} x {phase.prompt_len}: {told}"
+    except AssertionError as error:
+        yield str(error).partition("\n")[0]
+    except RequestError as error:
+        yield f"refused: {error}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated.random_cards")
+    parser.add_argument("cards", type=int, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next")
+    asked = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f"no card can be simulated here: {reason}.")
+    logging.disable(logging.CRITICAL)
+    for seed in range(asked.seed, asked.seed + asked.cards):
+        scenario, truth = drawn(seed)
+        with tempfile.TemporaryDirectory(prefix="roofscope-card-") as folder, mock.patch.dict(os.environ) as kept:
+            kept["XDG_CACHE_HOME"] = folder
+            found = list(disagreements(scenario, truth, Path(folder)))
+        print(
+            f"{truth.name}: {scenario.model} {scenario.dtype} {scenario.engine}, {truth.bytes_per_s:.2g} B/s,"
+            f" {truth.flops_per_s[scenario.dtype]:.2g} FLOP/s, L2 {truth.l2_bytes >> 20} MiB,"
+            f" {1e6 * truth.launch_s:.1f} us a launch: {'as it is' if not found else ''}",
+            *found,
+            sep="\n    ",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
