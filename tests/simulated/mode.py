@@ -34,8 +34,8 @@ _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
 
-_NONE = torch.Tensor.__torch_dispatch__
-"""What a class has that takes no call of an operator apart."""
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+"""`__torch_dispatch__` of a class that takes no operator apart."""
 
 
 class CardMode(TorchDispatchMode):
@@ -105,7 +105,7 @@ class CardMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if any(each.__torch_dispatch__ is not _NONE and not issubclass(each, FakeTensor) for each in types):
+        if any(each.__torch_dispatch__ is not _NO_DISPATCH and not issubclass(each, FakeTensor) for each in types):
             return NotImplemented  # a weight of another library takes itself apart
         kwargs = kwargs or {}
         kind = self._kind(func)
