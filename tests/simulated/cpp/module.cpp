@@ -105,6 +105,12 @@ PYBIND11_MODULE(native, module) {
       .def_property_readonly("clock_share", &Card::clock_share)
       .def("active_share", &Card::active_share)
       .def("replay", &Card::replay)
+      .def("value", [](const Card& card, const Region& region) { return card.values.get(region); })
+      .def("set_value", [](Card& card, const Region& region, std::optional<double> value) {
+        if (card.queue->capture != nullptr) return;  // nothing runs yet
+        if (value) card.values.set(region, *value);
+        else card.values.forget(region);
+      }, py::arg("region"), py::arg("value").none(true))
       .def("launch", [](Card& card, const std::string& name, std::vector<Region> reads, std::vector<Region> writes,
                         double flops, const std::string& dtype, double link_s) {
         card.launch({interned(name), std::move(reads), std::move(writes), flops, interned(dtype), link_s});
