@@ -298,13 +298,15 @@ class CardMode(TorchDispatchMode):
         return tensor
 
     def _unknown_size(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._host.note_wait()
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _wait_for(self, card: Card) -> None:
         """A value is copied to the host, which waits for it."""
+        self._host.note_wait()
         card.stream.refuse_capture()
         card.launch(Work("a value to the host"))
-        card.stream.synchronize()
+        card.stream.wait()
 
     def _to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         source = args[0]
@@ -358,11 +360,13 @@ class CardMode(TorchDispatchMode):
         host_side = source if source.device.type == "cpu" else target
         pinned = host_side.untyped_storage()._cdata in self._pinned
         speed = truth.link_bytes_per_s * (1.0 if pinned else truth.pageable_share)
+        if not asynchronous:
+            self._host.note_wait()
         if not (pinned and asynchronous):
             card.stream.refuse_capture()
         card.launch(Work("copy over the link", link_s=size / speed))
         if not (pinned and asynchronous):
-            card.stream.synchronize()
+            card.stream.wait()
 
 
 def copied(whole: Any) -> Any:

@@ -149,9 +149,7 @@ struct Values {  // what memory holds everywhere, where that is known, until a k
 struct Recording {  // of a graph
   std::vector<Work> works;
   bool invalid = false;
-  std::shared_ptr<Pool> pool = std::make_shared<Pool>(Pool{true});
-
-  ~Recording() { pool->kept = false; }
+  std::shared_ptr<Pool> pool;  // that it allocates from
 };
 
 struct Queue {  // of a stream
@@ -194,6 +192,7 @@ struct Card {
   Values values;
   std::shared_ptr<Allocator> memory;
   Queue* queue = nullptr;  // the current one
+  bool generator_captures = false;  // as torch's default generator of this card believes
   double busy_s = 0.0;
   std::deque<std::pair<double, double>> spans;  // start and end of what kept it busy lately
   py::object on_kernel = py::none();
