@@ -5,6 +5,7 @@
 #include <c10/util/ArrayRef.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 #include <list>
@@ -81,44 +82,64 @@ struct Speeds {
   }
 };
 
-// The L2: what was touched last, up to its size; whoever is larger than it streams through and leaves nothing.
+struct Traffic {
+  int64_t memory_bytes = 0, l2_bytes = 0;
+};
+
+// The L2: what was touched last, up to its size; whoever is larger than it streams through. Of one that writes back, a
+// write that is larger leaves its end there, until other data takes its place and waits for it.
 struct Cache {
   int64_t nbytes, total = 0;
+  bool writes_back;
+  int64_t dirty = 0;  // bytes that have yet to be written to memory; they leave before all others
   std::list<Region> order;
   struct Hash {
     size_t operator()(const Region& region) const { return region.first * 31 + region.second; }
   };
   std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
 
-  explicit Cache(int64_t size) : nbytes(size) {}
+  Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
 
-  // Whether a region was still there; it is afterwards if it can be.
-  bool hit(const Region& region) {
+  Traffic read(const Region& region) {
+    if (touch(region)) return {0, region.second};
+    return {region.second + make_room(region), 0};
+  }
+
+  Traffic write(const Region& region) {
+    if (touch(region)) return {0, region.second};
+    int64_t written_back = make_room(region);
+    if (region.second <= nbytes) return {written_back, region.second};
+    total = dirty = writes_back ? nbytes : 0;
+    return {written_back + region.second - dirty, 0};
+  }
+
+ private:
+  bool touch(const Region& region) {
     auto found = held.find(region);
-    if (found != held.end()) {
-      order.splice(order.end(), order, found->second);
-      return true;
-    }
+    if (found == held.end()) return false;
+    order.splice(order.end(), order, found->second);
+    return true;
+  }
+
+  // Bytes that are written back for a region, which is there afterwards if it can be.
+  int64_t make_room(const Region& region) {
     if (region.second > nbytes) {
       held.clear();
       order.clear();
       total = 0;
-      return false;
+      return std::exchange(dirty, 0);
     }
     held[region] = order.insert(order.end(), region);
     total += region.second;
+    int64_t written_back = std::clamp<int64_t>(total - nbytes, 0, dirty);
+    dirty -= written_back;
+    total -= written_back;
     while (total > nbytes) {
       total -= order.front().second;
       held.erase(order.front());
       order.pop_front();
     }
-    return false;
-  }
-
-  // Whether a written region stays in the cache instead of going to memory.
-  bool write(const Region& region) {
-    hit(region);
-    return held.count(region) != 0;
+    return written_back;
   }
 };
 
@@ -199,10 +220,9 @@ struct Card {
   py::object times = py::none();  // how many times as long kernels take, where something is planted
   int64_t operators_before = 0;
 
-  Card(int64_t at, Host& on, Speeds fast, Throttle slowed, int64_t workspace, int64_t l2_bytes,
-       std::shared_ptr<Allocator> held)
-      : index(at), host(on), speeds(std::move(fast)), throttle(slowed), workspace_bytes(workspace), cache(l2_bytes),
-        memory(std::move(held)) {}
+  Card(int64_t at, Host& on, Speeds fast, Throttle slowed, int64_t workspace, Cache l2, std::shared_ptr<Allocator> held)
+      : index(at), host(on), speeds(std::move(fast)), throttle(slowed), workspace_bytes(workspace),
+        cache(std::move(l2)), memory(std::move(held)) {}
 
   // The clock now, as a share of its rated one.
   double clock_share() const { return busy_s >= throttle.after_busy_s ? throttle.share : 1.0; }
@@ -241,10 +261,13 @@ struct Card {
   // What a kernel takes now, with what the cache holds.
   Kernel run(const Work& work, bool launched) {
     Kernel kernel{&work, 0, 0, launched};
-    for (const Region& region : work.reads)
-      (cache.hit(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+    auto add = [&](const Traffic& traffic) {
+      kernel.memory_bytes += traffic.memory_bytes;
+      kernel.l2_bytes += traffic.l2_bytes;
+    };
+    for (const Region& region : work.reads) add(cache.read(region));
     for (const Region& region : work.writes) {
-      (cache.write(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+      add(cache.write(region));
       values.forget(region);
     }
     kernel.duration_s = speeds.duration_s(
