@@ -62,7 +62,7 @@ def new_lengths(machine: Machine) -> Finding:
         return Finding(name, True, f"a new KV length costs nothing extra ({duration(again_s)} a call)")
     words = f"each new KV length costs about {duration(first_s - again_s)} once, and {duration(again_s)} after that"
     if _kernel(machine, query=1, masked=False) == "cudnn":
-        words += ": cuDNN plans each length anew; torch.backends.cuda.enable_cudnn_sdp(False) avoids it"
+        words += ": cuDNN builds a plan for each; --engine static has one length"
     return Finding(name, True, words, slow=True)
 
 

@@ -131,26 +131,9 @@ def product(machine: Machine, kind: Product) -> Finding:
         return Finding(kind.name, False, f"{first_line(error)}; {kind.fails}")
     if wrong:
         return Finding(kind.name, False, f"gives wrong values: {kind.fails}")
-    if _waits(call):
+    if machine.waits(call):  # where no kernel fits the card `_grouped_mm` reads its groups' ends (GroupedMMUtils.h)
         return Finding(kind.name, True, "works, but waits for the card in every call: no --engine graph", slow=True)
     return Finding(kind.name, True, kind.works)
-
-
-def _waits(call: Callable[[], object]) -> bool:
-    """Whether the host waits for the card within a call that works otherwise.
-
-    `torch._grouped_mm` does where no kernel fits the card: it reads the groups' ends (GroupedMMUtils.h, torch 2.9 on).
-    """
-    import torch
-
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        call()
-    except RuntimeError:
-        return True
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return False
 
 
 def out_of_memory(machine: Machine) -> Finding:
