@@ -81,9 +81,9 @@ def examine(device: str = "auto") -> Examination:
     broken = [item.name for item in found if item.name in _NEEDED_FIRST and item.works is False]
     first = first_command(fits, on_card=machine is not None and machine.is_cuda)
     if broken:
-        first = f"fix {broken[0]}, then run `{_command()} doctor` again" + (
-            f", or go on without a card: {first}" if machine is not None and "packages" not in broken else ""
-        )
+        on_cpu = machine is not None and not machine.is_cuda and "packages" not in broken
+        without = f", or go on without a card: {first}" if on_cpu else ""
+        first = f"fix {broken[0]}, then run `{_command()} doctor` again{without}"
     return Examination(tuple(found), tuple(fits), first)
 
 
