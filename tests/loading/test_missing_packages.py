@@ -77,11 +77,15 @@ def test_what_needs_a_missing_package_says_how_to_install_it(package: str, reque
     assert done.stderr.strip() == f"roofscope: {feature} needs {package}: pip install {package}."
 
 
-@pytest.mark.parametrize("quant", ["int8", "nf4", "fp4"])
-def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(tiny_folder: Path, quant: str) -> None:
-    done = without("bitsandbytes", "run", str(tiny_folder), "--quant", quant, *GRID)
+@pytest.mark.parametrize(
+    ("quant", "package"), [("int8", "bitsandbytes"), ("nf4", "bitsandbytes"), ("int4wo", "torchao"), ("fp8", "torchao")]
+)
+def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(
+    tiny_folder: Path, quant: str, package: str
+) -> None:
+    done = without(package, "run", str(tiny_folder), "--quant", quant, *GRID)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.strip() == f"roofscope: --quant {quant} needs bitsandbytes: pip install bitsandbytes."
+    assert done.stderr.strip() == f"roofscope: --quant {quant} needs {package}: pip install {package}."
 
 
 def test_without_accelerate_no_model_loads_but_one_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
