@@ -101,10 +101,13 @@ def _sweep(session: Session, visits: Sweep) -> None:
     grid, machine = session.prepared.grid, subject.machine
     stages.begin("timing")
     sentinel = Sentinel(machine)
+    for why in sentinel.missing.values():
+        stages.listener.stage(f"whether the machine changes is not looked at: {why}")
     own_bytes = beside(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
     def look() -> float:
-        ledger.add(sentinel.look())
+        if (seen := sentinel.look()) is not None:
+            ledger.add(seen)
         return swing(ledger.gathered.looks)
 
     earlier: list[Visit | Gap] = [*ledger.gathered.gaps.values()]

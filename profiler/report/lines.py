@@ -53,7 +53,9 @@ def roofs_lines(run: Run) -> list[str]:
     """The measured roofs in words, with the datasheet beside them where there is one."""
     ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
     bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
-    lines = [f"memory {scaled(bandwidth, 'B/s')}{_of_sheet(bandwidth, device.datasheet_bytes_per_s)}"]
+    lines = ["the memory roof is not known"]
+    if bandwidth is not None:
+        lines = [f"memory {scaled(bandwidth, 'B/s')}{_of_sheet(bandwidth, device.datasheet_bytes_per_s)}"]
     if compute:
         share = _of_sheet(compute.per_s, device.datasheet_flops_per_s)
         lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
