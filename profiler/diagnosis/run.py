@@ -168,6 +168,7 @@ def setting_of(facts: Facts) -> Setting:
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
         weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
         can_graph=device.kind == "cuda",
+        measured=ceilings.measured(model.dtype),
         weights=float(model.linear_weights),
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,

@@ -99,7 +99,8 @@ def _roofs(run: Run) -> tuple[float, float] | None:
 def _roofline(run: Run) -> str | None:
     if (roofs := _roofs(run)) is None:
         return None
-    return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}, measured here"
+    measured = run.document.ceilings.ceilings.measured(run.model.dtype)
+    return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}, {'' if measured else 'not all '}measured here"
 
 
 def _ridge(run: Run) -> str | None:

@@ -20,7 +20,8 @@ def write_reports(runs: Sequence[Run]) -> None:
     for run in runs:
         if run.measured:
             of_engines = ("engines",) if waterfalls(run) else ()
-            for name in (*_PICTURES, *of_engines):
+            judged = _PICTURES if run.document.evidence else _PICTURES[:1]
+            for name in (*judged, *of_engines):
                 save([run], name, run.folder / f"{name}.png")
         replace_file(run.folder / "report.html", html_report(run))
         replace_file(run.folder / "report.md", markdown_report(run))

@@ -147,8 +147,8 @@ def cell_points(run: Run) -> list[CellPoint]:
 
 
 def _tooltip(result: CellResult) -> str:
+    judged = f", {percent(result.attained)} of the roofline, {result.regime}" if result.regime else ""
     return (
         f"{result.key.name}: {duration(result.latency_s)}, {significant(result.tokens_per_s)} tokens/s,"
-        f" {significant(result.intensity)} FLOP/byte, {scaled(result.flops_per_s, 'FLOP/s')},"
-        f" {percent(result.attained)} of the roofline, {result.regime}"
+        f" {significant(result.intensity)} FLOP/byte, {scaled(result.flops_per_s, 'FLOP/s')}{judged}"
     )
