@@ -53,6 +53,18 @@ def known_quant(quant: str) -> Quant:
     return quant
 
 
+def is_installed(quant: Quant) -> bool:
+    """Whether the package of a format is here; dense weights need none."""
+    return quant == "none" or util.find_spec("torchao" if quant in TORCHAO else "bitsandbytes") is not None
+
+
+def check_installed(quant: Quant) -> None:
+    """Raises RequestError with the command that installs the package of a format, where it is missing."""
+    if not is_installed(quant):
+        package, wanted = ("torchao", "'roofscope[formats]'") if quant in TORCHAO else ("bitsandbytes", "bitsandbytes")
+        raise RequestError(f"--quant {quant} needs {package}: pip install {wanted}.")
+
+
 def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:
     """Raises RequestError for a combination that this machine or the format does not support, with what would work."""
     if options != PLAIN and quant not in FOUR_BIT:
@@ -60,10 +72,7 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
             f"--double-quant and --compute-dtype belong to bitsandbytes' 4-bit formats, not to {quant!r};"
             f" use --quant {' or '.join(FOUR_BIT)}."
         )
-    if quant not in TORCHAO:
-        return
-    if util.find_spec("torchao") is None:
-        raise RequestError(f"--quant {quant} needs torchao: pip install 'roofscope[formats]'.")
+    check_installed(quant)
     if quant == "int4wo" and device.type == "cuda":
         if compute_capability(device) < _INT4_CAPABILITY:
             raise RequestError("--quant int4wo: torchao's int4 kernel needs compute capability 8.0; use --quant nf4.")
@@ -78,10 +87,12 @@ def quantise_modules(
 
     `device` is where the model will run, which decides the layout of 4-bit weights and whether fp8 has units. None:
     nowhere in particular, so that bitsandbytes' weights lie as it quantises them, and torchao's as on a CPU.
-    Raises RequestError where no layer fits the format, ModelError where one does not fit this CPU's kernel.
+    Raises RequestError where no layer fits the format or its package is missing, ModelError where one does not fit this
+    CPU's kernel.
     """
     if quant == "none":
         return cast(nn.Module, module)
+    check_installed(quant)
     if quant in TORCHAO:
         quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
         return cast(nn.Module, module)

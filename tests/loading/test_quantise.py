@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +23,9 @@ from profiler.job.request import Options, prepare
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_linears
+from profiler.loading.quantise import PLAIN, QUANTS, Quant, QuantOptions, quantise_linears
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.skeleton import plan
+from profiler.loading.skeleton import build_on_meta, plan
 from profiler.machine.clock import HostClock, time_calls
 from profiler.machine.memory import storage_bytes
 from profiler.probes.quality import check_quality, compare, text_ids
@@ -275,10 +277,17 @@ def test_a_gguf_file_is_not_quantised_again(gguf_file: Path) -> None:
         prepare(Options(model=str(gguf_file), quant="nf4"))
 
 
-def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.loading.quantise.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"pip install 'roofscope\[formats\]'"):
-        prepare(Options(quant="int8wo"))
+@pytest.mark.parametrize("quant", QUANTS[1:])
+def test_a_missing_package_is_named_with_its_command(quant: Quant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `run`, which checks its request, and by `count`, which plans a model on meta."""
+    for package in ("bitsandbytes", "torchao"):
+        monkeypatch.setitem(sys.modules, package, None)
+    command = {"nf4": "bitsandbytes", "fp4": "bitsandbytes", "int8": "bitsandbytes"}.get(quant, "'roofscope[formats]'")
+    said = re.escape(f"pip install {command}.")
+    with pytest.raises(RequestError, match=said):
+        prepare(Options(quant=quant))
+    with pytest.raises(RequestError, match=said):
+        build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, quant)
 
 
 def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
