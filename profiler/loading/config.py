@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import util
 from typing import Any
 
 from profiler.errors import ModelError, first_line
@@ -21,6 +22,8 @@ def load_config(source: Source, trust_remote_code: bool = False) -> Any:
     raw: dict[str, Any] = {}
     if source.kind == "gguf" and source.path is not None:
         check_gguf(source.path)
+        if util.find_spec("gguf") is None:
+            raise ModelError(f"{source.name} is a GGUF file and needs gguf: pip install gguf.")
     with quiet_libraries():
         try:
             if source.kind == "card" and source.card is not None:

@@ -90,6 +90,9 @@ def _plan_own_format(
         if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must fetch none for a card
             return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ModelError(f"this checkpoint is in {method!r} and needs {package}: pip install {package}.") from error
     except Exception as error:
         raise ModelError(
             f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
