@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError, RequestError, near_misses
-from profiler.loading.needs import need
+from profiler.loading.needs import has, need
 from profiler.machine.device import compute_capability
 from profiler.machine.unfetched import import_bitsandbytes
 
@@ -71,7 +71,16 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
 def need_library(quant: Quant) -> None:
     """Raises RequestError where the library that quantises to this format is missing."""
     if quant != "none":
-        need("torchao" if quant in TORCHAO else "bitsandbytes", f"--quant {quant}")
+        need(_library_of(quant), f"--quant {quant}")
+
+
+def is_installed(quant: Quant) -> bool:
+    """Whether the library that quantises to this format is there."""
+    return quant == "none" or has(_library_of(quant))
+
+
+def _library_of(quant: Quant) -> str:
+    return "torchao" if quant in TORCHAO else "bitsandbytes"
 
 
 def quantise_modules(

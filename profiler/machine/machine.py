@@ -189,9 +189,9 @@ class CudaMachine(Machine):
     def _end_failed_capture(self, recorded: _Recorded) -> None:
         """Undo what a failed capture leaves in torch.
 
-        Up to torch 2.12 the allocator stays in capture, so that `empty_cache` gives nothing back (fixed by PyTorch's pull
-        request 180395). Up to 2.13 the graph keeps its share of the pool (190348). Up to 2.11 the random generator stays
-        in capture until a capture succeeds, and the next random number raises (176752).
+        Up to torch 2.12 the allocator stays in capture, so that `empty_cache` gives nothing back (PyTorch's pull
+        request 180395). Up to 2.13 the graph keeps its share of the pool (190348). Up to 2.11 the random generator
+        stays in capture until a capture succeeds, and the next random number raises (176752).
         """
         import torch
 
