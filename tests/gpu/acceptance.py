@@ -1,10 +1,10 @@
 """Check roofscope's claims on this card: python tests/gpu/acceptance.py --out FOLDER
 
 One call, from anywhere, with nothing of roofscope installed and no network: models are cards with random weights, sized
-by the card's memory. It takes at most `--minutes` (9), and leaves two files in FOLDER: scoreboard.json, which is written
-again after every check, so that a killed call loses nothing, and runs.tar.gz with the runs and their pictures. What did
-not run is listed with its reason. `--only roofs,trace` runs some groups, so that several calls can share the work: give
-each its own FOLDER. Nothing of the card's settings is changed.
+by the card's memory. It takes at most `--minutes` (9), and leaves two files in FOLDER: scoreboard.json is written again
+after every check, so that a killed call loses nothing; runs.tar.gz holds the runs and their pictures. What did not run
+is listed with its reason. `--only roofs,trace` runs some groups, so that several calls can share the work: give each
+its own FOLDER. Nothing of the card's settings is changed.
 
 It imports torch, transformers, accelerate, jinja2, numpy, nvidia-ml-py, packaging, pandas, psutil, pyarrow, rich,
 safetensors, seaborn and typer. A bare image with torch and transformers often lacks only pydantic, pydantic-core,
@@ -73,6 +73,7 @@ def groups() -> Groups:
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
     """Every check of a group. An attempt that raises is a red check with one line, and the next one goes on."""
     from claims.bench import Check, NotRunError, free
+
     from profiler.errors import first_line
 
     for attempt in attempts:
@@ -180,6 +181,7 @@ def main() -> int:
         return 2
     try:
         import torch
+        from transformers import AutoConfig  # noqa: F401  imported as it is first used
 
         every = groups()
     except Exception as error:

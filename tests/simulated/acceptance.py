@@ -34,8 +34,8 @@ from .world import World, simulated
 _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
 _UNCLOCKED = ("profiler.job.run.judge_folder", "profiler.report.page.write_reports")
 
-# A decode step of Mistral-7B is about 1,400 launches; eager transformers takes 25 to 30 ms for it on hosts of an H100 or
-# an A100, and TinyLlama's 1,000 take some 35 ms on Colab's host of a T4. An operator on the host's own small tensors
+# A decode step of Mistral-7B is about 1,400 launches. Eager transformers takes 25 to 30 ms for it on the host of an
+# H100 or A100; TinyLlama's 1,000 take some 35 ms on Colab's host of a T4. An operator on the host's own small tensors
 # costs as much Python and dispatch as one that is launched.
 _FAST_HOST = {"launch_s": 20e-6, "host_operator_s": 20e-6}
 CARDS = {

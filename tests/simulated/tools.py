@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -113,7 +114,7 @@ def ncu(world: World, target: Callable[[str], None]) -> Callable[..., Any]:
 
         with (
             heard(card, tell),
-            mock.patch.object(torch.cuda.profiler, "start", lambda: on.append(True)),
+            mock.patch.object(torch.cuda.profiler, "start", partial(on.append, True)),
             mock.patch.object(torch.cuda.profiler, "stop", on.clear),
         ):
             target(command[command.index("--ncu-target") + 1])

@@ -122,7 +122,7 @@ L4 = Truth(
     58,
     24 * GIB,
     2.7e11,
-    {"float16": 1.03e14, "bfloat16": 1.03e14, "float32": 2.6e13, "tfloat32": 5.1e13, "int8": 2.06e14, "float8": 2.06e14},
+    {"float16": 1.0e14, "bfloat16": 1.0e14, "float32": 2.6e13, "tfloat32": 5.1e13, "int8": 2.0e14, "float8": 2.0e14},
     48 << 20,
     2.0e12,
     link_bytes_per_s=25e9,

@@ -1,4 +1,4 @@
-"""Doubling the batch: it goes on to a limit that it names, and predicted peaks hold; last, a card that is all but full."""
+"""Doubling the batch goes on to a limit that it names, and predicted peaks hold; last, a card that is all but full."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     largest = max(peaks)
     evidence = {(item.phase, item.batch_size): item.predicted_peak_memory_bytes for item in run.document.evidence}
     ratio = evidence["prefill", largest] / peaks[largest]
-    why = "" if bench.cuda else "a resident set, which holds more than the model"
+    why = "" if bench.cuda else "judged on cards only: a CPU's memory is shared"
     yield Check(
         "predicted / measured peak memory", 0.9 < ratio < 1.1 if bench.cuda else None, ratio, "within 10 %", why
     )
@@ -53,9 +53,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     }
     value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
     judged = any(limits.values()) if bench.cuda else None
-    yield Check(
-        "doubling ends at a limit", judged, value, f"one of {', '.join(limits)}", why and "a CPU's room is shared"
-    )
+    yield Check("doubling ends at a limit", judged, value, f"one of {', '.join(limits)}", why)
     knees = {"predicted": series.knee_predicted, "measured": series.knee_measured, "best": series.best}
     yield Check("knee of decode", None, knees, why="reported only: eager dispatch hides it on small models")
 

@@ -1,4 +1,4 @@
-"""Every precision apart: bytes as stored, its time, what dequantising takes, which kernel ran; then a mixture of experts."""
+"""Every precision apart: bytes as stored, what dequantising takes, which kernel ran; then a mixture of experts."""
 
 from __future__ import annotations
 

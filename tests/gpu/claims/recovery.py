@@ -1,7 +1,7 @@
 """After a capture that failed the process is as good as before: random numbers, memory, the current stream.
 
-torch up to 2.11 leaves the generator capturing (PR #176752 came later), torch up to 2.12 leaves the allocator in a state
-in which it gives nothing back (PR #180395), and later ones keep what the capture had allocated (issue #190308).
+torch up to 2.11 leaves the generator capturing (PyTorch PR #176752 came later), up to 2.12 it leaves the allocator
+giving nothing back (PR #180395), and later ones keep what the capture had allocated (issue #190308).
 """
 
 from __future__ import annotations

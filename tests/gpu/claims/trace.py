@@ -1,4 +1,4 @@
-"""One step under torch's profiler next to what was predicted of it: kernels by name, launches, and their times alone."""
+"""A step under torch's profiler next to what was predicted of it: kernels by name, launches, their times alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FUSED = {"cudnn": ("cudnn",), "flash": ("flash_fwd",), "memory-efficient": ("fm
 """Parts of kernels' names: cudnn_generated_fort_native_sdpa_..., pytorch_flash::flash_fwd_..., fmha_cutlassF_..."""
 _SHARE = 0.05
 _LEAST_KERNEL_S = 10e-6
-"""Operators are judged that take this share of a step, with kernels this long: shorter ones are gaps for a large part."""
+"""Operators are judged that take this share of a step, with kernels this long: shorter ones are gaps in large part."""
 _REPLAYS = 12
 _CELL = Cell(1, 512, 32)
 
