@@ -40,6 +40,8 @@ class Truth:
     """What recording an event costs the host."""
     graph_launch_s: float = 10e-6
     """What replaying a graph costs the host."""
+    plan_s: float = 0.0
+    """What planning attention of a shape that cuDNN has not met costs the host, on cards of capability 9.x and 10.x."""
     smallest_kernel_s: float = 2e-6
     link_bytes_per_s: float = 25e9
     """From pinned host memory over PCIe."""
@@ -55,6 +57,8 @@ class Truth:
     """Memory that the driver's context and others take."""
     kernel_share: Mapping[str, float] = field(default_factory=dict)
     """What a kernel reaches of its roof, by a part of its operator's name; others reach all of it."""
+    torch_version: tuple[int, int] = (2, 13)
+    """Which release's state a failed capture leaves behind (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
 
     def but(self, **changes: Any) -> Truth:
         """The same card in all but this."""
