@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -70,7 +71,9 @@ def injections(found: Iterable[Recorded]) -> list[Injection]:
             for mode in modes(kind)
             if mode == "once" or number < last[site]
         }
-    return sorted(planned)
+    planned.sort()
+    random.Random(0).shuffle(planned)  # whoever stops a campaign has seen a bit of everything
+    return planned
 
 
 def main() -> None:
@@ -103,6 +106,8 @@ def main() -> None:
 
 
 def _trials(found: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:
+    gc.collect()
+    gc.freeze()  # what is here already is not looked at again in each process
     calls = [partial(tried, each, *_of(found[each.scenario])) for each in planned]
     trials: list[Trial] = []
     started_s = time.monotonic()

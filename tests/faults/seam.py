@@ -77,6 +77,8 @@ class Seam:
     def installed(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for owner, name, replacement in self._patches():
+                if replacement is getattr(owner, name):
+                    continue
                 stack.enter_context(mock.patch.object(owner, name, replacement))
             self._hook_card()
             yield
@@ -127,15 +129,14 @@ class Seam:
 
     def _hook_card(self) -> None:
         """Kernels and allocations, which the card in C++ tells of; only where somebody listens, for it costs time."""
-        asked = self._injection.site.api if self._injection else None
         slow = self._kind is not None and self._kind.slow > 1
         for card in self._world.cards:
-            if asked in (None, "kernel") or (self._kind is not None and self._kind.sticky):
+            if self._asked("kernel"):
                 if slow:
                     card.core.times = lambda *_: self._kind.slow if self._reached("kernel", caller(0)) else 1.0
                 else:
                     card.core.on_kernel = lambda *_: self._fail("kernel")
-            if asked in (None, "allocate"):
+            if self._asked("allocate"):
                 card.memory.on_allocate = lambda _: self._fail("allocate")
 
     def _fail(self, api: str) -> None:
@@ -184,13 +185,23 @@ class Seam:
         yield importlib, "import_module", self._import(importlib.import_module)
 
     def _disk(self) -> Iterator[tuple[Any, str, Any]]:
+        reals = {"fsync": lambda _: None}  # whether the disk really has it by now is not what is tried
         for name in _DISK:
-            yield os, name, self._written(f"disk {name}", getattr(os, name))
+            yield os, name, self._written(f"disk {name}", reals.get(name, getattr(os, name)))
         opened = self._open(builtins.open)
         yield builtins, "open", opened
         yield io, "open", opened
 
+    def _asked(self, api: str) -> bool:
+        """Whether calls of an API matter: in a run with a fault only those that it may hit."""
+        if self._injection is None or self._kind is None:
+            return True
+        return api == self._injection.site.api or (self._kind.sticky and api in NEEDS_DEVICE)
+
     def _wrap(self, api: str, real: Wrapped) -> Wrapped:
+        if not self._asked(api):
+            return real
+
         @wraps(real)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return self.call(api, real, args, kwargs)
@@ -199,6 +210,8 @@ class Seam:
 
     def _written(self, api: str, real: Wrapped) -> Wrapped:
         """The same of a path below the folders, or of an open file, which only they are pushed for."""
+        if not self._asked(api):
+            return real
 
         @wraps(real)
         def wrapped(target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,6 +222,9 @@ class Seam:
         return wrapped
 
     def _open(self, real: Wrapped) -> Wrapped:
+        if not (self._asked("disk open") or self._asked("disk write")):
+            return real
+
         @wraps(real)
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not set(mode) & set("wax+") or not str(file).startswith(self._folders):
@@ -218,6 +234,9 @@ class Seam:
         return opened
 
     def _import(self, real: Wrapped) -> Wrapped:
+        if not any(self._asked(f"import {library}") for library in _IMPORTED):
+            return real
+
         @wraps(real)
         def imported(name: str, *args: Any, **kwargs: Any) -> Any:
             library = name.split(".")[0]
