@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.engines.registry import OWNING
+from profiler.errors import told
+from profiler.grid import PHASES, Phase
 from profiler.job.engines import make_engines
 from profiler.job.request import Prepared
 from profiler.job.stages import Stages
@@ -23,11 +25,13 @@ from profiler.roofs.measure import measure
 from profiler.roofs.values import Ceilings
 from profiler.roofs.weights import measure_weights
 from profiler.work.operators import ModelWork
+from profiler.work.step import ExecutionPath
 from profiler.work.walk import walk
 
 # Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
+_NO_DISPATCH = "the host's share of a step is unexplained"
 # Reading the model's own weights as a witness of the memory roof.
 _WITNESS_S = 0.5
 
@@ -49,17 +53,33 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
         links=measure_links(sorted(loaded.offloaded_bytes), machine),
         weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
     )
+    paths: dict[tuple[str, Phase], ExecutionPath] = {
+        (name, phase): ExecutionPath() for name in engines for phase in PHASES
+    }
+    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
+        paths = execution_paths(loaded, work, engines, grid)
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid, held_bytes)
-    return subject, ceilings, dispatch_of_twin(prepared, subject, grid.batch_sizes, grid.engines)
+    subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
+    return subject, ceilings, dispatch_of_twin(prepared, subject, stages, grid.batch_sizes, grid.engines)
 
 
 def dispatch_of_twin(
-    prepared: Prepared, subject: Subject, batch_sizes: Sequence[int], engines: Sequence[str]
+    prepared: Prepared, subject: Subject, stages: Stages, batch_sizes: Sequence[int], engines: Sequence[str]
 ) -> list[DispatchSamples]:
     """What steps of these batch sizes cost each engine's host, within this run's share of time."""
-    twin_s = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S)
-    return measure_dispatch(subject.loaded, prepared.config, subject.machine, batch_sizes, engines, twin_s)
+    twin_s, machine = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S), subject.machine
+    what = "dispatch on the hollow twin"
+    with stages.optional(what, _NO_DISPATCH):
+        return measure_dispatch(
+            subject.loaded,
+            prepared.config,
+            machine,
+            batch_sizes,
+            engines,
+            twin_s,
+            on_failure=lambda error: stages.miss(what, told(error), _NO_DISPATCH),
+        )
+    return []
 
 
 def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:

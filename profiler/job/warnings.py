@@ -18,9 +18,9 @@ OWN_CORES = (
 )
 
 
-def device_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
+def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
     """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""
-    warnings = busy_warnings(info, foreign)
+    warnings = busy_warnings(info, foreign) if foreign is not None else []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
@@ -46,7 +46,7 @@ def _threads(info: Device) -> int:
     return info.threads if info.kind == "cpu" else 1
 
 
-def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -> list[str]:
+def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
     """What of this model on this device makes its figures other than one would think."""
     warnings = []
     info, loaded, work = subject.machine.info, subject.loaded, subject.work
@@ -77,8 +77,6 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
         )
     warnings += fit_warnings(loaded.fit)
     warnings += roof_warnings(ceilings)
-    if not dispatch_known:
-        warnings.append("the hollow twin of this model could not be built: dispatch was not measured.")
     if work.coverage < 1:
         names = "; ".join(work.unknown[:3])
         warnings.append(f"{100 * (1 - work.coverage):.3g} % of the parameters are not counted: {names}.")

@@ -177,7 +177,7 @@ def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> I
         told = {shape: timing_of(samples).median_s for shape, samples in alone.items()}
         for (kind, format_, ins, outs), seconds in told.items():
             yield ProductPoint(kind, format_, rows, ins, outs, float(nbytes[kind, format_, ins, outs]), seconds)
-        if max(told.values()) > _MOST_FORMAT_CALL_S:
+        if max(told.values(), default=0.0) > _MOST_FORMAT_CALL_S:
             return
 
 

@@ -198,6 +198,11 @@ def activity_lines(run: Run) -> list[str]:
         for item in document.activity
     ]
     lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
+    lines += [
+        f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"
+        for name, skips in document.engine.graph_skips.items()
+        if skips
+    ]
     if lines and on_cuda:
         command = f"{document.command} --breakdown"
         lines.append(f"with NVTX ranges a group: nsys profile --trace=cuda,nvtx -o step {command}")

@@ -24,6 +24,9 @@ class RecordedGraph:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
+    def reset(self) -> None:
+        self.calls.clear()
+
     def replay(self) -> None:
         for operator, args, kwargs, first in self.calls:
             for old, new in zip(_tensors(first), _tensors(operator(*args, **kwargs)), strict=True):
@@ -50,7 +53,7 @@ class _Recorder(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _capture(graph: RecordedGraph) -> Iterator[None]:
+def _capture(graph: RecordedGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
     with _Recorder(graph):
         yield
 
@@ -68,6 +71,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", _capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: _Stream())
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _stream: None)

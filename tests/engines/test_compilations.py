@@ -58,13 +58,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     seen = Recorded()
     compile_for_real = torch.compile
 
-    def compile_(function: Callable[..., Any], mode: str | None = None) -> Any:
+    def compile_(function: Callable[..., Any], mode: str | None = None, dynamic: bool | None = None) -> Any:
         def backend(module: Any, inputs: Any) -> Any:
             seen.compilations.append(mode or "default")
             seen.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
             return module.forward
 
-        return compile_for_real(function, backend=backend)
+        return compile_for_real(function, backend=backend, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_)
     return seen
