@@ -27,6 +27,8 @@ class Kind:
     """One kernel, whatever torch's own way to it: a tensor laid out as what that gives, and its price."""
     valued: Callable[..., Any] | None
     """What its result holds everywhere, of what each argument does."""
+    counting: Callable[..., Any] | None
+    """The same, where its first argument is a single integer."""
     special: Callable[..., Any] | None
     pinning: Callable[..., Any] | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from .card import Card
-from .graph import Graph
+from .graph import Graph, PoolId
 from .stream import Event, Stream
 
 
@@ -21,6 +22,7 @@ class Driver:
     def __init__(self, cards: Sequence[Card], known: Any) -> None:
         self._cards = cards
         self._known = known
+        self._pools = itertools.count(1)
 
     @property
     def _current(self) -> int:
@@ -71,9 +73,26 @@ class Driver:
             "stream": self._on_stream,
             "device": self._on_device,
             "graph": self._graph_context(),
+            "graph_pool_handle": lambda: (0, next(self._pools)),
+            "MemPool": self._pool_type(),
+            "set_sync_debug_mode": self._set_sync_debug_mode,
+            "get_sync_debug_mode": lambda: self._cards[0].host.sync_debug_mode,
             "manual_seed_all": lambda seed: None,
             "manual_seed": lambda seed: None,
         }
+
+    def names_of_c(self) -> dict[str, Any]:
+        """The attributes of torch._C that are answered."""
+        return {
+            "_cuda_endAllocateToPool": lambda device, pool: self.card(device).memory.end_capture(pool),
+            "_cuda_releasePool": lambda device, pool: self.card(device).memory.release_pool(pool),
+        }
+
+    def _set_sync_debug_mode(self, mode: int | str) -> None:
+        names = ("default", "warn", "error")
+        if isinstance(mode, str) and mode not in names:
+            raise RuntimeError("invalid value of debug_mode, expected one of `default`, `warn`, `error`")
+        self._cards[0].host.sync_debug_mode = names.index(mode) if isinstance(mode, str) else mode
 
     def _set_device(self, device: Any) -> None:
         self._current = self.card(device).index
@@ -136,10 +155,34 @@ class Driver:
         driver = self
 
         class CurrentGraph(Graph):
-            def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
-                super().capture_begin(driver.card())
+            def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **_: Any) -> None:
+                super().capture_begin(driver.card(), pool or (next(driver._pools), 0))
 
         return CurrentGraph
+
+    def _pool_type(self) -> type:
+        driver = self
+
+        class Pool:
+            """torch.cuda.MemPool, one user of its memory for as long as it lives (aten/src/ATen/cuda/MemPool.cpp)."""
+
+            def __init__(self) -> None:
+                self._card = driver.card()
+                self.id = (0, next(driver._pools))
+                self._card.memory.share(self.id)
+
+            def use_count(self) -> int:
+                users: int = self._card.memory.users(self.id)
+                return users
+
+            def __del__(self) -> None:
+                with self._card.host.terminating():
+                    self._card.memory.release_pool(self.id)
+                    if self.use_count() == 0 and self._card.memory.captures:
+                        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+                    self._card.memory.release(self.id)
+
+        return Pool
 
     def _on_stream(self, stream: Stream | None) -> OnStream:
         return OnStream(self, stream)
@@ -161,8 +204,8 @@ class Driver:
 
             streams: dict[int, Stream] = {}  # noqa: RUF012
 
-            def __init__(self, graph: Graph, stream: Stream | None = None, **_: Any) -> None:
-                self._graph = graph
+            def __init__(self, graph: Any, pool: PoolId | None = None, stream: Stream | None = None, **_: Any) -> None:
+                self._graph, self._pool = graph, pool
                 # One capture stream for the process, made on whatever card is current then.
                 if id(driver) not in self.streams:
                     self.streams[id(driver)] = Stream(driver.card())
@@ -172,7 +215,7 @@ class Driver:
                 driver._synchronize()
                 driver._empty_cache()
                 self._stream.__enter__()
-                self._graph.capture_begin(driver.card())
+                self._graph.capture_begin(self._pool)
 
             def __exit__(self, *error: Any) -> None:
                 self._graph.capture_end()

@@ -1,4 +1,11 @@
-"""CUDA graphs: work recorded once, at fixed addresses, and replayed as one launch."""
+"""CUDA graphs: work recorded once, at fixed addresses, and replayed as one launch.
+
+What a failed capture leaves behind hangs on the version of torch (aten/src/ATen/cuda/CUDAGraph.cpp):
+
+- up to 2.12 `capture_end` raises before it tells the allocator that the capture has ended (PR #180395 changes that);
+- up to 2.11 it then does not tell the card's default generator either (PR #176752 gives each capture its own state);
+- up to 2.13 `reset` gives up the private pool only of a capture that has succeeded (PR #190348 changes that).
+"""
 
 from __future__ import annotations
 
@@ -7,34 +14,59 @@ from .native import native
 
 _LOST = "CUDA error: operation failed due to a previous error during capture"
 
+PoolId = tuple[int, int]
+
 
 class Graph:
     """torch.cuda.CUDAGraph on whatever card is current when the capture begins."""
 
-    def __init__(self, current: Card | None = None) -> None:
+    def __init__(self) -> None:
         self.core = native().Recording()
         self._card: Card | None = None
+        self._pool: PoolId = (0, 0)
+        self._uses_pool = False
+        """As `reset` believes."""
+        self._recorded = False
 
-    def capture_begin(self, card: Card) -> None:
+    def capture_begin(self, card: Card, pool: PoolId) -> None:
         if card.stream is card.default_stream:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        self._card = card
+        self.core.pool = card.memory.begin_capture(pool)
+        self._card, self._pool = card, pool
+        self._uses_pool = card.truth.torch_version >= (2, 14)
+        card.core.generator_captures = card.truth.torch_version <= (2, 11)
         card.stream.capture = self
 
     def capture_end(self) -> None:
         """Raises RuntimeError where something on the way could not be captured; the stream is free again either way."""
-        assert self._card is not None
-        self._card.stream.capture = None
+        card = self._card
+        assert card is not None
+        card.stream.capture = None
+        if self.core.invalid and card.truth.torch_version <= (2, 12):
+            raise RuntimeError(_LOST)
+        card.memory.end_capture(self._pool)
         if self.core.invalid:
             raise RuntimeError(_LOST)
+        card.core.generator_captures = False
+        self._uses_pool = self._recorded = True
 
     def replay(self) -> None:
-        if self._card is None:
+        if self._card is None or not self._recorded:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self._card.core.replay(self.core)
 
+    def pool(self) -> PoolId:
+        """What another capture shares this one's memory by."""
+        if not self._recorded:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
     def reset(self) -> None:
-        self.core.reset()
+        if self._card is not None and self._uses_pool:
+            self._uses_pool = False
+            self._card.memory.release_pool(self._pool)
 
     def __del__(self) -> None:
-        self.reset()
+        if self._card is not None:
+            with self._card.host.terminating():
+                self.reset()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import strftime
 from typing import Any
 
 from .native import native
+
+_WAITS = "called a synchronizing CUDA operation"
 
 
 class Host:
@@ -18,6 +22,9 @@ class Host:
     def __init__(self) -> None:
         self.core = native().Host()
         self.unix_at_start_s = 1.8e9 - self.now_s
+        self.sync_debug_mode = 0
+        """What torch does where a call waits for a card: 0 nothing, 1 a warning, 2 an error."""
+        self.terminated_by: RuntimeError | None = None
         self._sleepers: list[Sleep] = []
         me = weakref.ref(self)
         self.core.wake = lambda moment_s: me()._wake_until(moment_s)  # type: ignore[union-attr]
@@ -32,6 +39,25 @@ class Host:
         """How many ran on its own tensors."""
         found: int = self.core.operators
         return found
+
+    def note_wait(self) -> None:
+        """A value, a plain copy or a stream is waited for; events and whole cards ask for no such note.
+
+        Raises RuntimeError where the debug mode forbids it (c10/cuda/CUDAFunctions.h: `memcpy_and_sync` and
+        `stream_synchronize` call `warn_or_error_on_sync`).
+        """
+        if self.sync_debug_mode == 2:
+            raise RuntimeError(_WAITS)
+        if self.sync_debug_mode == 1:
+            warnings.warn(_WAITS, stacklevel=2)
+
+    @contextlib.contextmanager
+    def terminating(self) -> Iterator[None]:
+        """A destructor of C++: an error that leaves it ends the process, which is told when the simulation ends."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.terminated_by = error
 
     def ran_operator(self, seconds: float) -> None:
         """One more, which took it so long."""

@@ -30,6 +30,13 @@ _VALUED: dict[Any, Callable[..., Any]] = {
 }
 """Of these alone a card knows values, where a tensor holds one everywhere: `generate` ends by them."""
 
+_COUNTING: dict[Any, Callable[..., Any]] = {
+    aten.zero_.default: lambda value: 0,
+    aten.fill_.Scalar: lambda value, number: number,
+    aten.add_.Tensor: operator.add,
+}
+"""Of a single integer these as well: a static cache of transformers counts its tokens so (cache_utils.py)."""
+
 _HELD_FOR_REAL = 32 << 20
 """Larger tensors of the host are fake too: they only wait there for their way over the link."""
 
@@ -125,13 +132,35 @@ class CardMode(TorchDispatchMode):
                 result = kind.decomposed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        asks = func is aten.sum.default and args[0].dtype is torch.bool  # how transformers asks whether all are true
-        result = self._calls.run(kind, args, kwargs, again=not asks and kind.valued is None)
-        if kind.valued is not None:
-            result.value = kind.valued(*map(_value, args))
-        elif asks:
-            result.value = _value(args[0]) * args[0].numel()
+        valued = self._valued(kind, args, kwargs)
+        value = None if valued is None else valued(*map(self._value, args))
+        result = self._calls.run(kind, args, kwargs, again=valued is None)
+        if value is not None:
+            self._set_value(result, value)
         return result
+
+    def _valued(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """What a result holds everywhere, of what each argument does."""
+        if kind.func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers asks whether all are true
+            return lambda value: value * args[0].numel()
+        if kind.counting is None or kwargs or args[0].numel() != 1 or args[0].is_floating_point():
+            return kind.valued
+        return kind.counting
+
+    def _value(self, argument: Any) -> Any:
+        """What a tensor is taken to hold; any other argument itself."""
+        if not isinstance(argument, torch.Tensor):
+            return argument
+        value = None
+        if on_card(argument):
+            value = self._cards[argument.device.index].core.value(_region(argument))
+        if argument.dtype is torch.bool:
+            return bool(value)
+        return (float if argument.is_floating_point() else int)(1 if value is None else value)
+
+    def _set_value(self, tensor: torch.Tensor, value: float | None) -> None:
+        """What memory holds everywhere; None where that is not known."""
+        self._cards[tensor.device.index].core.set_value(_region(tensor), value)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         copied = self._faked(aten.empty_like.default, (self._fake.from_tensor(tensor),), {})
@@ -148,6 +177,7 @@ class CardMode(TorchDispatchMode):
                 decomposed=None if fused else _decomposition(func),
                 fused=fused,
                 valued=_VALUED.get(func),
+                counting=_COUNTING.get(func),
                 special=self._special.get(func) or self._named.get(func.name()),
                 pinning=self._pinning.get(func),
             )
@@ -214,7 +244,7 @@ class CardMode(TorchDispatchMode):
         tensor = args[0]
         if tensor.device.type == "cuda":
             self._wait_for(self._cards[tensor.device.index])
-        found: bool | int | float = _value(tensor)
+        found: bool | int | float = self._value(tensor)
         return found
 
     def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -268,13 +298,15 @@ class CardMode(TorchDispatchMode):
         return tensor
 
     def _unknown_size(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._host.note_wait()
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _wait_for(self, card: Card) -> None:
         """A value is copied to the host, which waits for it."""
+        self._host.note_wait()
         card.stream.refuse_capture()
         card.launch(Work("a value to the host"))
-        card.stream.synchronize()
+        card.stream.wait()
 
     def _to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         source = args[0]
@@ -293,10 +325,9 @@ class CardMode(TorchDispatchMode):
                 result = torch.zeros_like(like, device=target)
         else:
             result = self._calls.made(like, self._cards[target.index])
-            known = not on_card(source) and not isinstance(source, FakeTensor)
-            if result.dtype is torch.bool and known and bool(source.all()):
-                result.value = True
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
+        if on_card(result):
+            self._set_value(result, _everywhere(source, result.dtype))
         return result
 
     def _copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -304,6 +335,8 @@ class CardMode(TorchDispatchMode):
         asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
         if source.device != target.device:
             self._cross(source, target, asynchronous=asynchronous)
+            if on_card(target):
+                self._set_value(target, _everywhere(source, target.dtype))
         elif on_card(target):
             return self._calls.run(self._kind(aten.copy_.default), args, kwargs)
         return target
@@ -327,11 +360,13 @@ class CardMode(TorchDispatchMode):
         host_side = source if source.device.type == "cpu" else target
         pinned = host_side.untyped_storage()._cdata in self._pinned
         speed = truth.link_bytes_per_s * (1.0 if pinned else truth.pageable_share)
+        if not asynchronous:
+            self._host.note_wait()
         if not (pinned and asynchronous):
             card.stream.refuse_capture()
         card.launch(Work("copy over the link", link_s=size / speed))
         if not (pinned and asynchronous):
-            card.stream.synchronize()
+            card.stream.wait()
 
 
 def copied(whole: Any) -> Any:
@@ -359,13 +394,19 @@ def _attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]
     return *args[:3], mask, causal, kwargs.get("enable_gqa", False)
 
 
-def _value(argument: Any) -> Any:
-    """What a tensor is taken to hold; any other argument itself."""
-    if not isinstance(argument, torch.Tensor):
-        return argument
-    if argument.dtype is torch.bool:
-        return getattr(argument, "value", False)
-    return getattr(argument, "value", 1.0 if argument.is_floating_point() else 1)
+def _region(tensor: torch.Tensor) -> tuple[int, int]:
+    """Its address and its bytes."""
+    _, offset, size = place(0, tensor)
+    return tensor.untyped_storage().data_ptr() + offset, size
+
+
+def _everywhere(source: torch.Tensor, dtype: torch.dtype) -> float | None:
+    """What a copy of the host's tensor holds everywhere in this dtype: one number, or all True."""
+    if on_card(source) or isinstance(source, FakeTensor):
+        return None
+    if source.numel() == 1:
+        return float(source.item())
+    return 1.0 if dtype is torch.bool and bool(source.all()) else None
 
 
 def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:

@@ -56,7 +56,12 @@ class Stream:
 
     def synchronize(self) -> None:
         """Let the host wait for all that was sent here."""
+        self.card.host.note_wait()
         self.refuse_capture()
+        self.wait()
+
+    def wait(self) -> None:
+        """The same, where torch's debug mode does not ask."""
         if self.card.log:
             self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)

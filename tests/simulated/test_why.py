@@ -76,8 +76,6 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
 ) -> None:
     """Eight tokens of padding before 8,184: what they cost is the kernel that takes a mask, over the whole square."""
     without_repeats(monkeypatch)
-    # transformers takes the tensors of a simulated card for a trace's, of whose masks it looks at no value.
-    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: False)
     config = LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16, vocab_size=8192
     )

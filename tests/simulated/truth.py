@@ -55,6 +55,8 @@ class Truth:
     """Memory that the driver's context and others take."""
     kernel_share: Mapping[str, float] = field(default_factory=dict)
     """What a kernel reaches of its roof, by a part of its operator's name; others reach all of it."""
+    torch_version: tuple[int, int] = (2, 13)
+    """Which release's state a failed capture leaves behind (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
 
     def but(self, **changes: Any) -> Truth:
         """The same card in all but this."""

@@ -78,6 +78,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(no_gc())
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for name, value in driver.names_of_c().items():
+            stack.enter_context(mock.patch.object(torch._C, name, value))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
@@ -104,6 +106,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.callback(native().end)
         stack.enter_context(mode)
         yield world
+        if host.terminated_by is not None:
+            raise RuntimeError("this process would have been terminated") from host.terminated_by
 
 
 def _to(whole: Any) -> Any:

@@ -131,6 +131,7 @@ struct Operator {  // by the identity of its schema
   bool composite;  // itself in other operators,
   bool whole;      // unless one kernel all the same
   bool ours;       // answered in Python even on the host
+  bool random;     // asks the default generator; attention does so only with dropout
 };
 
 struct Known {  // of calls
@@ -150,7 +151,9 @@ struct Known {  // of calls
     const auto& name = op.operator_name().name;
     bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
         !name.starts_with("prim::");
-    return operators[key] = {composite, whole.count(name) != 0, ours.count(name) != 0};
+    bool random = op.hasTag(at::Tag::nondeterministic_seeded) && name.find("attention") == std::string::npos &&
+        name.find("sdp") == std::string::npos;
+    return operators[key] = {composite, whole.count(name) != 0, ours.count(name) != 0, random};
   }
 };
 
@@ -160,6 +163,7 @@ Known* known = nullptr;  // one at a time, on the thread that began it
 struct Reading {
   Key key;
   std::vector<at::Tensor> tensors;
+  int64_t card = -1;  // whose tensor or device comes first; -1 where none is named
   bool on_card = false, asks_for_card = false, names_device = false, of_python = false, alike = true;
 
   void add(const at::Tensor& tensor) {
@@ -172,7 +176,10 @@ struct Reading {
     bool python = tensor.key_set().has(c10::DispatchKey::Python);
     of_python |= python;
     if (python) return;
-    on_card |= tensor.device().type() == c10::DeviceType::CUDA;
+    if (tensor.device().type() == c10::DeviceType::CUDA) {
+      on_card = true;
+      if (card < 0) card = tensor.device().index();
+    }
     auto* impl = tensor.unsafeGetTensorImpl();
     key.insert(key.end(), {2, impl->dim(), impl->storage_offset(), static_cast<int64_t>(tensor.scalar_type()),
                            static_cast<int64_t>(tensor.device().type()), tensor.device().index()});
@@ -200,7 +207,10 @@ struct Reading {
     if (value.isDevice()) {
       auto device = value.toDevice();
       names_device = true;
-      asks_for_card |= device.type() == c10::DeviceType::CUDA;
+      if (device.type() == c10::DeviceType::CUDA) {
+        asks_for_card = true;
+        if (card < 0) card = device.index();
+      }
       return key.insert(key.end(), {8, static_cast<int64_t>(device.type()), device.index()}), void();
     }
     if (value.isTensorList()) {
@@ -255,6 +265,12 @@ void called(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stac
   if (!reading.on_card && !reading.asks_for_card) {
     if (reading.names_device || reading.tensors.empty()) return op.redispatchBoxed(below, stack);
     return on_host(op, stack);
+  }
+  if (about.random) {
+    Card& card = *known->cards[reading.card < 0 ? known->current : reading.card];
+    TORCH_CHECK(
+        !card.generator_captures || card.queue->capture != nullptr,
+        "Offset increment outside graph capture encountered unexpectedly.");
   }
   if (about.composite && !about.whole)
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);

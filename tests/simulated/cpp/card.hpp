@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -118,12 +119,34 @@ struct Cache {
   }
 };
 
+struct Values {  // what memory holds everywhere, where that is known, until a kernel writes it
+  std::map<int64_t, std::pair<int64_t, double>> by_address;  // bytes and value
+
+  void forget(const Region& region) {
+    if (by_address.empty()) return;
+    auto each = by_address.lower_bound(region.first);
+    if (each != by_address.begin() && std::prev(each)->first + std::prev(each)->second.first > region.first) --each;
+    while (each != by_address.end() && each->first < region.first + region.second) each = by_address.erase(each);
+  }
+
+  void set(const Region& region, double value) {
+    forget(region);
+    by_address[region.first] = {region.second, value};
+  }
+
+  std::optional<double> get(const Region& region) const {
+    auto after = by_address.upper_bound(region.first);
+    if (after == by_address.begin()) return std::nullopt;
+    const auto& [address, found] = *std::prev(after);
+    if (address + found.first < region.first + region.second) return std::nullopt;
+    return found.second;
+  }
+};
+
 struct Recording {  // of a graph
   std::vector<Work> works;
   bool invalid = false;
-  std::shared_ptr<Pool> pool = std::make_shared<Pool>(Pool{true});
-
-  ~Recording() { pool->kept = false; }
+  std::shared_ptr<Pool> pool;  // that it allocates from
 };
 
 struct Queue {  // of a stream
@@ -163,8 +186,10 @@ struct Card {
   Throttle throttle;
   int64_t workspace_bytes;
   Cache cache;
+  Values values;
   std::shared_ptr<Allocator> memory;
   Queue* queue = nullptr;  // the current one
+  bool generator_captures = false;  // as torch's default generator of this card believes
   double busy_s = 0.0;
   std::deque<std::pair<double, double>> spans;  // start and end of what kept it busy lately
   py::object on_kernel = py::none();
@@ -215,8 +240,10 @@ struct Card {
     Kernel kernel{&work, 0, 0, launched};
     for (const Region& region : work.reads)
       (cache.hit(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
-    for (const Region& region : work.writes)
+    for (const Region& region : work.writes) {
       (cache.write(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+      values.forget(region);
+    }
     kernel.duration_s = speeds.duration_s(
         *work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, *work.dtype, work.link_s, clock_share());
     if (!times.is_none()) {

@@ -1,7 +1,8 @@
 // The memory of one card as torch manages it: what is reserved is not what is allocated, and a freed block waits for
 // its like. After c10/cuda/CUDACachingAllocator.cpp (torch 2.13): blocks of 512 B; requests up to 1 MiB share segments
 // of 2 MiB, those under 10 MiB segments of 20 MiB, larger ones get their own, rounded to 2 MiB; best fit, split, merged
-// with free neighbours.
+// with free neighbours. Graphs allocate from pools of their own, which count their users; while a capture is under way,
+// as the allocator believes, no other memory goes back to the driver.
 
 #pragma once
 
@@ -13,7 +14,9 @@
 #include <iomanip>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -24,8 +27,11 @@ constexpr int64_t LARGE = 10 << 20, LARGE_SEGMENT = 20 << 20, ROUND = 2 << 20;
 
 int64_t rounded(int64_t nbytes, int64_t by) { return (nbytes + by - 1) / by * by; }
 
+using PoolId = std::pair<int64_t, int64_t>;  // as graphs and torch.cuda.MemPool have it
+
 struct Pool {
-  bool kept = false;  // of a graph that lives: nothing goes back
+  bool is_private = false;  // of graphs and of MemPool
+  int64_t users = 0, segments = 0;
 };
 
 using Shelf = std::pair<std::shared_ptr<Pool>, bool>;  // whose blocks, and whether small ones
@@ -43,6 +49,8 @@ struct Allocator {
   int64_t next_address = int64_t(1) << 40;
   std::map<Shelf, std::map<Region, Block*>> free_blocks;  // by bytes, then address
   py::object on_allocate = py::none();  // called with the bytes before each allocation; what it raises ends that
+  std::map<PoolId, std::shared_ptr<Pool>> private_pools;
+  std::vector<PoolId> captures_underway;
 
   Allocator(int64_t total, int64_t taken) : total_bytes(total), taken_bytes(taken) {}
 
@@ -57,7 +65,7 @@ struct Allocator {
     Shelf shelf{pool, size <= SMALL};
     Block* block = cached(shelf, size);
     if (block == nullptr) block = segment(shelf, size);
-    if (block == nullptr) {
+    if (block == nullptr && captures_underway.empty()) {
       release();
       block = segment(shelf, size);
     }
@@ -94,14 +102,19 @@ struct Allocator {
     give(block);
   }
 
-  // Hand segments that are wholly free to the driver; those of a living graph's pool only when it ends.
-  void release() {
+  // Hand segments that are wholly free to the driver (release_cached_blocks): those of a private pool once nobody uses
+  // it, all others only while no capture is under way; with an id those of this pool only.
+  void release(const std::optional<PoolId>& id = std::nullopt) {
+    if (id && !private_pools.contains(*id)) return;
     for (auto& [shelf, blocks] : free_blocks) {
-      if (shelf.first->kept) continue;
+      Pool& pool = *shelf.first;
+      if (id && shelf.first != private_pools.at(*id)) continue;
+      if (pool.is_private ? pool.users > 0 : !captures_underway.empty()) continue;
       for (auto each = blocks.begin(); each != blocks.end();) {
         Block* block = each->second;
         if (block->before == nullptr && block->after == nullptr) {
           reserved -= block->nbytes;
+          pool.segments -= 1;
           delete block;
           each = blocks.erase(each);
         } else {
@@ -109,9 +122,48 @@ struct Allocator {
         }
       }
     }
+    std::erase_if(private_pools, [](const auto& each) { return each.second->users == 0 && each.second->segments == 0; });
+  }
+
+  // One more user of a private pool (create_or_incref_pool).
+  std::shared_ptr<Pool> share(const PoolId& id) {
+    auto found = private_pools.find(id);
+    if (found == private_pools.end()) found = private_pools.emplace(id, std::make_shared<Pool>(Pool{true})).first;
+    else TORCH_INTERNAL_ASSERT(found->second->users > 0);
+    found->second->users += 1;
+    return found->second;
+  }
+
+  // A capture begins that allocates from this pool (beginAllocateToPool).
+  std::shared_ptr<Pool> begin_capture(const PoolId& id) {
+    auto pool = share(id);
+    TORCH_CHECK(capture(id) == captures_underway.end(), "beginAllocateToPool: already recording to mempool_id");
+    captures_underway.push_back(id);
+    return pool;
+  }
+
+  void end_capture(const PoolId& id) {  // endAllocateToPool
+    auto found = capture(id);
+    TORCH_CHECK(found != captures_underway.end(), "endAllocatePool: not currently recording to mempool_id");
+    captures_underway.erase(found);
+  }
+
+  void release_pool(const PoolId& id) {  // one user less (releasePool)
+    auto found = private_pools.find(id);
+    TORCH_INTERNAL_ASSERT(found != private_pools.end() && found->second->users > 0);
+    found->second->users -= 1;
+  }
+
+  int64_t users(const PoolId& id) const {
+    auto found = private_pools.find(id);
+    return found == private_pools.end() ? 0 : found->second->users;
   }
 
  private:
+  std::vector<PoolId>::iterator capture(const PoolId& id) {
+    return std::find(captures_underway.begin(), captures_underway.end(), id);
+  }
+
   Block* cached(const Shelf& shelf, int64_t size) {
     auto& blocks = free_blocks[shelf];
     auto found = blocks.lower_bound({size, 0});
@@ -125,6 +177,7 @@ struct Allocator {
     int64_t nbytes = shelf.second ? SMALL_SEGMENT : size < LARGE ? LARGE_SEGMENT : rounded(size, ROUND);
     if (nbytes > driver_free()) return nullptr;
     reserved += nbytes;
+    shelf.first->segments += 1;
     auto* block = new Block{next_address, nbytes, shelf};
     next_address += nbytes + ROUND;
     return block;

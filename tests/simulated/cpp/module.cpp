@@ -73,7 +73,13 @@ PYBIND11_MODULE(native, module) {
       .def_readwrite("peak_allocated", &Allocator::peak_allocated)
       .def_property_readonly("driver_free", &Allocator::driver_free)
       .def_readwrite("on_allocate", &Allocator::on_allocate)
-      .def("release", &Allocator::release);
+      .def_property_readonly("captures", [](const Allocator& memory) { return memory.captures_underway.size(); })
+      .def("release", &Allocator::release, py::arg("pool") = std::nullopt)
+      .def("share", &Allocator::share)
+      .def("begin_capture", &Allocator::begin_capture)
+      .def("end_capture", &Allocator::end_capture)
+      .def("release_pool", &Allocator::release_pool)
+      .def("users", &Allocator::users);
 
   py::class_<Speeds>(module, "Speeds")
       .def(py::init<double, double, double, double, double, double, std::map<std::string, double>,
@@ -83,7 +89,7 @@ PYBIND11_MODULE(native, module) {
   py::class_<Recording>(module, "Recording")
       .def(py::init<>())
       .def_readwrite("invalid", &Recording::invalid)
-      .def("reset", [](Recording& recording) { recording.pool->kept = false; });
+      .def_readwrite("pool", &Recording::pool);
 
   py::class_<Queue>(module, "Queue")
       .def(py::init<>())
@@ -101,11 +107,18 @@ PYBIND11_MODULE(native, module) {
       .def_readonly("memory", &Card::memory)
       .def_readonly("busy_s", &Card::busy_s)
       .def_readwrite("queue", &Card::queue)
+      .def_readwrite("generator_captures", &Card::generator_captures)
       .def_readwrite("on_kernel", &Card::on_kernel)
       .def_readwrite("times", &Card::times)
       .def_property_readonly("clock_share", &Card::clock_share)
       .def("active_share", &Card::active_share)
       .def("replay", &Card::replay)
+      .def("value", [](const Card& card, const Region& region) { return card.values.get(region); })
+      .def("set_value", [](Card& card, const Region& region, std::optional<double> value) {
+        if (card.queue->capture != nullptr) return;  // nothing runs yet
+        if (value) card.values.set(region, *value);
+        else card.values.forget(region);
+      }, py::arg("region"), py::arg("value").none(true))
       .def("launch", [](Card& card, const std::string& name, std::vector<Region> reads, std::vector<Region> writes,
                         double flops, const std::string& dtype, double link_s) {
         card.launch({interned(name), std::move(reads), std::move(writes), flops, interned(dtype), link_s});
