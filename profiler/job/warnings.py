@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiler.loading.request import Fit, dtype_name
+from profiler.machine.card_checks import MAY_SPILL, NO_FALLBACK
+from profiler.machine.checks import under_wsl
 from profiler.machine.device import Device
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.subject import Subject
@@ -25,6 +27,8 @@ def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
+    if info.kind == "cuda" and under_wsl():
+        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the card's memory.")
     return warnings
 
 

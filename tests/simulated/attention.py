@@ -1,19 +1,26 @@
 """Which kernel `scaled_dot_product_attention` takes on a card, and what it costs.
 
-After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): flash from compute capability 8.0 on, in 16
-bits, without a mask, at one head width of at most 256; memory-efficient without grouped heads, bfloat16 from 8.0 on;
+After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): cuDNN first on compute capability 9.x and 10.x
+(wheels of torch 2.11 and later carry a cuDNN that it wants), in 16 bits, with heads of up to 128; flash from 8.0 on, in
+16 bits, without a mask, at one head width of at most 256; memory-efficient without grouped heads, bfloat16 from 8.0 on;
 else math.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
-MATH, FLASH, EFFICIENT = 0, 1, 2
+MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
+NAMES = {FLASH: "flash attention", EFFICIENT: "memory-efficient attention", CUDNN: "cudnn attention"}
+"""Of the fused ones."""
 _HALVES = (torch.float16, torch.bfloat16)
 _FLASH_WIDTH = 256
+_CUDNN_WIDTH = 128
+_CUDNN_LATENT_WIDTHS = (192, 128)
+"""Of keys and of values, as DeepSeek has them."""
 
 
 def choice(
@@ -27,6 +34,10 @@ def choice(
     """The backend's number, as `torch._fused_sdp_choice` gives it."""
     dtype, width = query.dtype, query.shape[-1]
     eights = all(tensor.shape[-1] % 8 == 0 for tensor in (query, key, value))
+    widths = key.shape[-1], value.shape[-1]
+    narrow = max(widths) <= _CUDNN_WIDTH or widths == _CUDNN_LATENT_WIDTHS
+    if capability[0] in (9, 10) and dtype in _HALVES and eights and narrow and key.shape[-2] != 1:
+        return CUDNN
     one_width = width == key.shape[-1] == value.shape[-1]
     if capability >= (8, 0) and dtype in _HALVES and mask is None and one_width and width <= _FLASH_WIDTH and eights:
         return FLASH
@@ -35,6 +46,14 @@ def choice(
     if known and not (grouped and not heads_equal) and eights:
         return EFFICIENT
     return MATH
+
+
+def plan(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> Hashable:
+    """What cuDNN's plans are told apart by, on one card (aten/src/ATen/native/cudnn/MHA.cpp, `MHAParams`)."""
+    operands = (query, key, value, *([] if mask is None else [mask]))
+    return causal, query.dtype, query.device, *((tuple(each.shape), each.stride()) for each in operands)
 
 
 def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,6 +98,7 @@ class CardMode(TorchDispatchMode):
             {func.name() for func in self._pinning},
         )
         self._calls = Calls(cards, self.known)
+        self._plans: set[Hashable] = set()
         self._looked: list[bool] = []
 
     def __enter__(self) -> CardMode:
@@ -219,18 +220,28 @@ class CardMode(TorchDispatchMode):
 
     def _attend(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         query, key, value, mask, causal, grouped = _attended(args, kwargs)
-        if self._choose(args, kwargs) != attention.MATH:
+        chosen = self._choose(args, kwargs)
+        if chosen == attention.CUDNN:
+            self._plan(query, key, value, mask, causal)
+        if chosen != attention.MATH:
             return self._calls.run(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
         with self:
             attend = aten._scaled_dot_product_attention_math.default
             options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
             return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
 
+    def _plan(self, query: torch.Tensor, *others: Any) -> None:
+        """The host makes a plan for whatever cuDNN has not met yet. Calls that lie alike never come here again."""
+        plan = attention.plan(query, *others)
+        if plan not in self._plans:
+            self._plans.add(plan)
+            self._host.advance(self._cards[query.device.index].truth.plan_s)
+
     def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         query, key, value, mask, causal, _ = _attended(args, kwargs)
         result = attention.output(query, value)
         dtype = product_dtype(query)
-        name = "flash attention" if self._choose(args, kwargs) == attention.FLASH else "memory-efficient attention"
+        name = attention.NAMES[self._choose(args, kwargs)]
         operands = [query, key, value, *([] if mask is None else [mask])]
         reads = tuple(place(at, tensor) for at, tensor in enumerate(operands))
         written = place(len(operands), result)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import attention
 from .card import Card, Kernel, Region, duration_s
 from .pricing import PRODUCTS, aten, product_dtype
 from .truth import Truth
@@ -30,7 +31,7 @@ _DEQUANTISING = (
     "bitsandbytes.int8_mm_dequant",
 )
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
-_ATTENTION = ("flash attention", "memory-efficient attention")
+_ATTENTION = tuple(attention.NAMES.values())
 _OF_HEADS = str(aten.bmm.default)
 """Attention in plain products: scores, then values."""
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}

@@ -40,6 +40,8 @@ class Truth:
     """What recording an event costs the host."""
     graph_launch_s: float = 10e-6
     """What replaying a graph costs the host."""
+    plan_s: float = 0.0
+    """What planning attention of a shape that cuDNN has not met costs the host, on cards of capability 9.x and 10.x."""
     smallest_kernel_s: float = 2e-6
     link_bytes_per_s: float = 25e9
     """From pinned host memory over PCIe."""
