@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+import profiler.machine.machine  # noqa: F401  patched below
 from profiler.machine.clock import no_gc
 
 from . import four_bit, nvml
@@ -92,6 +93,9 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
         for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
+        forget = sys.modules["profiler.machine.machine"]._side_stream.cache_clear
+        forget()
+        stack.callback(forget)  # a stream belongs to its card
         clock: Any = SimulatedTime(host)
         for module in TIMED:
             __import__(module)
