@@ -3,7 +3,6 @@
 #pragma once
 
 #include <c10/util/ArrayRef.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <deque>
@@ -19,8 +18,6 @@
 #include <vector>
 
 #include "memory.hpp"
-
-namespace py = pybind11;
 
 constexpr size_t QUEUE = 1024;  // launches that a card takes before the host waits (CUDA's undocumented depth)
 constexpr size_t SPANS = 64;

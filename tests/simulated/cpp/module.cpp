@@ -72,6 +72,7 @@ PYBIND11_MODULE(native, module) {
       .def_readonly("reserved", &Allocator::reserved)
       .def_readwrite("peak_allocated", &Allocator::peak_allocated)
       .def_property_readonly("driver_free", &Allocator::driver_free)
+      .def_readwrite("on_allocate", &Allocator::on_allocate)
       .def_property_readonly("captures", [](const Allocator& memory) { return memory.captures_underway.size(); })
       .def("release", &Allocator::release, py::arg("pool") = std::nullopt)
       .def("share", &Allocator::share)
