@@ -93,6 +93,13 @@ PYBIND11_MODULE(native, module) {
   py::class_<Queue>(module, "Queue")
       .def(py::init<>())
       .def_readwrite("ready_s", &Queue::ready_s)
+      .def("unused_bytes", [](const Queue& queue, const Allocator& memory) {
+        int64_t found = 0;
+        for (const auto& [shelf, blocks] : memory.free_blocks)
+          if (shelf.first == queue.pool)
+            for (const auto& [region, block] : blocks) found += region.first;
+        return found;
+      })
       .def_readwrite("capture", &Queue::capture);
 
   py::class_<Card>(module, "Card")
