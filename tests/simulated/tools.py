@@ -18,6 +18,7 @@ from .card import Card, Kernel
 from .world import World
 
 _KERNELS = {
+    "cudnn attention": "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_simulated",
     "flash attention": "void pytorch_flash::flash_fwd_kernel<simulated>",
     "memory-efficient attention": "fmha_cutlassF_f16_aligned_64x64_rf_sm75(simulated)",
 }

@@ -12,11 +12,10 @@ from profiler.job.options import Options
 from profiler.job.run import execute
 from profiler.report.progress import QuietListener
 
-from .bench import Attempt, Bench, Check, NotRunError, free
+from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, free
 
 _FREE_BYTES = 6e9
 """What a nearly full card has: the small model with one sequence of 512 tokens fits, 256 of them do not."""
-_LEFT_BYTES = 64e6
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -74,6 +73,6 @@ def _out_of_memory(bench: Bench) -> Iterator[Check]:
         del ballast
         free()
     status = run.cells.groupby("batch_size")["status"].first().to_dict()
-    passed = status[1] == "ok" and status[256] in ("oom", "skipped") and left < _LEFT_BYTES
+    passed = status[1] == "ok" and status[256] in ("oom", "skipped") and left < KEPT_BYTES
     value = {"status": status, "left_bytes": left}
     yield Check("out of memory is a row, and memory is given back", passed, value, "ok at 1, oom or skipped at 256")
