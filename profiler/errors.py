@@ -32,6 +32,10 @@ class DeviceError(RequestError):
     """A device that is not there, or cannot do what was asked."""
 
 
+class CaptureError(RequestError):
+    """Work that cannot be recorded as a CUDA graph."""
+
+
 class NoRoomError(RequestError):
     """Work that needs more memory than there is for it."""
 

@@ -18,7 +18,7 @@ EXIT_WRONG = 1
 EXIT_REQUEST = 2
 """The request was wrong (one line says what would work), or two runs are not comparable."""
 EXIT_INCOMPLETE = 3
-"""Finished, but some cells have no number, or a gate or a self-test cannot tell."""
+"""Finished, but some cells have no number or a part of the run failed; or a gate or a self-test has no answer."""
 EXIT_INTERRUPTED = 130
 """Interrupted: what was measured is kept, and `--resume` finishes it."""
 

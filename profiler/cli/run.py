@@ -77,8 +77,8 @@ def run(
 
 
 def _refuse_gaps(runs: Sequence[Run]) -> None:
-    """End with the code for cells that have no number, where any of these runs has one."""
-    if any(len(run.measured) < len(run.results) for run in runs):
+    """End with the code for gaps, where any of these runs has a cell without a number or a part that failed."""
+    if any(len(run.measured) < len(run.results) or run.document.missing for run in runs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

@@ -13,8 +13,8 @@ from profiler.diagnosis.shares import rank_steps, straggler
 from profiler.grid import Cell
 from profiler.machine.readings import complaints
 from profiler.roofs.values import Ceilings, RoofsAgain
-from profiler.timing.outcomes import Gap, Visit
-from profiler.units import percent, scaled, several
+from profiler.timing.outcomes import Gap, Visit, steady
+from profiler.units import duration, percent, scaled, several
 
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
@@ -32,6 +32,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
         *_in_chunks(facts.visits),
+        *_new_lengths(facts.visits),
         *_straggling(facts, judged),
     ]
 
@@ -130,6 +131,34 @@ def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
         f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
         f"{', in which sequences that were through decoded beside the others' if mixed else ''}):"
         " their time is that of all the chunks."
+    ]
+
+
+def new_length_s(visits: Sequence[Visit]) -> float:
+    """Seconds that a decode step takes longer at a KV length that the process meets for the first time.
+
+    The median over the steps of the first loop of a shape, less that of the timed loops over the same lengths; 0 where
+    no first loop was kept. cuDNN keeps one attention plan for each exact shape (PyTorch,
+    aten/src/ATen/native/cudnn/MHA.cpp).
+    """
+    first = [seconds for visit in visits for seconds in steady(visit.first_decode_s)]
+    later = [seconds for visit in visits for seconds in steady(visit.decode_s)]
+    return statistics.median(first) - statistics.median(later) if first and later else 0.0
+
+
+def _new_lengths(visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
+    """What each new KV length costs once, where that is more than the step itself."""
+    costs = {cell: new_length_s(known) for cell, known in visits.items() if known}
+    if not costs:
+        return []
+    cell, cost_s = max(costs.items(), key=lambda item: item[1])
+    step_s = statistics.median(seconds for visit in visits[cell] for seconds in visit.decode_s)
+    if cost_s < step_s:
+        return []
+    return [
+        f"each KV length costs {duration(cost_s)} more the first time (decode at batch {cell.name}, {duration(step_s)}"
+        " after that): the attention library builds a plan per length. The times of cells are without it; a service"
+        " pays it once per length, batch size and process. A static cache has one length."
     ]
 
 

@@ -49,6 +49,8 @@ class Engine(Protocol):
     """Bytes that it holds for other shapes than the one that it was prepared for last."""
     beside: Sequence[int]
     """Processes (their numbers) on this host that work in step with this one, and are no foreign load."""
+    graph_skips: int | None
+    """Compiled pieces that run without the CUDA graph asked for; None where none is asked for."""
     graph_breaks: int | None
     """How often a step leaves its compiled code for Python and comes back; None where nothing is compiled."""
 

@@ -47,6 +47,7 @@ class EagerEngine:
     kept_bytes: int = 0
     beside: Sequence[int] = ()
     graph_breaks: int | None = None
+    graph_skips: int | None = None
     owned: OwnedModel | None = None
     scheduled: tuple[Scheduled, ...] = ()
     cache_used_bytes: int | None = None
@@ -115,6 +116,8 @@ class CompileEngine(StaticEngine):
     """torch.compile of the decode step on a static cache; prefills stay eager, as in transformers' `generate`.
 
     On CUDA in the mode `reduce-overhead`, which is what `generate` compiles with: fused kernels, replayed as a graph.
+    Every shape is compiled as a static one (`dynamic=False`), as for a user who has only that shape: from the second
+    shape on torch would otherwise compile other code, with symbolic sizes.
     """
 
     name = "compile"
@@ -127,14 +130,15 @@ class CompileEngine(StaticEngine):
         torch._dynamo.reset()  # compiled code is kept by function, not by model: nothing of another engine may stay
         # Past the limit of recompilations torch would run the step uncompiled without a word.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        self._compiled: Step = torch.compile(self._token)
-        self._captured: Step = (
-            torch.compile(self._token_captured, mode="reduce-overhead") if machine.captures else self._compiled
-        )
+        mode = "reduce-overhead" if machine.captures else None
+        self._compiled: Step = torch.compile(self._token, dynamic=False, mode=mode)
+        # A window that moves is counted by the host: that number must not be compiled in, nor captured.
+        self._compiled_moving: Step = torch.compile(self._token_moving)
         self._caches: dict[tuple[int, int], Any] = {}
         """By shape, the latest last."""
         self._prepared = 0
         self.graph_breaks: int = 0
+        self.graph_skips: int | None = 0 if machine.captures else None
 
     def prepare(self, batch: int, slots: int) -> None:
         """Compile for this shape; its cache is kept, because the compiled code holds its address.
@@ -152,11 +156,14 @@ class CompileEngine(StaticEngine):
         self._caches[batch, slots] = unwindowed(static_cache(self._model, slots), slots)
         self._prepared += 1
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 + 2 * self._prepared)
+        skips_before = _graph_skips()
         try:
             state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
             for _ in range(_WARM_STEPS):
                 state = self.decode(state)
             self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
+            if self.graph_skips is not None:
+                self.graph_skips += _graph_skips() - skips_before
         except Exception:
             del self._caches[batch, slots]
             raise
@@ -172,8 +179,7 @@ class CompileEngine(StaticEngine):
 
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()
-        # A window that moves is counted by the host: as a graph each of its positions would be recorded anew.
-        step = self._compiled if moving_window(state.cache) else self._captured
+        step = self._compiled_moving if moving_window(state.cache) else self._compiled
         # A graph's output lives in the graph's own memory, which the next replay overwrites.
         return DecodeState(state.cache, step(state.token_B1, state.cache).clone())
 
@@ -185,9 +191,14 @@ class CompileEngine(StaticEngine):
     def _token(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
         return greedy_token(self._model(input_ids=token_B1, past_key_values=cache, use_cache=True))
 
-    def _token_captured(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
+    def _token_moving(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
         """The same under a name of its own: torch keeps compiled code by function."""
         return self._token(token_B1, cache)
+
+
+def _graph_skips() -> int:
+    """Compiled pieces in this process so far that inductor runs without a CUDA graph; it logs the reasons."""
+    return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
 
 
 def _bytes_of(cache: Any) -> int:
@@ -222,7 +233,7 @@ class GraphEngine(StaticEngine):
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     def prepare(self, batch: int, slots: int) -> None:
-        """Capture the step of this shape. Raises RequestError when the model's step cannot be captured."""
+        """Capture the step of this shape. Raises CaptureError where the model's step cannot be captured."""
         shape = batch, slots
         if self._shape == shape:
             return

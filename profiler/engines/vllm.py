@@ -76,6 +76,7 @@ class VllmEngine:
     kept_bytes: int = 0
     beside: Sequence[int] = ()
     graph_breaks: int | None = None
+    graph_skips: int | None = None
     owned: OwnedModel
 
     def __init__(self, wanted: Wanted, machine: Machine) -> None:

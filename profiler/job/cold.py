@@ -19,14 +19,19 @@ from profiler.job.request import Prepared
 from profiler.loading.load import load
 from profiler.loading.skeleton import quiet_libraries
 from profiler.machine.clock import now_s
-from profiler.machine.machine import machine_for
+from profiler.machine.machine import Machine, machine_for
 from profiler.machine.page_cache import forget
 from profiler.timing.visit import seeded_prompts
+from profiler.units import scaled
 from profiler.work.formats import model_storage_bytes
 
 FROM_FILES = ("disk", "page cache")
 """Where the weights of one fresh process after the other come from, where they are files."""
 _LONGEST_S = 900.0
+_EXCLUSIVE = "CUDA-capable device(s) is/are busy or unavailable"
+"""cudaErrorDevicesUnavailable, which a second process meets on a card in the mode EXCLUSIVE_PROCESS."""
+_CONTEXT_BYTES = 1_000_000_000
+"""A CUDA context with its libraries and cuBLAS workspaces: 0.3 to 0.9 GB, by card and torch version."""
 _CHILD = "import sys; from profiler.job.cold import child; child(sys.argv[1])"
 
 
@@ -38,18 +43,32 @@ class _Asked:
     launched_unix_s: float
 
 
-def fresh_starts(prepared: Prepared) -> Iterator[FreshStart]:
+def fresh_starts(prepared: Prepared, machine: Machine, model_bytes: int) -> Iterator[FreshStart]:
     """Fresh processes that load the model and answer one request with each engine: its checkpoint read from the disk,
-    and once more from the system's cache of it; random weights are drawn. Raises RequestError where one fails.
+    and once more from the system's cache of it; random weights are drawn. Raises RequestError where one fails, and
+    where a card has no room for the `model_bytes` of weights next to those of this process.
 
     A checkpoint that this process has mapped, as on a CPU, stays in that cache: nothing comes from the disk then.
     """
+    _refuse_a_second_process(machine, model_bytes)
     file = _weights_folder(prepared)
     if prepared.request.weights == "random" or file is None:
         yield _start(prepared, "drawn" if prepared.request.weights == "random" else "cached")
         return
     for link in FROM_FILES if forget(_files(file)) else FROM_FILES[1:]:
         yield _start(prepared, link)
+
+
+def _refuse_a_second_process(machine: Machine, model_bytes: int) -> None:
+    if not machine.is_cuda:
+        return
+    machine.release()  # what torch keeps here is not free there
+    free_bytes = machine.available_bytes()
+    if free_bytes < model_bytes + _CONTEXT_BYTES:
+        raise RequestError(
+            f"--cold loads the model in a second process, and {scaled(free_bytes, 'B')} are free next to this one's:"
+            f" {scaled(model_bytes + _CONTEXT_BYTES, 'B')} are needed. Use a smaller model or --quant nf4."
+        )
 
 
 def _start(prepared: Prepared, link: str) -> FreshStart:
@@ -70,7 +89,8 @@ def _start(prepared: Prepared, link: str) -> FreshStart:
         raise RequestError(f"a fresh process did not answer within {_LONGEST_S:g} s.") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise RequestError(f"a fresh process ended with {done.returncode}: {reason}")
+        hint = "; the card takes one process at a time (nvidia-smi -c DEFAULT)" if _EXCLUSIVE in reason else ""
+        raise RequestError(f"a fresh process ended with {done.returncode}: {reason}{hint}")
     found = json.loads(done.stdout.splitlines()[-1])
     engines = {name: FirstCalls(**calls) for name, calls in found.pop("engines").items()}
     return FreshStart(link=link, engines=engines, **found)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from profiler.errors import RoofscopeError, first_line
+from profiler.errors import RoofscopeError, told
+from profiler.job import attention_checks
 from profiler.job.options import DEFAULT_MODEL
-from profiler.loading.catalog import card_names
-from profiler.machine import checks
-from profiler.machine.checks import Finding, tried
+from profiler.machine import card_checks, checks, packages
+from profiler.machine.findings import Finding, quietly, tried
 from profiler.units import scaled
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ class Examination:
     findings: tuple[Finding, ...]
     fits: tuple[Fit, ...]
     first: str
-    """The command to run first, or what to mend before it."""
+    """The command to run first, or what to fix before it."""
 
 
-_ON_A_DEVICE = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs", "fits")
+_ON_A_DEVICE = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs")
+_NEEDED_FIRST = ("driver", "torch", "packages", "card")
+"""Without these nothing else is worth a look."""
 
 
 def examine(device: str = "auto") -> Examination:
@@ -55,38 +58,68 @@ def examine(device: str = "auto") -> Examination:
 
     Raises DeviceError for a `device` that is asked for by name and cannot be had.
     """
-    software = (tried("driver", checks.driver), tried("torch", checks.torch_build))
+    found = [
+        tried("driver", checks.driver),
+        tried("torch", checks.torch_build),
+        tried("packages", packages.packages),
+    ]
     machine, trouble = _machine(device)
     if machine is None:
-        untried = (Finding(name, None, "not tried") for name in _ON_A_DEVICE)
-        return Examination((*software, Finding("card", False, trouble), *untried), (), "mend torch, then ask again")
-    found = [
-        *software,
-        tried("card", lambda: checks.card(machine)),
-        tried("memory", lambda: checks.free_memory(machine)),
-        tried("NVML", lambda: checks.nvml(machine)),
-        tried("CUPTI", lambda: checks.cupti(machine)),
-        packs := tried("bitsandbytes", lambda: checks.bitsandbytes(machine.device)),
-        tried("compile", lambda: checks.compiling(machine.device)),
-        tried("graphs", lambda: checks.graphs(machine)),
-    ]
+        found += [Finding("card", False, trouble), *(Finding(name, None, "not tried") for name in _ON_A_DEVICE)]
+    else:
+        found += [*_on_a_device(machine), *(_on_a_card(machine) if machine.is_cuda else ())]
+    found += [tried(name, partial(packages.optional, name)) for name in packages.NEEDED_FOR]
     fits: list[Fit] = []
 
     def fitting() -> Finding:
-        fits.extend(_fits(machine, packs=bool(packs.works)))
+        if machine is None:
+            return Finding("fits", None, "not tried")
+        fits.extend(_fits(machine, packs=any(item.works for item in found if item.name == "bitsandbytes")))
         return Finding("fits", any(fit.fits for fit in fits), fit_words(fits))
 
     found.append(tried("fits", fitting))
-    first = first_command(fits, on_card=machine.is_cuda)
-    if broken := next((item.name for item in found[:3] if item.works is False), None):
-        first = f"mend {broken}" + ("" if machine.is_cuda else f", or go on without a card: {first}")
+    broken = [item.name for item in found if item.name in _NEEDED_FIRST and item.works is False]
+    first = first_command(fits, on_card=machine is not None and machine.is_cuda)
+    if broken:
+        on_cpu = machine is not None and not machine.is_cuda and "packages" not in broken
+        without = f", or go on without a card: {first}" if on_cpu else ""
+        first = f"fix {broken[0]}, then run `{_command()} doctor` again{without}"
     return Examination(tuple(found), tuple(fits), first)
+
+
+def _on_a_device(machine: Machine) -> Iterator[Finding]:
+    yield tried("card", lambda: checks.card(machine))
+    yield tried("memory", lambda: checks.free_memory(machine))
+    yield tried("NVML", lambda: checks.nvml(machine))
+    yield tried("CUPTI", lambda: checks.cupti(machine))
+    yield tried("bitsandbytes", lambda: checks.bitsandbytes(machine.device))
+    yield tried("compile", lambda: checks.compiling(machine.device), "no --engine compile")
+    yield tried("graphs", lambda: checks.graphs(machine), "no --engine graph")
+
+
+def _on_a_card(machine: Machine) -> Iterator[Finding]:
+    """What only a CUDA card is asked; the capture that is to fail comes last."""
+    yield tried("attention", lambda: attention_checks.attention(machine), "a run cannot know its attention kernel")
+    yield tried("KV lengths", lambda: attention_checks.new_lengths(machine), "attention does not run in 16 bits")
+    for kind in card_checks.PRODUCTS:
+        yield tried(kind.name, partial(card_checks.product, machine, kind), kind.fails)
+    yield tried(
+        "out of memory",
+        lambda: card_checks.out_of_memory(machine),
+        "a run takes this error for a fault, not for the end of memory",
+    )
+    yield tried("recovery", lambda: card_checks.recovery(machine), "a capture that fails may end a run")
+
+
+def _command() -> str:
+    """What starts this program: a checkout that is not installed has no command of its own."""
+    return "roofscope" if packages.is_installed() else "python -m profiler"
 
 
 def _machine(device: str) -> tuple[Machine | None, str]:
     """The machine to look at; None and the reason where torch itself does not work."""
     try:
-        with checks.quietly():
+        with quietly():
             from profiler.machine.device import resolve_device
             from profiler.machine.machine import machine_for
 
@@ -96,7 +129,7 @@ def _machine(device: str) -> tuple[Machine | None, str]:
     except RoofscopeError:
         raise
     except Exception as error:
-        return None, f"torch does not answer: {first_line(error)}"
+        return None, f"torch does not answer: {told(error)}"
 
 
 def _fits(machine: Machine, *, packs: bool) -> list[Fit]:
@@ -106,16 +139,15 @@ def _fits(machine: Machine, *, packs: bool) -> list[Fit]:
     """
     import torch
 
-    from profiler.loading.catalog import resolve
+    from profiler.loading.catalog import card_names, resolve
     from profiler.loading.config import load_config
     from profiler.loading.placement import planned_weight_bytes, room_bytes
     from profiler.loading.published import in_dense_form
     from profiler.loading.request import dtype_name
     from profiler.loading.skeleton import build_on_meta
-    from profiler.machine.device import compute_capability
 
     device = machine.device
-    half = torch.float16 if machine.is_cuda and compute_capability(device) < (8, 0) else torch.bfloat16
+    half = attention_checks.half_of(device)
     dtypes = [half] if machine.is_cuda else [torch.float32, half]
     forms: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
     if packs:
@@ -152,10 +184,10 @@ def first_command(fits: Sequence[Fit], *, on_card: bool) -> str:
     """A run that is soon done and tells much: a well-known model on a card, the default one on a CPU."""
     fitting = [fit for fit in fits if fit.fits]
     if not on_card or not fitting:
-        return "roofscope run" if any(fit.model == DEFAULT_MODEL for fit in fitting) else "roofscope ceilings"
+        return f"{_command()} {'run' if any(fit.model == DEFAULT_MODEL for fit in fitting) else 'ceilings'}"
     # LLM.int8() waits for the card in every product, so that it is the last to be shown.
     known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
     dense = [fit for fit in fitting if fit.precision not in _QUANTISED]
     chosen = known[0] if known else max(dense or fitting, key=lambda fit: fit.weight_bytes)
     quant = f" --quant {chosen.precision}" if chosen.precision in _QUANTISED else ""
-    return f"roofscope run {chosen.model}{quant} {_FIRST_GRID}"
+    return f"{_command()} run {chosen.model}{quant} {_FIRST_GRID}"

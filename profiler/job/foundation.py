@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.engines.registry import OWNING
+from profiler.errors import told
+from profiler.grid import PHASES, Phase
 from profiler.job.engines import make_engines
 from profiler.job.request import Prepared
 from profiler.job.stages import Stages
@@ -20,14 +22,17 @@ from profiler.roofs.cache import cached
 from profiler.roofs.host import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
+from profiler.roofs.sampling import apart
 from profiler.roofs.values import Ceilings
 from profiler.roofs.weights import measure_weights
 from profiler.work.operators import ModelWork
+from profiler.work.step import ExecutionPath
 from profiler.work.walk import walk
 
 # Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
 _TWIN_SHARE = 0.075
 _TWIN_MOST_S = 1.5
+_NO_DISPATCH = "the host's share of a step is unexplained"
 # Reading the model's own weights as a witness of the memory roof.
 _WITNESS_S = 0.5
 
@@ -44,33 +49,58 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     held_bytes = machine.allocated_bytes()
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
-    ceilings = replace(
-        ceilings,
-        links=measure_links(sorted(loaded.offloaded_bytes), machine),
-        weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
-    )
+    links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
+    weights = None
+    with apart("the model's own weights", machine, missing):
+        weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_S)
+    ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
+    for name, why in ceilings.missing.items():
+        stages.miss(f"measuring {name}", why, "this roof is missing")
+    paths: dict[tuple[str, Phase], ExecutionPath] = {
+        (name, phase): ExecutionPath() for name in engines for phase in PHASES
+    }
+    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
+        paths = execution_paths(loaded, work, engines, grid)
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    subject = Subject(machine, loaded, work, engines, execution_paths(loaded, work, engines, grid), grid, held_bytes)
-    return subject, ceilings, dispatch_of_twin(prepared, subject, grid.batch_sizes, grid.engines)
+    subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
+    return subject, ceilings, dispatch_of_twin(prepared, subject, stages, grid.batch_sizes, grid.engines)
 
 
 def dispatch_of_twin(
-    prepared: Prepared, subject: Subject, batch_sizes: Sequence[int], engines: Sequence[str]
+    prepared: Prepared, subject: Subject, stages: Stages, batch_sizes: Sequence[int], engines: Sequence[str]
 ) -> list[DispatchSamples]:
     """What steps of these batch sizes cost each engine's host, within this run's share of time."""
-    twin_s = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S)
-    return measure_dispatch(subject.loaded, prepared.config, subject.machine, batch_sizes, engines, twin_s)
+    twin_s, machine = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S), subject.machine
+    what = "dispatch on the hollow twin"
+    with stages.optional(what, _NO_DISPATCH):
+        return measure_dispatch(
+            subject.loaded,
+            prepared.config,
+            machine,
+            batch_sizes,
+            engines,
+            twin_s,
+            on_failure=lambda error: stages.miss(what, told(error), _NO_DISPATCH),
+        )
+    return []
 
 
 def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:
-    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`."""
+    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
+
+    The datasheet's peak stands for a roof that could not be measured.
+    """
     dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
         roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
-        return replace(roofs, host=roofs.host or measure_host_pace(machine))
+        missing, host = dict(roofs.missing), roofs.host
+        with apart("the host's pace", machine, missing):
+            host = host or measure_host_pace(machine)
+        return replace(roofs, host=host, missing=missing)
 
-    return cached(measure_missing, machine.info, software(), fresh=fresh).only(dtypes, model_dtype)
+    ceilings = cached(measure_missing, machine, software(), fresh=fresh)
+    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:

@@ -56,7 +56,12 @@ def judge_folder(folder: Path) -> Run:
         fresh_starts=tuple(gathered.fresh_starts.values()),
         after_silence=tuple(gathered.after_silence.values()),
         answer=judgement.answer,
-        warnings=(*document.set_up_warnings, *early, *run_warnings(facts, judgement.judged)),
+        warnings=(
+            *document.set_up_warnings,
+            *(part.sentence for part in document.missing),
+            *early,
+            *run_warnings(facts, judgement.judged),
+        ),
     )
     cells = judgement.cells
     write_operators(folder, facts)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from profiler.diagnosis.facts import Facts, Readings, Replays
+from profiler.diagnosis.facts import Readings, Replays
 from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.run import judge_run
+from profiler.errors import told
 from profiler.grid import Cell, CellKey
 from profiler.grid.between import keys_between
 from profiler.job.engines import beside
@@ -58,6 +59,10 @@ _LEVERS_LEAST_S = 4.0
 # Looking for what carries large residuals gets this share of it.
 _RESIDUAL_SHARE = 0.15
 
+_REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
+_NO_DRIFT = "a change in the machine's own speed is not seen"
+_NOT_SEARCHED = "its cause is not looked for"
+
 Sweep = Callable[..., Iterator[Visit | Gap]]
 """What decides which cell is visited when, with the arguments of `timing.sweep.sweep`."""
 
@@ -83,7 +88,8 @@ def measure_cells(session: Session, visits: Sweep) -> None:
     _sweep(session, visits)
     if session.ranks is not None:
         _time_shares(session, session.ranks)
-    session.ledger.keep_table()
+    with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
+        session.ledger.keep_table()
     _look_at_roofs_again(session)
     if session.subject.loaded.offloaded:
         return
@@ -100,11 +106,13 @@ def _sweep(session: Session, visits: Sweep) -> None:
     subject, ledger, stages = session.subject, session.ledger, session.stages
     grid, machine = session.prepared.grid, subject.machine
     stages.begin("timing")
-    sentinel = Sentinel(machine)
+    probe = _drift_probe(session)
     own_bytes = beside(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
     def look() -> float:
-        ledger.add(sentinel.look())
+        if probe is not None:
+            with stages.optional("the drift probe", _NO_DRIFT):
+                ledger.add(probe.look())
         return swing(ledger.gathered.looks)
 
     earlier: list[Visit | Gap] = [*ledger.gathered.gaps.values()]
@@ -116,11 +124,11 @@ def _sweep(session: Session, visits: Sweep) -> None:
             warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=warm_up_s)
         for outcome in visits(
             subject.engines,
-            Plan(grid, session.budget_s, expected_s=_expected_visit_s(ledger.facts)),
+            Plan(grid, session.budget_s, expected_s=_expected_visit_s(session)),
             machine=machine,
             vocab_size=subject.vocab_size,
             own_bytes=own_bytes,
-            fits=subject.no_room,
+            fits=lambda cell: _no_room(session, cell),
             on_progress=lambda progress: stages.listener.progress(progress, len(grid.cells)),
             on_round=look,
             earlier=earlier,
@@ -130,8 +138,23 @@ def _sweep(session: Session, visits: Sweep) -> None:
                 watch.look(outcome.at_unix_s + outcome.wall_s / 2)
             if readings := watch.taken():
                 ledger.add(Readings(readings))
-            ledger.judge([outcome.cell])
+            with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
+                ledger.judge([outcome.cell])
         look()
+
+
+def _drift_probe(session: Session) -> Sentinel | None:
+    """What shows whether the machine's own speed changes; None where there is no room for its buffers."""
+    with session.stages.optional("the drift probe", _NO_DRIFT):
+        return Sentinel(session.subject.machine)
+    return None
+
+
+def _no_room(session: Session, cell: Cell) -> str | None:
+    """Why a cell cannot fit into memory; None where it may, or where nobody knows."""
+    with session.stages.optional("the check for free memory", "cells are tried without it"):
+        return session.subject.no_room(cell)
+    return None
 
 
 def _time_shares(session: Session, ranks: Ranks) -> None:
@@ -145,7 +168,7 @@ def _look_at_roofs_again(session: Session) -> None:
     session.stages.begin("roofs", "looking at the roofs again")
     again_s = min(_AGAIN_SHARE * session.budget_s, _AGAIN_MOST_S)
     subject, ceilings = session.subject, session.ledger.facts.ceilings
-    with session.stages.cut_short("looking at the roofs again"):
+    with session.stages.optional("the second look at the roofs", "cells are judged by the first"):
         if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
             session.ledger.add(again)
 
@@ -158,7 +181,7 @@ def _steppable(session: Session) -> list[Cell]:
 
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels alone")
-    with session.stages.cut_short("the replays"):
+    with session.stages.optional(_REPLAYS, _NO_REPLAYS):
         for replays in _replayed(session, measured, _REPLAY_SHARE):
             session.ledger.add(replays)
         for _ in range(_MOST_AGAIN):
@@ -179,28 +202,33 @@ def _replay_between(session: Session, measured: list[Cell]) -> None:
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
     """The kernels of these cells run alone, in a share of the budget."""
-    return replay_kernels(session.subject, cells, session.ledger.facts.ceilings, share * session.budget_s)
+
+    def on_failure(error: Exception) -> None:
+        session.stages.miss(_REPLAYS, told(error), _NO_REPLAYS)
+
+    ceilings = session.ledger.facts.ceilings
+    return replay_kernels(session.subject, cells, ceilings, share * session.budget_s, on_failure)
 
 
 def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
     """Dispatch and kernels again where they took longer than the steps that they are parts of: a neighbour did."""
     if session.ranks is None:
         batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
-        for dispatch in dispatch_of_twin(session.prepared, session.subject, batches, engines):
+        for dispatch in dispatch_of_twin(session.prepared, session.subject, session.stages, batches, engines):
             session.ledger.add(dispatch)
     for replays in _replayed(session, cells, _REPLAY_AGAIN_SHARE):
         session.ledger.add(replays)
 
 
 def _time_generate(session: Session, measured: list[Cell]) -> None:
-    with session.stages.cut_short("looking inside generate"):
+    with session.stages.optional("the look inside generate", "its overhead has no parts"):
         for steps in time_generate(session.subject, measured, _GENERATE_SHARE * session.budget_s):
             session.ledger.add(steps)
 
 
 def _batch_otherwise(session: Session) -> None:
-    latencies_s = _latencies_s(session.ledger)
-    with session.stages.cut_short("batching the prompts otherwise"):
+    with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
+        latencies_s = _latencies_s(session.ledger)
         for queue in try_ways(session.subject, latencies_s, _QUEUE_SHARE * session.budget_s):
             session.ledger.add(queue)
 
@@ -213,23 +241,34 @@ def _try_levers(session: Session) -> None:
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S or session.ledger.gathered.trials:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
-    latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
-    with session.stages.cut_short("trying levers"):
-        for trial in try_forms(session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling):
+    with session.stages.optional("trying changes", "changes that have no trial are computed only"):
+        latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
+        for trial in try_forms(
+            session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling, _failed_trial(session)
+        ):
             session.ledger.add(trial)
+
+
+def _failed_trial(session: Session) -> Callable[[str, Exception], None]:
+    def failed(form: str, error: Exception) -> None:
+        session.stages.miss(f"trying {form}", told(error), "this change has no trial")
+
+    return failed
 
 
 def _look_for_residuals(session: Session) -> None:
     """Hook the cells of which much is unexplained, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
-    unexplained = judge_run(ledger.facts).unexplained
+    unexplained: Sequence[CellKey] = ()
+    with stages.optional("the search for unexplained time", _NOT_SEARCHED):
+        unexplained = judge_run(ledger.facts).unexplained
     deadline_s = machine.now_s() + _RESIDUAL_SHARE * session.budget_s
     for number, key in enumerate(unexplained):
         if number > 0 and machine.now_s() > deadline_s:
             break
         if key not in ledger.gathered.hooked:
             stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
-            with stages.cut_short(key.name):
+            with stages.optional("the search for unexplained time", _NOT_SEARCHED):
                 for hooked in hook_cell(session.subject, key.cell):
                     if hooked.key in unexplained:
                         ledger.add(hooked)
@@ -241,11 +280,12 @@ def _latencies_s(ledger: Ledger) -> dict[CellKey, float]:
     return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
 
 
-def _expected_visit_s(facts: Facts) -> Mapping[Cell, float]:
-    """The floor of a whole visit of each cell, used to tell the time left before any was measured."""
-    expected: dict[Cell, float] = {}
-    for key in facts.grid.keys:
-        times = 2 if key.phase == "prefill" else key.cell.decode_steps
-        floor_s = split_of(facts, key, latency_s=1.0)[0].floor_s
-        expected[key.cell] = expected.get(key.cell, 0.0) + times * floor_s
+def _expected_visit_s(session: Session) -> Mapping[Cell, float]:
+    """The floor of a whole visit of each cell, from which the time left is estimated before any was measured."""
+    facts, expected = session.ledger.facts, dict[Cell, float]()
+    with session.stages.optional("the estimate of the time left", "none is shown at first"):
+        for key in facts.grid.keys:
+            times = 2 if key.phase == "prefill" else key.cell.decode_steps
+            floor_s = split_of(facts, key, latency_s=1.0)[0].floor_s
+            expected[key.cell] = expected.get(key.cell, 0.0) + times * floor_s
     return expected

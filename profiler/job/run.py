@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from traceback import clear_frames
@@ -64,8 +65,10 @@ def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group
 
 
 def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: Group | None) -> Run:
-    idle_w, foreign = idle_power_w(stages.machine.source), ForeignLoad(group.beside if group else ())
-    ranks = None
+    idle_w = foreign = ranks = None
+    with stages.optional("the look at the idle device", "its idle power and other users of the host are not known"):
+        foreign = ForeignLoad(group.beside if group else ())
+        idle_w = idle_power_w(stages.machine.source)
     if group is None:
         subject, ceilings, dispatch = set_up(prepared, stages)
     else:
@@ -73,12 +76,15 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         ranks = Ranks(prepared, group, stages.machine)
         stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
         subject, ceilings, dispatch = set_up_ranks(prepared, ranks, roof_dtypes(ranks.work, prepared.request))
-    machine = stages.machine
-    warnings = [*prepared.warnings, *device_warnings(machine.info, foreign)]
-    warnings += model_warnings(subject, ceilings, bool(dispatch))
+    machine, warnings = stages.machine, [*prepared.warnings]
+    with stages.optional("the check of device and model", "some warnings may be missing"):
+        warnings += device_warnings(machine.info, foreign)
+        warnings += model_warnings(subject, ceilings)
     if ranks is not None and ranks.own_cores:
         warnings.append(OWN_CORES)
-    health = HealthRecord(not_seen=machine.source.missing, idle_power_w=idle_w, settings=machine.source.facts())
+    health = HealthRecord(idle_power_w=idle_w)
+    with stages.optional("the device's settings", "they are not in the run"):
+        health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
     document = opening(prepared, subject, ceilings, dispatch, health, warnings)
     document = replace(document, ranks=group.size if group else 1)
     ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch])
@@ -94,8 +100,8 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     except KeyboardInterrupt as interrupt:
         # torchrun ends the other ranks as soon as one is gone: then that is the reason.
         ended = group.failure() if group is not None and group.lost() else interrupt
-    document = replace(document, ended_by=str(ended or ""))
-    store.write_document(_closing(document, subject, stages, finished=ended is None))
+    document = replace(_closing(document, subject, stages, finished=ended is None), ended_by=str(ended or ""))
+    store.write_document(document)
     del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory
     if ended:
         clear_frames(ended.__traceback__)  # so do the calls that it came out of
@@ -104,9 +110,16 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
     # What draws pictures holds 100 MB, which are not to stand beside the roofs' buffers.
-    from profiler.report.page import write_reports
+    from profiler.report.page import write_pages, write_reports
 
-    write_reports([run])
+    def guard(name: str) -> AbstractContextManager[None]:
+        return stages.optional(name, "the file is left out")
+
+    write_reports([run], guard)
+    if len(stages.missing) > len(document.missing):
+        store.write_document(replace(document, missing=tuple(stages.missing)))
+        run = judge_folder(store.folder)
+        write_pages(run, guard)
     if ended:
         raise ended
     return run
@@ -145,10 +158,12 @@ def _kept_rows(folder: Path) -> tuple[CellResult, ...]:
 def _closing(document: RunDocument, subject: Subject, stages: Stages, *, finished: bool) -> RunDocument:
     """What is known at the end alone."""
     breaks = {name: engine.graph_breaks for name, engine in subject.engines.items() if engine.graph_breaks is not None}
+    skips = {name: engine.graph_skips for name, engine in subject.engines.items() if engine.graph_skips is not None}
     return replace(
         document,
-        engine=replace(document.engine, graph_breaks=breaks),
+        engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
         health=replace(document.health, not_seen=subject.machine.source.missing),
+        missing=tuple(stages.missing),
         stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
         finished=finished,
     )

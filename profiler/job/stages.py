@@ -1,4 +1,4 @@
-"""How a run goes: who hears of it, how long each stage took, and what may fail without costing a figure."""
+"""How a run goes: who hears of it, how long each stage took, and which parts failed while it went on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from profiler.errors import contained, told
 from profiler.machine.machine import Machine
+from profiler.record.document import Missing
 from profiler.timing.sweep import Progress
 
 
@@ -30,6 +31,7 @@ class Stages:
         self._now = ""
         self._since_s = machine.now_s()
         self._spent_s: dict[str, float] = {}
+        self.missing: list[Missing] = []
 
     def begin(self, name: str, text: str = "") -> None:
         """End the stage so far and begin the next; several of one name add up."""
@@ -43,15 +45,22 @@ class Stages:
         return dict(self._spent_s)
 
     @contextlib.contextmanager
-    def cut_short(self, what: str) -> Iterator[None]:
-        """What is measured beside the sweep ends early where memory runs out or it fails; the sweep's figures stand.
+    def optional(self, what: str, effect: str) -> Iterator[None]:
+        """Run a part that the step times do not need: where it fails the run goes on, and `missing` names it.
 
-        Raises DeviceError where the device is lost.
+        `effect` says what its absence means for the figures. Raises DeviceError where the device is lost, and RankError
+        where a rank is.
         """
-        with contained(lambda error: self.listener.stage(f"{what} ended early: {told(error)}")):
+        with contained(lambda error: self.miss(what, told(error), effect)):
             yield
             return
         self.machine.recover(what)
+
+    def miss(self, what: str, why: str, effect: str) -> None:
+        """Record that a part of the run failed; the first failure of a part is kept."""
+        if all(part.what != what for part in self.missing):
+            self.missing.append(Missing(what, why, effect))
+            self.listener.stage(self.missing[-1].sentence)
 
     def _end(self) -> None:
         now_s = self.machine.now_s()

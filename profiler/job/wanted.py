@@ -19,13 +19,13 @@ def measure_wanted(session: Session, folder: Path) -> None:
     if (wants.breakdown or wants.trace) and not subject.loaded.offloaded:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
-            with session.stages.cut_short(f"looking inside {name}"):
+            with session.stages.optional(f"the look inside {name}", "its steps have no parts"):
                 _look_inside(session, name, folder if wants.trace else None)
     if wants.cold:
         _start_cold(session)
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "holding the quantised model against the unquantised one")
-        with session.stages.cut_short("the comparison with the unquantised model"):
+        with session.stages.optional("the comparison with the unquantised model", "its quality is not known"):
             session.ledger.add(check_quality(subject.loaded, quality_ids))
 
 
@@ -46,11 +46,12 @@ def _ends(cells: list[Cell]) -> list[Cell]:
 
 
 def _start_cold(session: Session) -> None:
+    subject = session.subject
     session.stages.begin("cold", "starting the model in a fresh process, and stepping it after silence")
-    with session.stages.cut_short("the cold starts"):
-        for start in fresh_starts(session.prepared):
+    with session.stages.optional("the cold starts", "what a fresh process takes is not known"):
+        for start in fresh_starts(session.prepared, subject.machine, subject.model_bytes):
             session.ledger.add(start)
     engine, cell = next(iter(session.subject.engines.values())), session.prepared.grid.cells[0]
-    with session.stages.cut_short("steps after silence"):
+    with session.stages.optional("the steps after a pause", "what a pause costs is not known"):
         for steps in steps_after_silence(engine, cell, session.subject.machine):
             session.ledger.add(steps)

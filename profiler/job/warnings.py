@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiler.loading.request import Fit, dtype_name
+from profiler.machine.card_checks import MAY_SPILL, NO_FALLBACK
+from profiler.machine.checks import under_wsl
 from profiler.machine.device import Device
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.subject import Subject
-from profiler.roofs.values import Ceilings
+from profiler.roofs.values import Ceilings, Roof
 from profiler.units import percent, scaled
 from profiler.work.operators import Linear
 
@@ -18,13 +20,15 @@ OWN_CORES = (
 )
 
 
-def device_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
+def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
     """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""
-    warnings = busy_warnings(info, foreign)
+    warnings = busy_warnings(info, foreign) if foreign is not None else []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
             f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
         )
+    if info.kind == "cuda" and under_wsl():
+        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the card's memory.")
     return warnings
 
 
@@ -46,7 +50,7 @@ def _threads(info: Device) -> int:
     return info.threads if info.kind == "cpu" else 1
 
 
-def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -> list[str]:
+def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
     """What of this model on this device makes its figures other than one would think."""
     warnings = []
     info, loaded, work = subject.machine.info, subject.loaded, subject.work
@@ -77,17 +81,19 @@ def model_warnings(subject: Subject, ceilings: Ceilings, dispatch_known: bool) -
         )
     warnings += fit_warnings(loaded.fit)
     warnings += roof_warnings(ceilings)
-    if not dispatch_known:
-        warnings.append("the hollow twin of this model could not be built: dispatch was not measured.")
     if work.coverage < 1:
         names = "; ".join(work.unknown[:3])
         warnings.append(f"{100 * (1 - work.coverage):.3g} % of the parameters are not counted: {names}.")
     for where, nbytes in loaded.offloaded_bytes.items():
         warnings.append(
             f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights come from the {where}"
-            f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step."
+            f"{_measured_link(ceilings.links.get(where))} at every step."
         )
     return warnings
+
+
+def _measured_link(link: Roof | None) -> str:
+    return f" ({scaled(link.per_s, 'B/s')} measured)" if link else ""
 
 
 def fit_warnings(fit: Fit) -> list[str]:
@@ -112,7 +118,25 @@ def _named(tensors: Sequence[str]) -> str:
 
 
 def roof_warnings(ceilings: Ceilings) -> list[str]:
-    """A memory roof that a cache may have a part in."""
+    """Roofs that could not be measured, and a memory roof that a cache may have a part in."""
+    return [*_missing(ceilings), *_of_memory(ceilings)]
+
+
+def _missing(ceilings: Ceilings) -> list[str]:
+    """What stands for roofs that could not be measured."""
+    warnings = []
+    of_sheet = [name for name, roof in (*ceilings.memory.items(), *ceilings.compute.items()) if not roof.measured]
+    if of_sheet:
+        warnings.append(f"the datasheet's peak stands for the roof of {' and '.join(of_sheet)}: nothing reaches it.")
+    if ceilings.missing and not ceilings.judges:
+        kind = "arithmetic" if ceilings.memory else "memory"
+        warnings.append(f"there is no roof of {kind}: cells have times and counts, and no regime.")
+    return warnings
+
+
+def _of_memory(ceilings: Ceilings) -> list[str]:
+    if not any(roof.measured for roof in ceilings.memory.values()):
+        return []
     size = f"{ceilings.stream_bytes >> 20} MiB"
     if not ceilings.beyond_cache:
         return [f"there was no room or time to stream past the caches ({size}): the memory roof may be too high."]

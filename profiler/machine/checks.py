@@ -6,23 +6,21 @@ Every check is tried, not looked up, and none raises: a broken installation is w
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import platform
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from importlib import metadata, util
+from dataclasses import replace
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import first_line
+from profiler.machine.findings import Finding
+from profiler.machine.packages import MISSING, install_command, version_of
 from profiler.machine.unfetched import import_bitsandbytes
-from profiler.units import percent, scaled
+from profiler.units import percent, processors, scaled
 
 if TYPE_CHECKING:
     import torch
@@ -31,53 +29,18 @@ if TYPE_CHECKING:
     from profiler.machine.machine import Machine
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+_KERNEL = Path("/proc/version")
 _LITTLE_FREE = 0.8
 """Below this share of a card's memory somebody else holds some of it."""
 _COMPILER_S = 60.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One part of an installation."""
-
-    name: str
-    works: bool | None
-    """None: not needed here, or not tried because of what it needs."""
-    says: str
-
-
-def tried(name: str, check: Callable[[], Finding]) -> Finding:
-    """What a check finds; that it fails, and why, where it raises anything but an interruption."""
-    try:
-        with quietly():
-            return check()
-    except (Exception, SystemExit) as error:
-        return Finding(name, False, first_line(error))
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Keep what libraries have to say off the screen: their warnings, logs and prints."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def driver() -> Finding:
     """The NVIDIA driver of this machine and the newest CUDA that it knows."""
     version, cuda = driver_versions()
     if version is None:
-        return Finding("driver", None, "no NVIDIA driver in this machine")
-    return Finding("driver", True, f"NVIDIA {version}" + (f", knows CUDA up to {cuda}" if cuda else ""))
+        return Finding("driver", None, "no NVIDIA driver on this machine")
+    return Finding("driver", True, f"NVIDIA {version}" + (f", supports CUDA up to {cuda}" if cuda else ""))
 
 
 def driver_versions() -> tuple[str | None, str | None]:
@@ -100,9 +63,9 @@ def torch_build() -> Finding:
     """Python, torch and transformers, for what torch was built, and why it finds no card where there is one."""
     import torch
 
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {_version('transformers')}"
-    if unmet := _unmet_requirements():
-        return Finding("torch", False, f"{versions}; too old or missing: {unmet}")
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {version_of('transformers')}"
+    )
     built = getattr(torch.version, "cuda", None)
     present, known = driver_versions()
     if built is None:
@@ -111,7 +74,7 @@ def torch_build() -> Finding:
         if present is None:
             return Finding("torch", True, f"{versions}, a CPU build")
         return Finding(
-            "torch", False, f"{versions}, a CPU build beside an NVIDIA driver: install a CUDA build (pytorch.org)"
+            "torch", False, f"{versions}, a CPU build next to an NVIDIA driver: install a CUDA build (pytorch.org)"
         )
     versions += f", built for CUDA {built}"
     if torch.cuda.is_available():
@@ -119,8 +82,9 @@ def torch_build() -> Finding:
     if present is None:
         return Finding("torch", None, f"{versions}; without a driver it runs on the CPU")
     if known and int(known.split(".")[0]) < int(built.split(".")[0]):
-        why = f"the driver knows CUDA up to {known}: install a torch built for CUDA {known.split('.')[0]} (pytorch.org)"
-        return Finding("torch", False, f"{versions}, but {why}, or a newer driver")
+        why = f"the driver supports CUDA up to {known}"
+        what = f"install a torch built for CUDA {known.split('.')[0]} (pytorch.org), or a newer driver"
+        return Finding("torch", False, f"{versions}, but {why}: {what}")
     return Finding("torch", False, f"{versions}, but no card answers: {_why_no_card(torch)}")
 
 
@@ -132,26 +96,12 @@ def _why_no_card(torch: Any) -> str:
     return f"torch counts {torch.cuda.device_count()} cards"
 
 
-def _version(package: str) -> str:
+def under_wsl() -> bool:
+    """Whether this is Linux under Windows (WSL), whose driver may put a card's memory into the system's."""
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing"
-
-
-def _unmet_requirements() -> str:
-    """What this package requires and this installation lacks, as its own metadata tell."""
-    from packaging.requirements import Requirement
-
-    unmet = []
-    for text in metadata.requires("roofscope") or ():
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        version = _version(requirement.name)
-        if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
-            unmet.append(f"{requirement.name} {version} (needs {requirement.specifier})")
-    return ", ".join(unmet)
+        return "microsoft" in _KERNEL.read_text().lower()
+    except OSError:
+        return False
 
 
 def card(machine: Machine) -> Finding:
@@ -160,7 +110,9 @@ def card(machine: Machine) -> Finding:
 
     info = machine.info
     if not machine.is_cuda:
-        return Finding("card", None, f"none; {info.name}, {info.threads} threads, {info.compute_capability}")
+        return Finding(
+            "card", None, f"the CPU: {info.name}, {processors(info.threads, info.kind)}, {info.compute_capability}"
+        )
     words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}"
     others = len(machine.links) - 1
     if others:
@@ -187,25 +139,29 @@ def free_memory(machine: Machine) -> Finding:
     free, total = machine.available_bytes(), machine.info.memory_bytes
     words = f"{scaled(free, 'B')} free of {scaled(total, 'B')}"
     if machine.is_cuda and free < _LITTLE_FREE * total:
-        return Finding("memory", False, f"{words}: others hold {percent(1 - free / total)} of it")
+        return Finding("memory", False, f"{words}: other processes hold {percent(1 - free / total)} of it")
     return Finding("memory", True, words)
 
 
 def nvml(machine: Machine) -> Finding:
-    """Whether the card tells of its clock, power and throttling."""
+    """Whether the card reports its clock, power and throttling."""
     if not machine.is_cuda:
         return Finding("NVML", None, "no card")
     from profiler.machine.telemetry import nvml_source
 
     try:
         source = nvml_source(machine.device)
+    except ImportError:
+        return Finding(
+            "NVML", False, f"missing, needed for clock, power and throttling: {install_command('nvidia-ml-py')}"
+        )
     except Exception as error:
-        return Finding("NVML", False, f"{first_line(error)}; clock, power and throttling stay unseen")
+        return Finding("NVML", False, f"{first_line(error)}; a run reports no clock, power or throttling")
     source.read()
     source.facts()
     source.energy_j()
-    silent = f"all but {', '.join(source.missing)}" if source.missing else "all that is asked"
-    return Finding("NVML", True, f"answers {silent}")
+    silent = f" but {', '.join(source.missing)}" if source.missing else ""
+    return Finding("NVML", True, f"reports every figure{silent}")
 
 
 def cupti(machine: Machine) -> Finding:
@@ -222,7 +178,7 @@ def cupti(machine: Machine) -> Finding:
         machine.clock.synchronize()
     seen = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
     if not seen:
-        return Finding("CUPTI", False, "sees no kernel: --breakdown and --trace tell of modules alone")
+        return Finding("CUPTI", False, "sees no kernel: --breakdown and --trace show only modules")
     return Finding("CUPTI", True, "sees the card's kernels")
 
 
@@ -230,16 +186,20 @@ def bitsandbytes(device: torch.device) -> Finding:
     """Whether 4-bit weights can be made and unpacked on the device."""
     import torch
 
+    version = version_of("bitsandbytes")
     try:
         packing = import_bitsandbytes()
     except Exception as error:
-        return Finding("bitsandbytes", False, f"does not import: {first_line(error)}; no nf4, fp4, int8")
-    version = _version("bitsandbytes")
+        words = "missing, needed for" if version == MISSING else f"{version} does not import: {first_line(error)}; no"
+        command = f": {install_command('bitsandbytes')}" if version == MISSING else ""
+        return Finding("bitsandbytes", False, f"{words} --quant int8, nf4 and fp4{command}")
     try:
         packed, state = packing.quantize_4bit(torch.ones(64, 64, device=device), quant_type="nf4")
         packing.dequantize_4bit(packed, state)[0, 0].item()
     except Exception as error:
-        return Finding("bitsandbytes", False, f"{version} fails on this device: {first_line(error)}; no nf4, fp4")
+        return Finding(
+            "bitsandbytes", False, f"{version} fails on this device: {first_line(error)}; no --quant nf4 and fp4"
+        )
     return Finding("bitsandbytes", True, f"{version}, packs and unpacks nf4 on this device")
 
 
@@ -249,9 +209,9 @@ def compiling(device: torch.device) -> Finding:
     if not found.works:
         return found
     if device.type != "cuda":
-        return replace(found, says=f"{found.says}; torch.compile itself was not run")
+        return replace(found, says=f"{found.says}; torch.compile was not tried")
     if util.find_spec("triton") is None:
-        return Finding("compile", False, "Triton is missing, in which torch.compile writes for a card")
+        return Finding("compile", False, "Triton is missing, needed for --engine compile on a card: pip install triton")
     import torch
 
     torch.compile(lambda x: torch.relu(x) * 2 + 1)(torch.ones(64, device=device))[0].item()
@@ -279,7 +239,7 @@ def _compiler() -> Finding:
 def graphs(machine: Machine) -> Finding:
     """Whether work is captured as a CUDA graph and replayed."""
     if not machine.captures:
-        return Finding("graphs", None, "a CPU captures none: no --engine graph")
+        return Finding("graphs", None, "only on a CUDA card: no --engine graph here")
     import torch
 
     x = torch.zeros(1, device=machine.device)

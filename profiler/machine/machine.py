@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from profiler.errors import DeviceError, RequestError, first_line
+from profiler.errors import CaptureError, DeviceError, first_line
 from profiler.machine import clock, memory
 from profiler.machine.clock import Clock
 from profiler.machine.device import Device, describe
@@ -17,6 +19,9 @@ from profiler.machine.telemetry import Source, source_for
 
 if TYPE_CHECKING:
     import torch
+
+_SYNCHRONISES = "synchronizing CUDA operation"
+"""What torch's synchronisation debug mode says (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""
 
 
 class Machine:
@@ -97,9 +102,20 @@ class Machine:
             raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
         self.release()
 
+    def waits(self, work: Callable[[], object]) -> bool:
+        """Whether `work` makes the host wait for the device; what follows the first wait does not run then.
+
+        On CUDA torch's synchronisation debug mode answers (`torch.cuda.set_sync_debug_mode`): it raises at the first
+        blocking copy, and leaves no state. On a CPU each call ends with its work, so that nothing waits.
+        """
+        return False
+
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Record `work`, which has run before, and give what replays it. Raises RequestError where that cannot be."""
-        raise RequestError("work can be captured on a CUDA device alone, and this one is a CPU.")
+        """Record `work`, which has run before, and give what replays it. Raises CaptureError where that cannot be.
+
+        A capture that fails leaves the streams, the allocator and the random generator as they were.
+        """
+        raise CaptureError("only a CUDA device captures work, and this one is a CPU.")
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -140,29 +156,60 @@ class CudaMachine(Machine):
             return first_line(error)
         return ""
 
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        graph, before = self._cuda.CUDAGraph(), self._cuda.current_stream(self.device)
+    def waits(self, work: Callable[[], object]) -> bool:
+        before = self._cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch calls this mode a prototype each time it is set
+            self._cuda.set_sync_debug_mode("error")
         try:
-            with self._cuda.graph(graph):
+            work()
+        except RuntimeError as error:
+            if _SYNCHRONISES not in str(error):
+                raise
+            return True
+        finally:
+            self._cuda.set_sync_debug_mode(before)
+        return False
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+        recorded, before = _Recorded(self._cuda.CUDAGraph(), self._cuda.MemPool()), self._cuda.current_stream()
+        try:
+            with self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=_side_stream(self.device)):
                 work()
         except RuntimeError as error:
-            # torch.cuda.graph ends a failed capture before it leaves its stream, and does not come to leave it then.
+            # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
             self._cuda.set_stream(before)
+            self._end_failed_capture(recorded)
             if isinstance(error, self._cuda.OutOfMemoryError):
                 raise
             first = error.__context__ or error  # ending a failed capture fails once more
-            raise RequestError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
-        replay: Callable[[], object] = graph.replay
-        return replay
+            raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
+        return recorded
 
-    @cached_property
-    def _side(self) -> torch.cuda.Stream:
-        """One for all: cuBLAS keeps a workspace for each stream that it was ever used on, 8 to 32 MiB."""
-        return self._cuda.Stream(self.device)
+    def _end_failed_capture(self, recorded: _Recorded) -> None:
+        """Undo what a failed capture leaves in torch.
+
+        Up to torch 2.12 the allocator stays in capture, so that `empty_cache` gives nothing back (PyTorch's pull
+        request 180395). Up to 2.13 the graph keeps its share of the pool (190348). Up to 2.11 the random generator
+        stays in capture until a capture succeeds, and the next random number raises (176752).
+        """
+        import torch
+
+        index = self.device.index or 0
+        recorded.graph.reset()
+        with contextlib.suppress(RuntimeError):  # the installed torch has left the capture
+            torch._C._cuda_endAllocateToPool(index, recorded.pool.id)
+        with contextlib.suppress(RuntimeError):
+            while recorded.pool.use_count() > 1:
+                torch._C._cuda_releasePool(index, recorded.pool.id)
+        with contextlib.suppress(RuntimeError):
+            number = torch.zeros(1, device=self.device)
+            with self._cuda.graph(self._cuda.CUDAGraph(), stream=_side_stream(self.device)):
+                number.add_(1)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        side = self._side
+        side = _side_stream(self.device)
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):
             yield
@@ -175,6 +222,29 @@ class CudaMachine(Machine):
             yield
         finally:
             self._cuda.nvtx.range_pop()
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A CUDA graph and the pool that its memory comes from, of which it is given up first; calling it replays it."""
+
+    graph: torch.cuda.CUDAGraph
+    pool: torch.cuda.MemPool
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+    def __del__(self) -> None:
+        self.graph.reset()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a card for warm-ups and captures: one a process, since cuBLAS keeps a workspace of 8 to 32 MiB for
+    each stream that it was ever used on."""
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 def machine_for(device: torch.device, *, clock: Clock | None = None, source: Source | None = None) -> Machine:

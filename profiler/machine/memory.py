@@ -40,13 +40,14 @@ _RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
 def available_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`; on a CPU the container's (cgroup) limit counts.
 
-    What torch's allocator keeps for its next tensors is free to us, though the driver calls it used.
+    On CUDA this counts what the driver calls free and the unused blocks that torch's allocator gives to the next tensor
+    of the default stream. Unused blocks of live graphs' private pools and of other streams are not available.
     """
     if device.type == "cuda":
         import torch
 
         free, _total = torch.cuda.mem_get_info(device)
-        return int(free) + _kept_bytes(device)
+        return int(free) + _unused_bytes(device)
     import psutil
 
     return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
@@ -124,8 +125,29 @@ def allocated_bytes(device: torch.device) -> int:
     return int(torch.cuda.memory_allocated(device))
 
 
-def _kept_bytes(device: torch.device) -> int:
-    """Bytes that torch's caching allocator has of a CUDA device and no tensor holds."""
+_DEFAULT_POOL = (0, 0)
+_DEFAULT_STREAM = 0
+
+
+def _unused_bytes(device: torch.device) -> int:
+    """Bytes that torch's allocator holds unused for the default stream of a CUDA device, outside private pools.
+
+    The keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
+    """
+    import torch
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        int(segment["total_size"]) - int(segment["allocated_size"])
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index
+        and tuple(segment["segment_pool_id"]) == _DEFAULT_POOL
+        and segment["stream"] == _DEFAULT_STREAM
+    )
+
+
+def _cached_bytes(device: torch.device) -> int:
+    """Bytes that torch's allocator holds of a CUDA device without a live tensor in them."""
     import torch
 
     return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -138,7 +160,7 @@ def used_bytes(device: torch.device) -> int | None:
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
-    return int(total - free) - _kept_bytes(device)
+    return int(total - free) - _cached_bytes(device)
 
 
 def _cgroup_limits() -> list[int]:

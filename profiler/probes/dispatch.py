@@ -15,7 +15,7 @@ from profiler.diagnosis.facts import Calls, DispatchSamples
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import RequestError
+from profiler.errors import contained
 from profiler.grid import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
@@ -43,12 +43,13 @@ def measure_dispatch(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
     budget_s: float,
+    on_failure: Callable[[Exception], object] = lambda error: None,
 ) -> list[DispatchSamples]:
     """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin; `budget_s` for each.
 
     What the twin cannot stand for is left out: compiled code of the twin would be other code than the model's, and take
-    as long to compile, so that such an engine has its prefill alone; so are engines that fail. Empty where the twin
-    cannot be built.
+    as long to compile, so that such an engine has its prefill alone. An engine that fails is left out, after a call of
+    `on_failure`; so are all where the twin cannot be built. Raises DeviceError where the device is lost.
 
     On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There each of the
@@ -57,17 +58,15 @@ def measure_dispatch(
     do not see the weights, and the twin steps alone.
     """
     request = loaded.request
-    try:
-        twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
-    except Exception:
-        return []
     found: list[DispatchSamples] = []
-    for name in engines:
-        if name in ENGINES and (phases := ENGINES[name].eager_phases):
-            kind = ENGINES[name] if "decode" in phases else KeptCache  # as compiled code keeps its own
-            bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
-            with contextlib.suppress(Exception):  # what one engine cannot, such as a capture, the others can
-                found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
+    with contained(on_failure):
+        twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
+        for name in engines:
+            if name in ENGINES and (phases := ENGINES[name].eager_phases):
+                kind = ENGINES[name] if "decode" in phases else KeptCache  # as compiled code keeps its own
+                with contained(on_failure):  # what one engine cannot, such as a capture, the others can
+                    bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
+                    found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
     return found
 
 
@@ -96,7 +95,7 @@ def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase
 
 
 def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
-    """Whether a step of the twin, which has run before, waits for its device: no capture holds one that does."""
+    """Whether a step of the twin, which has run before, waits for its device."""
     if engine.replays_as_graph and phase == "decode":
         return False
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
@@ -104,11 +103,7 @@ def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
         step: Callable[[], object] = partial(engine.prefill, ids, _TWIN_SLOTS)
         if phase == "decode":
             step = partial(engine.decode, engine.prefill(ids, _TWIN_SLOTS))
-        try:
-            machine.capture(step)
-        except RequestError:
-            return True
-    return False
+        return machine.waits(step)
 
 
 def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
 from profiler.diagnosis.facts import REST, Replay, Replays
-from profiler.errors import RequestError
+from profiler.errors import RequestError, contained
 from profiler.grid import Cell, CellKey
 from profiler.loading.request import ModelRequest
 from profiler.machine.clock import timing_of
@@ -27,6 +28,8 @@ from profiler.work.walk import LinearKey, linear_key, linear_modules
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and are run inside the linears as well.
 _CONVERSIONS_SHARE = 0.3
+# As long as a card's power is averaged over before its cap lowers the clock, and some more.
+_LOAD_S = 1.0
 # What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
 _TURNS = 3
 # Caches that differ by less of the weights' bytes leave about as much of them where they were.
@@ -47,22 +50,44 @@ def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]
     return Linears(operators, {key: modules[key] for key in operators})
 
 
-def replay_kernels(subject: Subject, cells: Sequence[Cell], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
+def replay_kernels(
+    subject: Subject,
+    cells: Sequence[Cell],
+    ceilings: Ceilings,
+    budget_s: float,
+    on_failure: Callable[[Exception], object] = lambda error: None,
+) -> Iterator[Replays]:
     """Each linear, attention core and bank of experts of each cell run alone, shape by shape.
 
     Of a linear that converts between formats, those kernels are run on their own as well. Cells whose linears see the
     same rows, and find as much of their weights in a cache, share their replay. `budget_s` is for all of them; each is
-    visited once in any case.
+    visited once in any case. What fails is left out, after a call of `on_failure`. Raises DeviceError where the device
+    is lost.
     """
     linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
     for users in shapes.values():
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        yield Replays(tuple(users), tuple(_linears_alone(subject, linears, users[0], ceilings, share_s)))
+        of_linears = partial(_linears_alone, subject, linears, users[0], ceilings, share_s)
+        yield Replays(tuple(users), _tolerated(of_linears, subject, on_failure))
     keys = [key for users in shapes.values() for key in users]
     for key in keys:
-        share_s = budget_s * _CALLS_SHARE / len(keys)
-        yield Replays((key,), tuple(_calls_alone(subject, key, ceilings, share_s)))
+        of_calls = partial(_calls_alone, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
+        yield Replays((key,), _tolerated(of_calls, subject, on_failure))
+
+
+def _tolerated(
+    measure: Callable[[], Iterator[Replay]], subject: Subject, on_failure: Callable[[Exception], object]
+) -> tuple[Replay, ...]:
+    """The replays that `measure` gives until it fails."""
+    found: list[Replay] = []
+    failures: list[Exception] = []
+    with contained(failures.append):
+        found.extend(measure())
+    for error in failures:
+        on_failure(error)
+        subject.machine.recover("a replay")
+    return tuple(found)
 
 
 def replay_between(
@@ -144,25 +169,24 @@ def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey
 def _calls_alone(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
     """Attention and experts of a cell's step, called again as that step calls them.
 
-    What a step cannot be had for (a cache that only a prefill fills, memory for its operands) is not replayed.
+    A step whose cache only a prefill can fill is not replayed.
     """
     machine, step, page_fault_s = subject.machine, Step.of(key), ceilings.page_fault_s
+    modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
     try:
-        modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
-        calls = caught_calls(modules, step_of(subject, key)) if modules else {}
-        times = replay_calls(
-            calls, machine, budget_s=budget_s, cold_bytes=_cold_bytes(subject), page_fault_s=page_fault_s
-        )
-        for operator, seconds in times.items():
-            yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
-        # On a CPU those of a decode step are next to nothing beside their dispatch.
-        eager = key.phase in subject.engines[key.cell.engine].eager_phases
-        if eager and (machine.captures or key.phase == "prefill"):
-            with answered(subject.loaded.module, modules):
-                seconds = _small_alone(subject, key, page_fault_s, budget_s)
-                yield Replay(REST, seconds, without_faults=page_fault_s > 0)
-    except (RequestError, torch.OutOfMemoryError):
+        ready = step_of(subject, key)
+    except RequestError:
         return
+    calls = caught_calls(modules, ready) if modules else {}
+    times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=_cold_bytes(subject), page_fault_s=page_fault_s)
+    for operator, seconds in times.items():
+        yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
+    # On a CPU those of a decode step are next to nothing beside their dispatch.
+    eager = key.phase in subject.engines[key.cell.engine].eager_phases
+    if eager and (machine.captures or key.phase == "prefill"):
+        with answered(subject.loaded.module, modules):
+            if seconds := _small_alone(subject, key, page_fault_s, budget_s):
+                yield Replay(REST, seconds, without_faults=page_fault_s > 0)
 
 
 def _small_alone(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
@@ -171,7 +195,7 @@ def _small_alone(subject: Subject, key: CellKey, page_fault_s: float, budget_s: 
     machine, small = subject.machine, step_of(subject, key)
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, _cold_bytes(subject)
-        return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, captured_alone=True)[REST]
+        return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes).get(REST, ())
     one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
     times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s, page_fault_s=page_fault_s)
     dispatch_s = timing_of(times["one token"]).median_s
@@ -189,6 +213,8 @@ def _linears_alone(
 ) -> Iterator[Replay]:
     """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
+    if machine.captures and key.phase == "prefill":
+        _run_prefills(subject, key, min(_LOAD_S, budget_s / 2))
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     last = key.cell.batch_size
     sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
@@ -209,8 +235,19 @@ def _linears_alone(
     converted = replay_calls(
         converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s
     )
-    for name, op in linears.operators.items():
-        yield Replay(subject.names[op], times[name], converted.get(name, ()), without_faults=page_fault_s > 0)
+    for name, seconds in times.items():
+        operator = subject.names[linears.operators[name]]
+        yield Replay(operator, seconds, converted.get(name, ()), without_faults=page_fault_s > 0)
+
+
+def _run_prefills(subject: Subject, key: CellKey, seconds: float) -> None:
+    """Run a cell's prefill for some time: a card at its power cap clocks lower under load than after a pause."""
+    machine, run = subject.machine, step_of(subject, key)
+    end_s = machine.now_s() + seconds
+    with torch.inference_mode():
+        while machine.now_s() < end_s:
+            run()
+            machine.clock.synchronize()
 
 
 def conversions(

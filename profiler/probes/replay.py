@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from profiler.errors import RequestError
 from profiler.machine.clock import timing_of
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
@@ -70,7 +69,6 @@ def replay_calls(
     *,
     budget_s: float,
     cold_bytes: int = 0,
-    captured_alone: bool = False,
     between: Sequence[Callable[[], object]] = (),
     page_fault_s: float = 0.0,
 ) -> dict[Key, tuple[float, ...]]:
@@ -84,15 +82,15 @@ def replay_calls(
     again, which a step, that holds other memory as well, may not (0.4 of the 0.7 s of the small kernels of a prefill of
     8 x 512 in bfloat16), and the step's own are counted in the step. On CUDA the calls of a key are captured as a graph
     and replayed: events around single calls of small kernels would time the host; there
-    `cold_bytes` are written before each replay (see `_replayed_graph`), and with `captured_alone` a RequestError is
-    raised for what cannot be captured.
+    `cold_bytes` are read before each replay (see `_replayed_graph`). A key whose calls wait for the device is left out
+    there: no graph holds them, and events around them would time the host, which is a part of dispatch already. Raises
+    CaptureError for other calls that cannot be captured.
     """
     clock = machine.clock
     if machine.captures:
         each_s = budget_s / max(1, len(calls))
-        return {
-            name: _replayed_graph(layers, machine, each_s, cold_bytes, captured_alone) for name, layers in calls.items()
-        }
+        graphs = {name: _replayed_graph(layers, machine, each_s, cold_bytes) for name, layers in calls.items()}
+        return {name: samples for name, samples in graphs.items() if samples}
     several: list[tuple[Key | None, Sequence[Callable[[], object]]]] = [*calls.items(), (None, between)]
     order = sorted(
         ((index / len(layers), name, call) for name, layers in several for index, call in enumerate(layers)),
@@ -147,42 +145,39 @@ def _known(samples: Sequence[float]) -> bool:
 
 
 def _replayed_graph(
-    calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int, captured_alone: bool
+    calls: Sequence[Callable[[], object]], machine: Machine, budget_s: float, cold_bytes: int
 ) -> tuple[float, ...]:
     """Seconds of one of `calls` on the device alone: all of them captured as one graph and replayed.
 
-    Before each replay a buffer of `cold_bytes` is written, so that nothing lies in a cache that a step would not find
-    there; the replay is submitted meanwhile, so that its launch is not timed either. Of a model that a cache holds
-    nothing is written: few calls are then repeated, until their graph's launch hardly counts. A call that cannot be
-    captured (one that waits for the device) is timed with events instead.
+    Before each replay a buffer of `cold_bytes` is read, so that nothing lies in a cache that a step would not find
+    there; the replay is submitted meanwhile, so that its launch is not timed either. Reading also evicts what the last
+    replay wrote: a flush that writes would leave dirty lines, whose write-back falls into the replay. Of a model that a
+    cache holds nothing is read: few calls are then repeated, until their graph's launch hardly counts. Empty where the
+    calls wait for the device.
     """
-    repeats = 1 if cold_bytes or captured_alone else -(-_LEAST_CALLS // len(calls))
+    repeats = 1 if cold_bytes else -(-_LEAST_CALLS // len(calls))
 
     def every() -> None:
         for _ in range(repeats):
             for call in calls:
                 call()
 
-    flushed = torch.empty(cold_bytes, dtype=torch.uint8, device=machine.device) if cold_bytes else None
+    flush = torch.zeros(cold_bytes // 4, dtype=torch.float32, device=machine.device) if cold_bytes else None
     clock = machine.clock
     with torch.inference_mode():
         with machine.beside():
             every()
-        again: Callable[[], object]
-        try:
-            again = machine.capture(every)
-        except RequestError:
-            if captured_alone:
-                raise
-            again = every
-        again()
+        if machine.waits(every):
+            return ()
+        replay = machine.capture(every)
+        replay()
         samples: list[float] = []
         deadline_s = machine.now_s() + budget_s
         while len(samples) < _LEAST_REPLAYS or (machine.now_s() < deadline_s and not _known(samples)):
-            if flushed is not None:
-                flushed.fill_(len(samples) % 2)
+            if flush is not None:
+                flush.sum()
             marks = [clock.mark()]
-            again()
+            replay()
             marks.append(clock.mark())
             clock.synchronize()
             samples += clock.seconds(marks)

@@ -82,12 +82,16 @@ def _under_profiler(step: Callable[[], object], machine: Machine, target: Path |
 
 
 def _intervals(profiler: Any, on_cuda: bool) -> list[tuple[float, float]]:
-    """Kernels and copies on the device, or on a CPU the operators that no other operator called."""
+    """Kernels and copies on the device, or on a CPU the operators that no other operator called.
+
+    A range that compiled code names (`record_function`) is a CUDA event as well, and runs nothing.
+    """
     kind = torch.autograd.DeviceType.CUDA if on_cuda else torch.autograd.DeviceType.CPU
     found = []
     for event in profiler.events():
         called = event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::")
-        if event.device_type == kind and (on_cuda or (event.name.startswith("aten::") and not called)):
+        runs = not event.is_user_annotation if on_cuda else event.name.startswith("aten::") and not called
+        if event.device_type == kind and runs:
             found.append((event.time_range.start * _MICROSECOND_S, event.time_range.end * _MICROSECOND_S))
     return found
 

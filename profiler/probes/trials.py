@@ -7,12 +7,15 @@ and the exit of the layers that repeat, so that what a layer takes and what lies
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
+
 from profiler.diagnosis.facts import Trial
-from profiler.errors import contained
+from profiler.errors import RoofscopeError, contained
 from profiler.grid import CellKey
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
@@ -39,11 +42,13 @@ def try_forms(
     latencies_s: Mapping[CellKey, float],
     budget_s: float,
     compiling: bool = False,
+    on_failure: Callable[[str, Exception], object] = lambda form, error: None,
 ) -> Iterator[Trial]:
     """Steps in every form that this machine has, at the corners of the grid, as far as the budget goes.
 
     `latencies_s` are the times of the cells that were measured: they tell how many layers can be afforded. A form that
-    does not load or run here is left out, and so is one whose preparing would not fit into what is left. With
+    does not load or run here is left out, after a call of `on_failure` where that is no wrong request but an error; so
+    is one whose preparing would not fit into what is left. With
     `compiling` the budget has room for torch.compile on a CPU, too: a compiler that takes longer than is expected of it
     takes that from the forms behind it, and from no others' time unless it outlasts the budget.
     """
@@ -65,7 +70,7 @@ def try_forms(
     for form in forms:
         if subject.machine.now_s() + form.preparing_s > deadline_s:
             continue
-        with contained(lambda _: subject.machine.release()):
+        with contained(partial(_left_out, subject, form, on_failure)):
             loaded = held if form.holds_alike else _loaded(form, subject.request, short)
             other = Bench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
             for key in form.corners(keys):
@@ -73,6 +78,12 @@ def try_forms(
                     break
                 before, after = in_turn(plain, other, key, pattern.first)
                 yield Trial(key, form.name, inside, of_inside, before, after)
+
+
+def _left_out(subject: Subject, form: Form, on_failure: Callable[[str, Exception], object], error: Exception) -> None:
+    subject.machine.recover(form.name)
+    if not isinstance(error, (RoofscopeError, ImportError, NotImplementedError, torch.OutOfMemoryError)):
+        on_failure(form.name, error)
 
 
 def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]:

@@ -44,8 +44,8 @@ class CeilingsRecord:
     memory: Mapping[str, Roof]
     stream_bytes: int
     beyond_cache: bool
-    memory_bytes_per_s: float
-    """The memory roof."""
+    memory_bytes_per_s: float | None
+    """The memory roof; None where none is known."""
     dispatch_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
     """Seconds to dispatch a step, by engine, phase and batch size."""
     curve: tuple[CurvePoint, ...] = ()
@@ -57,10 +57,12 @@ class CeilingsRecord:
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
     weights: Witness | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What could not be measured, by name, each with the reason."""
 
-    def compute_roof(self, dtype: str) -> Roof:
-        """The roof of a dtype, or the highest that was measured."""
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
+    def compute_roof(self, dtype: str) -> Roof | None:
+        """The roof of a dtype, or the highest that was measured; None without any."""
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=None)
 
     @property
     def ceilings(self) -> Ceilings:
@@ -83,6 +85,8 @@ class EngineRecord:
     owned: Mapping[str, OwnedModel] = field(default_factory=dict)
     """Of the engines that own their model."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
+    graph_skips: Mapping[str, int] = field(default_factory=dict)
+    """Compiled pieces that ran without the CUDA graph asked for."""
     preparation_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each engine spent on compiling or capturing, over all its shapes."""
     differences: tuple[EngineDifference, ...] = ()
@@ -107,6 +111,22 @@ class HealthRecord:
     not_seen: tuple[str, ...] = ()
     idle_power_w: float | None = None
     settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A part of a run that failed, while the run went on."""
+
+    what: str
+    """The part: `dispatch`, `the replays`."""
+    why: str
+    """The first line of the error."""
+    effect: str
+    """What that means for the figures."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.what} failed ({self.why}): {self.effect}."
 
 
 @dataclass(frozen=True)
@@ -160,6 +180,8 @@ class RunDocument:
     """What was to be warned of before the first figure."""
     missing_facts: tuple[str, ...] = ()
     """What an older version did not keep, so that it cannot be judged again."""
+    missing: tuple[Missing, ...] = ()
+    """Parts of the run that failed; its step times do not need them."""
     finished: bool = False
     ended_by: str = ""
     """What ended it early, where that was neither a user nor a kill."""

@@ -71,7 +71,7 @@ def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | Non
 
 
 class Finding(Protocol):
-    """One part of an installation: whether it works (None: it is not needed), and what is to be said of it."""
+    """One part of an installation: whether it works (None: not needed), whether it is slow, and the line about it."""
 
     @property
     def name(self) -> str: ...
@@ -82,15 +82,18 @@ class Finding(Protocol):
     @property
     def says(self) -> str: ...
 
+    @property
+    def slow(self) -> bool: ...
+
 
 _MARKS = {True: "ok", False: "NO", None: "-"}
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """One line a part of the installation, without a head."""
+    """One line for each part of the installation, without a head."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for item in findings:
-        table.add_row(item.name, _MARKS[item.works], item.says)
+        table.add_row(item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says)
     return table
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from profiler.record.run import Run
@@ -15,15 +16,30 @@ from profiler.report.plots import save
 _PICTURES = ("roofline", "map", "split")
 
 
-def write_reports(runs: Sequence[Run]) -> None:
+Guard = Callable[[str], AbstractContextManager[None]]
+"""Gives the context in which a file of a name is written; it may tolerate what fails there."""
+
+
+def _unguarded(_name: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def write_reports(runs: Sequence[Run], guard: Guard = _unguarded) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
-        if run.measured:
-            of_engines = ("engines",) if waterfalls(run) else ()
-            for name in (*_PICTURES, *of_engines):
+        pictures = _PICTURES if run.document.evidence else _PICTURES[:1]
+        of_engines = ("engines",) if waterfalls(run) else ()
+        for name in (*pictures, *of_engines) if run.measured else ():
+            with guard(f"{name}.png"):
                 save([run], name, run.folder / f"{name}.png")
-        replace_file(run.folder / "report.html", html_report(run))
-        replace_file(run.folder / "report.md", markdown_report(run))
+        write_pages(run, guard)
+
+
+def write_pages(run: Run, guard: Guard = _unguarded) -> None:
+    """Write report.html and report.md into a run's folder."""
+    for name, render in (("report.html", html_report), ("report.md", markdown_report)):
+        with guard(name):
+            replace_file(run.folder / name, render(run))
 
 
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:

@@ -52,6 +52,8 @@ class Visit:
     """The iterations of prefill and loop as the engine's own scheduler told them; empty where it has none."""
     cache_used_bytes: int | None = None
     """Most of an engine's own cache that was in use at once."""
+    first_decode_s: tuple[float, ...] = ()
+    """The same decode steps in the first loop of this shape in the process, before any was timed (CUDA)."""
 
     @property
     def prefill_iterations(self) -> int:

@@ -63,6 +63,8 @@ class Bench:
     vocab_size: int
     own_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
+    visited: set[Cell] = field(default_factory=set)
+    """Cells whose shapes this process has run before; a visit adds its own."""
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
@@ -108,7 +110,11 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     machine.clock.synchronize()
     preparation_s = machine.now_s() - before_s
     prefills = _prefills(engine, cell, bench)
-    warm_ups = _warm_prefill(prefills) if round_number == 0 else []
+    is_new = cell not in bench.visited
+    warm_ups = _warm_prefill(prefills) if is_new else []
+    # Each decode step of a growing cache is a shape of its own, for which a library may build a plan at its first use.
+    first_s = _run(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()
+    bench.visited.add(cell)
     machine.reset_peak()
     # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
     load = None if machine.is_cuda else ForeignLoad(engine.beside)
@@ -126,6 +132,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
         decode_s=loop.decode_s,
         wall_s=loop.wall_s,
         warm_up_s=tuple(warm_ups),
+        first_decode_s=first_s,
         peak_memory_bytes=_peak_of_cell(engine, bench),
         at_unix_s=at_unix_s,
         energy_j=None if before_j is None or after_j is None else after_j - before_j,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ class RecordedGraph:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def reset(self) -> None:
+        self.calls.clear()
 
     def replay(self) -> None:
         for operator, args, kwargs, first in self.calls:
@@ -50,7 +54,7 @@ class _Recorder(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _capture(graph: RecordedGraph) -> Iterator[None]:
+def _capture(graph: RecordedGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
     with _Recorder(graph):
         yield
 
@@ -68,6 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", _capture)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 1)))
     monkeypatch.setattr(torch.cuda, "Stream", _Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: _Stream())
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _stream: None)

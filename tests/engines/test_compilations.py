@@ -58,13 +58,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     seen = Recorded()
     compile_for_real = torch.compile
 
-    def compile_(function: Callable[..., Any], mode: str | None = None) -> Any:
+    def compile_(function: Callable[..., Any], mode: str | None = None, dynamic: bool | None = None) -> Any:
         def backend(module: Any, inputs: Any) -> Any:
             seen.compilations.append(mode or "default")
             seen.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
             return module.forward
 
-        return compile_for_real(function, backend=backend)
+        return compile_for_real(function, backend=backend, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_)
     return seen
@@ -95,6 +95,16 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
     assert len(recorded.compilations) == first, "later visits find it compiled"
     _visits(engine, prompt=4, slots=WINDOW)
     assert len(recorded.compilations) == first, "another depth of the same cache as well"
+
+
+@pytest.mark.slow
+def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) -> None:
+    """From the second shape on torch makes sizes symbolic by itself, and hands them to the compiled code as inputs."""
+    engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
+    for slots in (16, 24, 32):
+        _visits(engine, prompt=6, slots=slots, visits=1)
+    assert len(recorded.compilations) == 3
+    assert recorded.numbers == []
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_caches_of_compiled_code_are_let_go_the_oldest_first(
         caches.append(weakref.ref(cache))
         return cache
 
-    monkeypatch.setattr(torch, "compile", lambda step: compiler(step, backend="eager"))
+    monkeypatch.setattr(torch, "compile", lambda step, **_: compiler(step, backend="eager"))
     monkeypatch.setattr(transformers, "static_cache", followed)
     model, machine = tiny("window"), small()
     monkeypatch.setattr(machine, "available_bytes", lambda: round((room + 0.5) * 6144 / 0.05))

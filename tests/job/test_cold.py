@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from machines import HOST
+from machines import HOST, small
 
 import profiler
 from profiler.diagnosis.cell import EngineDifference
 from profiler.diagnosis.cold import break_even
 from profiler.diagnosis.facts import FirstCalls, FreshStart
 from profiler.engines.base import DecodeState
+from profiler.errors import RequestError
 from profiler.grid import Cell, Grid
 from profiler.job import cold
 from profiler.probes.silence import steps_after_silence
@@ -100,7 +101,17 @@ def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
     request = SimpleNamespace(weights="checkpoint", source=SimpleNamespace(path=tmp_path))
     monkeypatch.setattr(cold, "forget", lambda files: files == [tmp_path / "weights"] and gone)
     monkeypatch.setattr(cold, "_start", lambda _prepared, link: link)
-    assert list(cold.fresh_starts(SimpleNamespace(request=request))) == links  # type: ignore[arg-type]
+    assert list(cold.fresh_starts(SimpleNamespace(request=request), HOST, 4)) == links  # type: ignore[arg-type]
+
+
+def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """13.5 GB of weights and a context of 1 GB do not fit into the 1.5 GB that a 15 GB card has left next to them."""
+    card = small()
+    monkeypatch.setattr(type(card), "is_cuda", True)
+    monkeypatch.setattr(card, "available_bytes", lambda: 1_500_000_000)
+    request = SimpleNamespace(weights="random", source=SimpleNamespace(path=None))
+    with pytest.raises(RequestError, match=r"1\.50 GB are free next to this one's: 14\.5 GB are needed"):
+        next(cold.fresh_starts(SimpleNamespace(request=request), card, 13_500_000_000))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
         visited(error)
     with pytest.raises(type(error)):
         warm_up(Failing(error), CELL, HOST, vocab_size=64, budget_s=1.0)  # type: ignore[arg-type]
-    with pytest.raises(type(error)), Stages(QuietListener(), HOST).cut_short("a stage"):
+    with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
         raise error
 
 
@@ -99,9 +99,11 @@ def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: 
         held.append(weakref.ref(tensor))
         raise AttributeError("no attribute 'cos'")
 
-    with Stages(listener, machine).cut_short("the replays"):
+    stages = Stages(listener, machine)
+    with stages.optional("the replays", "kernels have no times"):
         step()
-    assert listener.heard == ["the replays ended early: AttributeError: no attribute 'cos'"]
+    assert listener.heard == ["the replays failed (AttributeError: no attribute 'cos'): kernels have no times."]
+    assert [part.what for part in stages.missing] == ["the replays"]
     assert alive == [None]
 
 
@@ -109,7 +111,7 @@ def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.
     machine = small()
     monkeypatch.setattr(machine, "trouble", lambda: "it fell off the bus")
     stages, lost = Stages(QuietListener(), machine), pytest.raises(DeviceError, match="lost since the replays: it fell")
-    with lost, stages.cut_short("the replays"):
+    with lost, stages.optional("the replays", "kernels have no times"):
         raise KeyError("x")
     with pytest.raises(DeviceError, match="lost since 1 x 8"):
         visit_safely(Failing(KeyError("x")), CELL, 0, Bench(machine, 64))  # type: ignore[arg-type]
@@ -145,7 +147,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr(EagerEngine, "prefill", failing)
     monkeypatch.setattr(trials, "in_turn", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.job.measuring.look_again", unforeseen)
-    monkeypatch.setattr("profiler.job.measuring._LEVERS_SHARE", 4.0)
+    monkeypatch.setattr("profiler.job.measuring._LEVERS_SHARE", 15.0)
     listener = Hears()
     run = profiler.profile(
         str(tiny_folder),
@@ -159,5 +161,9 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
-    assert tried, "a form was tried, and left out"
-    assert "looking at the roofs again ended early: KeyError: 'what nobody foresaw'" in listener.heard
+    assert tried, "a change was tried, and left out"
+    missing = {part.what: part.why for part in run.document.missing}
+    assert missing.pop("the second look at the roofs") == "KeyError: 'what nobody foresaw'"
+    assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
+    assert all(what.startswith("trying ") for what in missing)
+    assert {part.sentence for part in run.document.missing} < set(run.document.warnings)

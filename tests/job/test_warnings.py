@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,19 @@ def test_a_card_needs_one_core_of_its_host() -> None:
     assert device_warnings(card("T4"), Others(14.0, 16)) == []
     [warning] = device_warnings(card("T4"), Others(15.9, 16))
     assert "15.9 of 16 cores" in warning
+
+
+def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel of WSL 2 says so in /proc/version."""
+    kernel = tmp_path / "version"
+    kernel.write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0)\n")
+    monkeypatch.setattr("profiler.machine.checks._KERNEL", kernel)
+    [warning] = device_warnings(card("T4"), Others(0.0, 16))
+    assert "may spill to system memory" in warning
+    assert "'Prefer No Sysmem Fallback'" in warning
+    assert device_warnings(Device("cpu", "a CPU", 1 << 30, 1 << 20, 1, None, None), Others(0.0, 16)) == []
+    kernel.write_text("Linux version 6.8.0-45-generic (buildd@lcy02-amd64-115)\n")
+    assert device_warnings(card("T4"), Others(0.0, 16)) == []
 
 
 @pytest.mark.parametrize(

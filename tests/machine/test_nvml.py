@@ -158,7 +158,7 @@ def test_a_driver_of_2021_tells_the_same_under_older_names(nvml: State) -> None:
     source = nvml_source(CARD)
     reading = source.read()
     assert (reading.throttle, reading.other_processes, source.missing) == (("hardware thermal",), 1, ())
-    assert checks.driver().says == "NVIDIA 470.57.02, knows CUDA up to 11.4"
+    assert checks.driver().says == "NVIDIA 470.57.02, supports CUDA up to 11.4"
 
 
 def test_the_second_of_two_cards(nvml: State) -> None:

@@ -60,6 +60,7 @@ class Driver:
             "memory_allocated": lambda device=None: self.card(device).memory.allocated,
             "memory_reserved": lambda device=None: self.card(device).memory.reserved,
             "max_memory_allocated": lambda device=None: self.card(device).memory.peak_allocated,
+            "memory_snapshot": self._memory_snapshot,
             "reset_peak_memory_stats": self._reset_peak,
             "empty_cache": self._empty_cache,
             "synchronize": self._synchronize,
@@ -114,6 +115,20 @@ class Driver:
     def _mem_get_info(self, device: Any = None) -> tuple[int, int]:
         memory = self.card(device).memory
         return memory.driver_free, memory.total_bytes
+
+    def _memory_snapshot(self) -> list[dict[str, Any]]:
+        """What each card's default stream has to spare, as one segment, under the names of torch's `segmentInfoToDict`
+        (torch/csrc/cuda/Module.cpp, 2.13)."""
+        return [
+            {
+                "device": card.index,
+                "segment_pool_id": (0, 0),
+                "stream": 0,
+                "total_size": card.default_stream.core.unused_bytes(card.memory),
+                "allocated_size": 0,
+            }
+            for card in self._cards
+        ]
 
     def _reset_peak(self, device: Any = None) -> None:
         memory = self.card(device).memory

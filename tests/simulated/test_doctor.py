@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from profiler.errors import RequestError
 from profiler.job.doctor import examine
+from profiler.machine import checks
+from profiler.machine.findings import Finding
+from profiler.machine.machine import CudaMachine
 
 from .card import Card
 from .native import why_not
-from .truth import T4
-from .world import simulated, standing_in
+from .truth import A100, H100, RTX_4090, T4, Truth
+from .world import World, simulated, standing_in
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+ON_A_CARD = ["attention", "KV lengths", "fp8 by row", "fp8 by tensor", "int8 products", "grouped products"]
+ON_A_CARD += ["out of memory", "recovery"]
 
 
 @pytest.mark.slow
@@ -24,7 +34,7 @@ def test_a_t4() -> None:
         found = examine()
     says = {item.name: item.says for item in found.findings}
     works = {item.name: item.works for item in found.findings}
-    assert says["driver"] == "NVIDIA 580.00, knows CUDA up to 13.0"
+    assert says["driver"] == "NVIDIA 580.00, supports CUDA up to 13.0"
     assert "Tesla T4, 40 SMs, compute capability 7.5, one of 2" in says["card"]
     assert "datasheet T4: 320 GB/s, 65.0 TFLOP/s in float16, no bfloat16 units" in says["card"]
     assert all(works[name] for name in ("torch", "card", "memory", "NVML", "bitsandbytes", "graphs", "fits"))
@@ -42,12 +52,306 @@ def test_a_t4() -> None:
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without kernels for an old card, a neighbour that holds it, no NVML: each is a line."""
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")
-    monkeypatch.setattr("profiler.job.doctor.card_names", lambda: ("gpt2",))
+    monkeypatch.setattr("profiler.loading.catalog.card_names", lambda: ("gpt2",))
     dead = mock.patch.object(Card, "launch", side_effect=error)
     with simulated(T4.but(taken_bytes=12 << 30)), standing_in("pynvml", None), dead:
-        found = {item.name: item for item in examine().findings}
+        seen = examine()
+    found = {item.name: item for item in seen.findings}
+    assert seen.first == "fix card, then run `roofscope doctor` again"
     assert found["card"].works is False
     assert "no kernel image" in found["card"].says
     assert found["memory"].works is False
-    assert "others hold 80 %" in found["memory"].says
+    assert "other processes hold 80 %" in found["memory"].says
     assert [found[name].works for name in ("NVML", "CUPTI", "bitsandbytes", "compile", "graphs")] == [False] * 5
+    assert "pip install 'nvidia-ml-py>=12.535'" in found["NVML"].says
+    assert "no kernel image" in found["int8 products"].says
+    assert found["int8 products"].says.endswith("int8 has no roof here")
+
+
+@pytest.fixture
+def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which models fit is not looked at here."""
+    monkeypatch.setattr("profiler.loading.catalog.card_names", lambda: ("gpt2",))
+
+
+Fault = Callable[[World], contextlib.AbstractContextManager[object]]
+
+
+def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[str, Finding]:
+    """What only a card is asked, by its name, on a card with a fault."""
+    with simulated(truth) as world, fault(world):
+        found = {item.name: item for item in examine().findings}
+    assert [name for name in found if name in ON_A_CARD] == ON_A_CARD
+    return {name: found[name] for name in ON_A_CARD}
+
+
+def bad(found: dict[str, Finding]) -> list[str]:
+    """The names of what does not work, or is slow."""
+    return [item.name for item in found.values() if item.works is False or item.slow]
+
+
+@pytest.mark.usefixtures("one_model")
+@pytest.mark.parametrize(
+    ("truth", "attention", "absent"),
+    [
+        # NVIDIA: fp8 from compute capability 8.9 on (Ada, Hopper); int8 from 7.5 on.
+        (H100, "cudnn", []),
+        (RTX_4090, "flash; with a mask memory-efficient", []),
+        (A100, "flash; with a mask memory-efficient", ["fp8 by row", "fp8 by tensor"]),
+    ],
+    ids=["H100", "RTX 4090", "A100"],
+)
+def test_a_healthy_card(truth: Truth, attention: str, absent: list[str]) -> None:
+    found = on(truth)
+    assert bad(found) == []
+    assert [name for name, item in found.items() if item.works is None] == absent
+    assert found["attention"].says == attention
+    assert found["KV lengths"].says.startswith("a new KV length costs nothing extra")
+    assert found["out of memory"].says == "allocations beyond the card's memory fail: a run sees the end of memory"
+    assert found["recovery"].says == "random numbers, memory and the stream work after a failed capture"
+
+
+@pytest.mark.usefixtures("one_model")
+def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
+    """aten/native/transformers/cuda/sdp_utils.cpp: flash needs compute capability 8.0, memory-efficient equal heads."""
+    found = on(T4)
+    assert bad(found) == ["attention"]
+    assert found["attention"].slow
+    assert found["attention"].says.startswith("math; with a mask memory-efficient; math copies K and V")
+    assert "--engine static decodes with a mask" in found["attention"].says
+    assert found["fp8 by row"] == Finding("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
+
+
+@pytest.mark.usefixtures("one_model")
+def test_a_card_without_any_fused_attention() -> None:
+    found = on(H100, lambda _: mock.patch.object(torch, "_fused_sdp_choice", return_value=0))
+    assert bad(found) == ["attention"]
+    assert found["attention"].says.startswith("math; math copies K and V")
+    assert "a newer torch" in found["attention"].says
+
+
+@pytest.mark.usefixtures("one_model")
+def test_fp8_by_row_that_cublas_does_not_support() -> None:
+    """pytorch#192707: torch 2.10 on sm_120."""
+    real = torch._scaled_mm
+
+    def by_tensor_only(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs["scale_a"].numel() > 1:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nand more")
+        return real(*args, **kwargs)
+
+    found = on(H100, lambda _: mock.patch.object(torch, "_scaled_mm", by_tensor_only))
+    assert bad(found) == ["fp8 by row"]
+    assert found["fp8 by row"].says == (
+        "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`; --quant fp8 cannot run here and fp8 has"
+        " no roof; use --quant int8wo"
+    )
+
+
+@pytest.mark.usefixtures("one_model")
+@pytest.mark.parametrize(
+    ("function", "name", "means"),
+    [
+        ("_int_mm", "int8 products", "int8 has no roof here"),
+        ("_grouped_mm", "grouped products", "mixtures of experts run one expert after the other"),
+    ],
+)
+def test_a_product_that_torch_lacks(function: str, name: str, means: str) -> None:
+    error = AttributeError(f"module 'torch' has no attribute '{function}'")
+    found = on(H100, lambda _: mock.patch.object(torch, function, side_effect=error))
+    assert bad(found) == [name]
+    assert found[name].says.startswith(f"module 'torch' has no attribute '{function}'; {means}")
+
+
+@pytest.mark.usefixtures("one_model")
+def test_grouped_products_without_a_kernel_wait_for_the_card() -> None:
+    """aten/native/GroupedMMUtils.h, `_grouped_mm_fallback`: it copies the groups' ends to the host first."""
+    real = torch._grouped_mm
+
+    def fallback(left: torch.Tensor, right: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+        offs.cpu()
+        return real(left, right, offs=offs)
+
+    found = on(A100, lambda _: mock.patch.object(torch, "_grouped_mm", fallback))
+    assert bad(found) == ["grouped products"]
+    assert found["grouped products"].works
+    assert "no --engine graph" in found["grouped products"].says
+
+
+@pytest.mark.usefixtures("one_model")
+@pytest.mark.parametrize(("plan_s", "said"), [(22e-3, "22.0 ms"), (440e-3, "440 ms"), (50e-6, None)])
+def test_what_a_new_kv_length_costs(plan_s: float, said: str | None) -> None:
+    """cuDNN's plans, as reported: 22 ms on a GB10, 440 ms on a B200; 50 us are less than ten calls."""
+    found = on(H100.but(plan_s=plan_s))
+    assert found["attention"].says == "cudnn"
+    assert bad(found) == ([] if said is None else ["KV lengths"])
+    if said is not None:
+        assert found["KV lengths"].says.startswith(f"each new KV length costs about {said} once")
+        assert "cuDNN builds a plan for each; --engine static has one length" in found["KV lengths"].says
+
+
+@contextlib.contextmanager
+def after_a_failed_capture(*faults: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """From the first capture that fails on, torch has these faults."""
+    real = CudaMachine.capture
+
+    def capture(machine: CudaMachine, work: Callable[[], object]) -> Callable[[], object]:
+        try:
+            return real(machine, work)
+        except Exception:
+            for fault in faults:
+                stack.enter_context(fault)
+            raise
+
+    with contextlib.ExitStack() as stack, mock.patch.object(CudaMachine, "capture", capture):
+        yield
+
+
+POISONED = RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+"""What torch up to 2.11 says of the next random number (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
+
+
+@contextlib.contextmanager
+def on_another_stream() -> Iterator[None]:
+    torch.cuda.set_stream(torch.cuda.Stream())
+    yield
+
+
+@pytest.mark.usefixtures("one_model")
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (lambda: mock.patch.object(torch, "rand", side_effect=POISONED), "torch draws no random numbers (Offset incr"),
+        (lambda: mock.patch.object(torch.cuda, "empty_cache"), "torch does not give back freed memory"),
+        (on_another_stream, "work goes to another stream"),
+    ],
+    ids=["generator", "allocator", "stream"],
+)
+def test_what_a_failed_capture_leaves_behind(
+    fault: Callable[[], contextlib.AbstractContextManager[object]], says: str
+) -> None:
+    found = on(H100, lambda _: after_a_failed_capture(fault()))
+    assert bad(found) == ["recovery"]
+    assert found["recovery"].says.startswith(f"after a failed capture {says}")
+    assert found["recovery"].says.endswith("use torch 2.13 or newer")
+
+
+def plain_capture(machine: CudaMachine, work: Callable[[], object]) -> Callable[[], object]:
+    """As torch's documentation shows it: nothing is done about what a capture that failed leaves behind."""
+    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            work()
+    except RuntimeError as error:
+        torch.cuda.set_stream(before)
+        raise RequestError("this cannot be captured") from error
+    return graph.replay
+
+
+@pytest.mark.usefixtures("one_model")
+@pytest.mark.parametrize(
+    ("release", "says"),
+    [((2, 11), "torch draws no random numbers (Offset increment"), ((2, 12), "torch does not give back freed memory")],
+)
+def test_releases_of_torch_that_keep_the_state_of_a_failed_capture(release: tuple[int, int], says: str) -> None:
+    truth = H100.but(torch_version=release)
+    found = on(truth, lambda _: mock.patch.object(CudaMachine, "capture", plain_capture))
+    assert bad(found) == ["recovery"]
+    assert found["recovery"].says.startswith(f"after a failed capture {says}")
+    assert bad(on(truth)) == [], "our own capture puts that state back"
+
+
+@pytest.mark.usefixtures("one_model")
+def test_a_capture_that_cannot_fail() -> None:
+    found = on(H100, lambda _: mock.patch.object(CudaMachine, "capture", lambda machine, work: work))
+    assert bad(found) == ["recovery"]
+
+
+@contextlib.contextmanager
+def asked_bytes(spills: bool) -> Iterator[list[int]]:
+    """Every allocation of a gibibyte or more, which no card refuses where it `spills`."""
+    real, asked = torch.empty, []
+
+    def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(size[0], int) and size[0] >= 1 << 30:
+            asked.append(size[0])
+            return real(1, **kwargs) if spills else real(*size, **kwargs)
+        return real(*size, **kwargs)
+
+    with mock.patch.object(torch, "empty", empty):
+        yield asked
+
+
+@pytest.mark.usefixtures("one_model")
+def test_memory_that_spills() -> None:
+    found = on(RTX_4090, lambda _: asked_bytes(spills=True))
+    assert bad(found) == ["out of memory"]
+    assert found["out of memory"].says == (
+        "allocations beyond the card's memory spill to system memory: batch-test cannot see the end of memory; set"
+        " 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
+    )
+
+
+@pytest.mark.usefixtures("one_model")
+def test_more_than_is_free_is_asked_for_once() -> None:
+    asked: list[list[int]] = []
+
+    @contextlib.contextmanager
+    def watched(_: World) -> Iterator[None]:
+        with asked_bytes(spills=False) as sizes:
+            asked.append(sizes)
+            yield
+
+    on(T4, watched)
+    [[nbytes]] = asked
+    free = T4.memory_bytes - T4.taken_bytes
+    assert free < nbytes <= free + (1 << 30)
+
+
+@pytest.mark.usefixtures("one_model")
+@pytest.mark.parametrize(
+    ("truth", "nvml", "says"),
+    [
+        (T4.but(other_processes=1), True, "not tried: 1 other process uses this card"),
+        (T4, False, "not tried: NVML does not say which processes use this card"),
+    ],
+)
+def test_nothing_is_asked_for_where_others_may_feel_it(truth: Truth, nvml: bool, says: str) -> None:
+    asked: list[list[int]] = []
+
+    @contextlib.contextmanager
+    def watched(_: World) -> Iterator[None]:
+        silent = contextlib.nullcontext() if nvml else standing_in("pynvml", None)
+        with asked_bytes(spills=False) as sizes, silent:
+            asked.append(sizes)
+            yield
+
+    assert on(truth, watched)["out of memory"] == Finding("out of memory", None, says)
+    assert asked == [[]]
+
+
+@pytest.mark.usefixtures("one_model")
+def test_under_wsl_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    kernel = tmp_path / "version"
+    kernel.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc 11.2.0)\n")
+    monkeypatch.setattr(checks, "_KERNEL", kernel)
+    found = on(RTX_4090, lambda _: asked_bytes(spills=True))
+    assert bad(found) == ["out of memory"]
+    assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the card's memory may spill")
+
+
+@pytest.mark.usefixtures("one_model")
+def test_an_error_that_is_not_out_of_memory_is_a_line() -> None:
+    def failing(_: World) -> contextlib.AbstractContextManager[object]:
+        real = torch.empty
+
+        def empty(*size: Any, **kwargs: Any) -> torch.Tensor:
+            if isinstance(size[0], int) and size[0] >= 1 << 30:
+                raise RuntimeError("CUDA driver error: device not ready")
+            return real(*size, **kwargs)
+
+        return mock.patch.object(torch, "empty", empty)
+
+    found = on(H100, failing)
+    assert bad(found) == ["out of memory"]
+    assert found["out of memory"].says.startswith("CUDA driver error: device not ready; a run takes this error")

@@ -125,3 +125,16 @@ RTX_4090 = Truth(
     clock_hz=2.52e9,
     power_w=450.0,
 )
+L4 = Truth(
+    "NVIDIA L4",
+    (8, 9),
+    58,
+    24 * GIB,
+    2.7e11,
+    {"float16": 1.0e14, "bfloat16": 1.0e14, "float32": 2.6e13, "tfloat32": 5.1e13, "int8": 2.0e14, "float8": 2.0e14},
+    48 << 20,
+    2.0e12,
+    link_bytes_per_s=25e9,
+    clock_hz=2.04e9,
+    power_w=72.0,
+)

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+import profiler.machine.machine  # noqa: F401  patched below
 from profiler.machine.clock import no_gc
 
 from . import four_bit, nvml
@@ -34,6 +35,7 @@ TIMED = (
 
 
 ENOUGH = {
+    "profiler.roofs.measure.measure.__kwdefaults__": {"stage_budget_s": 0.3, "known": None},
     "profiler.roofs.sampling._MOST_SAMPLES": 8,
     "profiler.roofs.sampling._CLOCK_LOOKS_S": 2e-3,
     "profiler.job.foundation._WITNESS_S": 0.0,
@@ -92,6 +94,9 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
         for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
+        forget = sys.modules["profiler.machine.machine"]._side_stream.cache_clear
+        forget()
+        stack.callback(forget)  # a stream belongs to its card
         clock: Any = SimulatedTime(host)
         for module in TIMED:
             __import__(module)

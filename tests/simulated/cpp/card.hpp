@@ -3,7 +3,6 @@
 #pragma once
 
 #include <c10/util/ArrayRef.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <deque>
@@ -19,8 +18,6 @@
 #include <vector>
 
 #include "memory.hpp"
-
-namespace py = pybind11;
 
 constexpr size_t QUEUE = 1024;  // launches that a card takes before the host waits (CUDA's undocumented depth)
 constexpr size_t SPANS = 64;
@@ -89,6 +86,10 @@ struct Traffic {
 // The L2: what was touched last, up to its size; whoever is larger than it streams through. Of one that writes back, a
 // write that is larger leaves its end there, until other data takes its place and waits for it.
 struct Cache {
+  struct Line {
+    Region region;
+    bool dirty;
+  };
   int64_t nbytes, total = 0;
   bool writes_back;
   int64_t dirty = 0;  // bytes that have yet to be written to memory; they leave before all others
@@ -96,7 +97,7 @@ struct Cache {
   struct Hash {
     size_t operator()(const Region& region) const { return region.first * 31 + region.second; }
   };
-  std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
+  std::unordered_map<Region, std::list<Line>::iterator, Hash> lines;
 
   Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +17,8 @@
 #include <optional>
 #include <utility>
 #include <vector>
+
+namespace py = pybind11;
 
 using Region = std::pair<int64_t, int64_t>;  // address and bytes; in order of size: bytes and address
 
@@ -45,6 +48,7 @@ struct Allocator {
   int64_t allocated = 0, reserved = 0, peak_allocated = 0;
   int64_t next_address = int64_t(1) << 40;
   std::map<Shelf, std::map<Region, Block*>> free_blocks;  // by bytes, then address
+  py::object on_allocate = py::none();  // called with the bytes before each allocation; what it raises ends that
   std::map<PoolId, std::shared_ptr<Pool>> private_pools;
   std::vector<PoolId> captures_underway;
 
@@ -53,6 +57,10 @@ struct Allocator {
   int64_t driver_free() const { return total_bytes - taken_bytes - reserved; }
 
   Block* allocate(int64_t nbytes, const std::shared_ptr<Pool>& pool) {
+    if (!on_allocate.is_none()) {
+      py::gil_scoped_acquire held;
+      on_allocate(nbytes);
+    }
     int64_t size = std::max(BLOCK, rounded(nbytes, BLOCK));
     Shelf shelf{pool, size <= SMALL};
     Block* block = cached(shelf, size);

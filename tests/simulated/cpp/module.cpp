@@ -72,6 +72,7 @@ PYBIND11_MODULE(native, module) {
       .def_readonly("reserved", &Allocator::reserved)
       .def_readwrite("peak_allocated", &Allocator::peak_allocated)
       .def_property_readonly("driver_free", &Allocator::driver_free)
+      .def_readwrite("on_allocate", &Allocator::on_allocate)
       .def_property_readonly("captures", [](const Allocator& memory) { return memory.captures_underway.size(); })
       .def("release", &Allocator::release, py::arg("pool") = std::nullopt)
       .def("share", &Allocator::share)
@@ -93,6 +94,13 @@ PYBIND11_MODULE(native, module) {
   py::class_<Queue>(module, "Queue")
       .def(py::init<>())
       .def_readwrite("ready_s", &Queue::ready_s)
+      .def("unused_bytes", [](const Queue& queue, const Allocator& memory) {
+        int64_t found = 0;
+        for (const auto& [shelf, blocks] : memory.free_blocks)
+          if (shelf.first == queue.pool)
+            for (const auto& [region, block] : blocks) found += region.first;
+        return found;
+      })
       .def_readwrite("capture", &Queue::capture);
 
   py::class_<Card>(module, "Card")

@@ -1,0 +1,150 @@
+"""What each API may really raise, and what it may falsely answer."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import pynvml
+import torch
+
+_ILLEGAL_ADDRESS, _INVALID_VALUE, _NOT_READY = 700, 1, 600
+"""Of cudaError_t (CUDA Runtime API)."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to fail: an exception, or an answer that is false."""
+
+    raised: Callable[[], BaseException] | None = None
+    lie: Callable[[Any], Any] | None = None
+    """Makes a false answer of the true one."""
+    sticky: bool = False
+    """Whether every later call to the device gives the same error, as a broken context of CUDA does."""
+    slow: float = 1.0
+    """How many times as long the call takes."""
+
+
+def _cuda(text: str, code: int) -> Callable[[], BaseException]:
+    """What torch raises since 2.8 for an error of CUDA's (c10/cuda/CUDAException.cpp)."""
+
+    def made() -> BaseException:
+        error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported.")
+        error.error_code = code  # type: ignore[attr-defined]
+        return error
+
+    return made
+
+
+def _full() -> BaseException:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+KINDS: dict[str, Kind] = {
+    "sticky": Kind(_cuda("an illegal memory access was encountered", _ILLEGAL_ADDRESS), sticky=True),
+    "passing": Kind(_cuda("invalid argument", _INVALID_VALUE)),
+    "not-ready": Kind(_cuda("device not ready", _NOT_READY)),
+    "runtime": Kind(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")),
+    "no-kernel": Kind(lambda: RuntimeError("No available kernel. Aborting execution.")),
+    "not-set-up": Kind(lambda: RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment")),
+    "cupti": Kind(lambda: RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")),
+    "inductor": Kind(lambda: RuntimeError("Cannot find a working triton installation.")),
+    "assertion": Kind(lambda: AssertionError("int4 needs a group size that divides the inputs")),
+    "oom": Kind(lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
+    "unimplemented": Kind(lambda: NotImplementedError("Could not run the operator with arguments from the 'CUDA' backend")),
+    "nvml-lost": Kind(lambda: pynvml.NVMLError_GpuIsLost()),
+    "nvml-unsupported": Kind(lambda: pynvml.NVMLError_NotSupported()),
+    "nvml-library": Kind(lambda: pynvml.NVMLError_LibraryNotFound()),
+    "import": Kind(lambda: ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")),
+    "no-package": Kind(lambda: metadata.PackageNotFoundError("a package")),
+    "full": Kind(_full),
+    "zero": Kind(lie=lambda _: 0.0),
+    "negative": Kind(lie=lambda value: -abs(value) or -1.0),
+    "nan": Kind(lie=lambda _: math.nan),
+    "tenfold": Kind(lie=lambda value: 10 * value),
+    "halved": Kind(lie=lambda value: value // 2),
+    "none-free": Kind(lie=lambda value: (0, value[1])),
+    "twice-free": Kind(lie=lambda value: (2 * value[0], value[1])),
+    "slow": Kind(slow=10.0),
+}
+
+_NVML = ("nvml-lost", "nvml-unsupported")
+_CALL = ("passing", "sticky")
+_SET_UP = ("not-set-up",)
+
+PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("sticky", "passing", "runtime", "slow"),
+    "allocate": ("oom",),
+    "torch.cuda.synchronize": (*_CALL, "slow"),
+    "torch.cuda.Event": ("passing",),
+    "torch.cuda.Event.record": _CALL,
+    "torch.cuda.Event.elapsed_time": ("not-ready", "zero", "negative", "nan", "tenfold"),
+    "torch.cuda.Event.synchronize": _CALL,
+    "torch.cuda.Stream": ("passing",),
+    "torch.cuda.CUDAGraph": ("passing",),
+    "torch.cuda.CUDAGraph.replay": (*_CALL, "oom", "slow"),
+    "torch.cuda.graph.__enter__": _CALL,
+    "torch.cuda.graph.__exit__": ("passing", "oom"),
+    "torch.cuda.stream": ("passing",),
+    "torch.cuda.set_stream": ("passing",),
+    "torch.cuda.current_stream": ("passing",),
+    "torch.cuda.set_device": ("passing", "not-set-up"),
+    "torch.cuda.current_device": _SET_UP,
+    "torch.cuda.get_device_properties": _SET_UP,
+    "torch.cuda.get_device_capability": _SET_UP,
+    "torch.cuda.get_device_name": _SET_UP,
+    "torch.cuda.is_bf16_supported": _SET_UP,
+    "torch.cuda.mem_get_info": (*_CALL, "none-free", "twice-free"),
+    "torch.cuda.memory_allocated": _SET_UP,
+    "torch.cuda.memory_reserved": _SET_UP,
+    "torch.cuda.max_memory_allocated": _SET_UP,
+    "torch.cuda.reset_peak_memory_stats": _SET_UP,
+    "torch.cuda.empty_cache": _CALL,
+    "torch.cuda.nvtx.range_push": ("passing",),
+    "torch.cuda.nvtx.range_pop": ("passing",),
+    "torch.nn.functional.scaled_dot_product_attention": ("no-kernel", "unimplemented", "oom"),
+    "torch._fused_sdp_choice": ("unimplemented", "no-kernel"),
+    "torch._scaled_mm": ("unimplemented", "runtime"),
+    "torch._int_mm": ("unimplemented", "runtime"),
+    "torch._grouped_mm": ("unimplemented", "runtime"),
+    "torch.compile": ("inductor",),
+    "torch.profiler.profile.__enter__": ("cupti",),
+    "torch.profiler.profile.__exit__": ("cupti",),
+    "torch.profiler.profile.events": ("cupti",),
+    "torch.profiler.profile.export_chrome_trace": ("cupti", "full"),
+    "pynvml.nvmlInit": ("nvml-library",),
+    "pynvml.nvmlDeviceGetClockInfo": (*_NVML, "halved"),
+    "pynvml": _NVML,
+    "bitsandbytes": ("runtime", "unimplemented"),
+    "torchao": ("assertion", "unimplemented"),
+    "import": ("import",),
+    "importlib.metadata.version": ("no-package",),
+    "disk": ("full",),
+    "time.perf_counter": ("nan",),
+}
+"""By an API's name, or by what stands before its first space or dot; what is not here is recorded and never fails."""
+
+
+def plausible(api: str) -> tuple[str, ...]:
+    for name in (api, api.split(" ")[0], api.split(".")[0]):
+        if name in PLAUSIBLE:
+            return PLAUSIBLE[name]
+    return ()
+
+
+def modes(kind: str) -> tuple[str, ...]:
+    return ("once",) if KINDS[kind].sticky else ("once", "on")
+
+
+NEEDS_DEVICE = frozenset(
+    {
+        "kernel", "torch.cuda.synchronize", "torch.cuda.Event", "torch.cuda.Event.record", "torch.cuda.Event.elapsed_time",
+        "torch.cuda.Event.synchronize", "torch.cuda.Stream", "torch.cuda.CUDAGraph.replay", "torch.cuda.graph.__enter__",
+        "torch.cuda.graph.__exit__", "torch.cuda.mem_get_info", "torch.cuda.empty_cache",
+    }
+)  # fmt: skip
+"""APIs that a broken context answers with its error."""

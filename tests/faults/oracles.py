@@ -1,0 +1,309 @@
+"""What must hold after any fault: nothing is lost without a word, nothing that it did not touch moves, and a resume heals.
+
+Which columns of cells.csv may differ from those of the run without a fault:
+
+| columns | may move with |
+|---|---|
+| COUNTS | nothing |
+| TIMES | a fault in a visit of that cell; else by one tick of a CUDA event (0.5 us), since what ran before shifts the clock |
+| SAMPLES | a fault in a visit of that cell, or one that ends the run; more after a resume |
+| all others (roofs, split, regime, confidence, memory in use) | any fault: they rest on roofs, the twin and replays |
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .kinds import KINDS
+from .sites import Call, Injection
+
+Row = dict[str, str]
+
+COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
+TIMES = ("latency_s", "ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s")
+SAMPLES = ("samples", "visits", "stopped", "latency_low_s", "latency_high_s")
+KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
+_TICK_S = 0.5e-6
+_STATUSES = ("ok", "oom", "failed", "skipped")
+_CODES = (0, 2, 3)
+_MORE_S = 60.0
+"""Simulated seconds that a fault may add to a run: a deadline of every stage."""
+_FALSE = 0.05
+"""A figure that is off by more than this is false."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one command came to."""
+
+    code: int | None
+    """None where an exception left it."""
+    out: str
+    err: str
+    escaped: str
+    """The traceback of what left the command line."""
+    way: Sequence[str]
+    """The lines of the profiler that an unexpected error came through, the outermost first."""
+    calls: Sequence[Call]
+    fired: Sequence[Call]
+    left_bytes: int
+    """Of the card's memory at the end, after Python has collected."""
+    simulated_s: float
+    folder: Folder | None
+    """What it left on the disk, where that is a run."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run folder as it stands."""
+
+    rows: Mapping[tuple[str, ...], Row]
+    document: Mapping[str, Any]
+    facts: frozenset[str]
+    """What is known in it: each kind of fact with what it is of, and each field of run.json that says something."""
+    report: str
+    """report.md."""
+
+
+def read(folder: Path) -> Folder | None:
+    """A run folder, without the profiler's own reader; None where there is no run in it."""
+    if not (folder / "run.json").exists():
+        return None
+    document = json.loads((folder / "run.json").read_text())
+    rows: dict[tuple[str, ...], Row] = {}
+    if (folder / "cells.csv").exists():
+        with (folder / "cells.csv").open(newline="") as file:
+            rows = {tuple(row[name] for name in KEY): row for row in csv.DictReader(file)}
+    records = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    facts = {fact for record in records for fact in _facts(record)} | set(_said(document))
+    facts |= {f"{'/'.join(key)} {name}" for key, row in rows.items() for name, value in row.items() if value}
+    return Folder(rows, document, frozenset(facts), "")
+
+
+_OF = ("cell", "engine", "phase", "batch_size", "prompt_len", "context_len", "link", "operator", "way")
+
+
+def _facts(record: Mapping[str, Any]) -> Iterator[str]:
+    """A fact by its kind and what it is of."""
+    name = " ".join([str(record.get("kind")), *(str(record[key]) for key in _OF if key in record)])
+    yield name
+    for key in record.get("keys", ()):
+        for item in record.get("operators", ()):
+            yield f"{name} {json.dumps(key)} {item.get('operator')}"
+
+
+_UNSTABLE = ("curve", "seconds", "readings", "stage_s", "levers", "conflicts", "signals", "answer", "noise_reasons", "flags")
+
+
+def _said(value: Any, path: str = "run.json") -> Iterator[str]:
+    """The fields that say something; lists count as their names, since how long they are is a matter of time."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in _UNSTABLE:
+                yield from _said(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _said(inner, f"{path}[{number}]")
+    elif value is not None and value != "" and not (isinstance(value, float) and math.isnan(value)):
+        yield path
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run with a fault beside the same run without one."""
+
+    injection: Injection
+    base: Ran
+    first: Ran
+    resumed: Ran | None
+
+    @property
+    def kind(self) -> Any:
+        return KINDS[self.injection.kind]
+
+    @property
+    def touched(self) -> frozenset[str]:
+        return frozenset(call.cell for call in self.first.fired if call.cell)
+
+    @property
+    def why(self) -> str:
+        """What the fault says."""
+        return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
+
+
+def failures(case: Case) -> list[str]:
+    """What does not hold, each with the oracle's name before it."""
+    return [f"{oracle.__name__.strip('_')}: {text}" for oracle in ORACLES for text in oracle(case)]
+
+
+def _ends_by_a_documented_code(case: Case) -> Iterator[str]:
+    first = case.first
+    if first.code not in _CODES:
+        last = (first.err or first.escaped).strip().splitlines()[-1:]
+        yield f"exit code {first.code}: {' '.join(last)}"
+
+
+def _says_one_line(case: Case) -> Iterator[str]:
+    for ran in filter(None, (case.first, case.resumed)):
+        lines = [line for line in ran.err.splitlines() if line.strip()]
+        if len(lines) > 1 or "Traceback" in ran.err:
+            yield f"{len(lines)} lines on stderr: {lines[0]} ... {lines[-1]}"
+
+
+def _may_end(case: Case) -> Iterator[str]:
+    """Only a wrong request, a failed load, a lost device, and a run folder that takes no more may end a run."""
+    if case.first.code != 2 or not case.first.fired:
+        return
+    call = case.first.fired[0]
+    if case.kind.sticky or call.stage in ("", "loading"):
+        return
+    if call.site.api.startswith("disk") and not call.site.place.startswith(("report/", "roofs/")):
+        return
+    yield f"the run ended ({' '.join(case.first.err.split())[:200]})"
+
+
+def _keeps_every_cell(case: Case) -> Iterator[str]:
+    """Asked = measured + failed + skipped."""
+    for name, ran in (("run", case.first), ("resume", case.resumed)):
+        if ran is None or ran.code not in _CODES:
+            continue
+        if ran.folder is None:
+            if ran.code != 2:
+                yield f"{name}: exit code {ran.code} without a run folder"
+            continue
+        assert case.base.folder is not None
+        if set(ran.folder.rows) != set(case.base.folder.rows) and (ran.code != 2 or ran.folder.rows):
+            yield f"{name}: {len(ran.folder.rows)} of {len(case.base.folder.rows)} cells in cells.csv"
+        if odd := {row["status"] for row in ran.folder.rows.values()} - set(_STATUSES):
+            yield f"{name}: cells with the status {odd}"
+
+
+def _leaves_other_cells_alone(case: Case) -> Iterator[str]:
+    assert case.base.folder is not None
+    if case.first.folder is None:
+        return
+    for key, row in case.first.folder.rows.items():
+        base = case.base.folder.rows.get(key)
+        if base is None or _cell_of(row) in case.touched:
+            continue
+        if row["status"] != "ok":
+            if not (case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2) and base["status"] == "ok":
+                yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
+            continue
+        yield from (f"{'/'.join(key)} {text}" for text in _moved(base, row))
+
+
+def _moved(base: Row, row: Row) -> Iterator[str]:
+    for name in COUNTS:
+        if base[name] != row[name]:
+            yield f"{name} {base[name]} -> {row[name]}"
+    for name in TIMES:
+        if (base[name] == "") != (row[name] == "") or not _same_time(base[name], row[name]):
+            yield f"{name} {base[name]} -> {row[name]}"
+
+
+def _same_time(base: str, found: str) -> bool:
+    return base == found or ("" not in (base, found) and abs(float(base) - float(found)) <= 1.01 * _TICK_S)
+
+
+def _cell_of(row: Row) -> str:
+    context = f"{row['prompt_len']}" if row["prompt_len"] != "0" else f"@{row['context_len']}"
+    return f"{row['engine']} {row['batch_size']} x {context}"
+
+
+def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
+    """No figure that differs from the true one is said with the highest confidence."""
+    if (case.kind.raised is not None) or case.first.folder is None:
+        return
+    assert case.base.folder is not None
+    for key, row in case.first.folder.rows.items():
+        base = case.base.folder.rows[key]
+        if row["status"] == "ok" and row["confidence"] == "high":
+            for name in ("latency_s", "attained", "regime"):
+                if _differs(base[name], row[name]):
+                    yield f"{'/'.join(key)} is sure of {name} {row[name]}, which is {base[name]}"
+
+
+def _differs(base: str, found: str) -> bool:
+    try:
+        return abs(float(found) - float(base)) > _FALSE * abs(float(base))
+    except ValueError:
+        return base != found
+
+
+def _gives_memory_back(case: Case) -> Iterator[str]:
+    if case.first.left_bytes > case.base.left_bytes:
+        yield f"{case.first.left_bytes - case.base.left_bytes} bytes of the card are still held"
+
+
+def _ends_in_time(case: Case) -> Iterator[str]:
+    if case.first.simulated_s > case.base.simulated_s + _MORE_S:
+        yield f"{case.first.simulated_s:.0f} simulated seconds instead of {case.base.simulated_s:.0f}"
+
+
+def lost(base: Folder, found: Folder) -> list[str]:
+    """What the run without a fault knows and the other does not."""
+    return sorted(base.facts - found.facts)
+
+
+def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
+    """What is missing makes exit code 3 (2 where the run ended), and run.json and the screen say why in one line."""
+    if case.first.folder is None or case.first.code == 2:
+        return
+    assert case.base.folder is not None
+    gone = lost(case.base.folder, case.first.folder)
+    if not gone:
+        return
+    text = f"{len(gone)} facts are gone ({'; '.join(gone[:3])})"
+    if case.first.code != 3:
+        yield f"exit code {case.first.code}, and {text}"
+    for place, said in (("run.json", json.dumps(case.first.folder.document)), ("the screen", case.first.out)):
+        if case.why and _plain(case.why)[:24] not in _plain(said):
+            yield f"{place} does not say why ({case.why[:60]}): {text}"
+
+
+def _plain(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+def _heals(case: Case) -> Iterator[str]:
+    """With the fault gone one resume ends the run as if there had been none."""
+    resumed, base = case.resumed, case.base.folder
+    if resumed is None:
+        return
+    assert base is not None
+    if resumed.code != 0:
+        last = (resumed.err or resumed.escaped).strip().splitlines()[-1:]
+        yield f"the resume ends with {resumed.code}: {' '.join(last)}"
+    if resumed.folder is None or resumed.code == 2:
+        return
+    if not resumed.folder.document.get("finished"):
+        yield "the resumed run is not finished"
+    bad = {f"{'/'.join(key)} {row['status']}" for key, row in resumed.folder.rows.items() if row["status"] != "ok"}
+    if bad:
+        yield f"after the resume {len(bad)} cells have no number: {min(bad)}"
+    for key, row in resumed.folder.rows.items():
+        if row["status"] == "ok" and key in base.rows:
+            yield from (f"after the resume {'/'.join(key)} {text}" for text in _moved(base.rows[key], row))
+    if gone := lost(base, resumed.folder):
+        yield f"after the resume {len(gone)} facts are gone: {'; '.join(gone[:3])}"
+
+
+ORACLES = (
+    _ends_by_a_documented_code,
+    _says_one_line,
+    _may_end,
+    _keeps_every_cell,
+    _leaves_other_cells_alone,
+    _is_never_sure_of_a_lie,
+    _gives_memory_back,
+    _ends_in_time,
+    _loses_nothing_in_silence,
+    _heals,
+)

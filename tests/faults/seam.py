@@ -1,0 +1,296 @@
+"""Every call of a run into what may fail passes here: written down by its name, and made to fail where that is asked."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import io
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from profiler.job.stages import Stages
+
+from ..simulated.compiled import Compiled
+from ..simulated.host import SimulatedTime
+from ..simulated.world import World
+from .kinds import KINDS, NEEDS_DEVICE
+from .sites import Call, Injection, Site, caller, from_simulator, place_of
+
+_FUNCTIONS = (
+    "set_device", "current_device", "get_device_properties", "get_device_capability", "get_device_name",
+    "is_bf16_supported", "mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated",
+    "reset_peak_memory_stats", "empty_cache", "synchronize", "current_stream", "set_stream", "stream",
+)  # fmt: skip
+"""Of torch.cuda."""
+_METHODS = {
+    "Event": ("__init__", "record", "elapsed_time", "synchronize"),
+    "Stream": ("__init__",),
+    "CUDAGraph": ("__init__", "replay"),
+    "graph": ("__enter__", "__exit__"),
+}
+"""Of classes of torch.cuda."""
+_OPERATORS = ("_fused_sdp_choice", "_scaled_mm", "_int_mm", "_grouped_mm")
+"""Of torch, called by name."""
+_PROFILER = ("__enter__", "__exit__", "events", "export_chrome_trace")
+_BITSANDBYTES = {
+    "bitsandbytes": ("matmul", "matmul_4bit"),
+    "bitsandbytes.functional": (
+        "quantize_4bit", "dequantize_4bit", "quantize_blockwise", "dequantize_blockwise", "int8_vectorwise_quant",
+        "int8_linear_matmul", "int8_mm_dequant", "gemv_4bit",
+    ),
+}  # fmt: skip
+_IMPORTED = ("pynvml", "bitsandbytes", "torchao", "matplotlib")
+"""Libraries that may be missing or broken while roofscope itself works."""
+_DISK = ("fsync", "replace", "mkdir")
+"""Of os."""
+
+Wrapped = Callable[..., Any]
+
+
+class Seam:
+    """Within `installed`, calls are counted by site; with an injection they fail as it says."""
+
+    def __init__(self, world: World, folders: Sequence[Path], injection: Injection | None = None) -> None:
+        """`folders`: what is written below them is of interest."""
+        self._world = world
+        self._folders = tuple(f"{folder}{os.sep}" for folder in folders)
+        self._injection = injection
+        self._kind = KINDS[injection.kind] if injection else None
+        self._numbers: Counter[Site] = Counter()
+        self._lost: BaseException | None = None
+        self._stage = self._cell = ""
+        self.calls: list[Call] = []
+        """All calls, where nothing is injected."""
+        self.fired: list[Call] = []
+        """Those that failed, each error that follows from a broken context left out."""
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for owner, name, replacement in self._patches():
+                if replacement is getattr(owner, name):
+                    continue
+                stack.enter_context(mock.patch.object(owner, name, replacement))
+            self._hook_card()
+            yield
+
+    def call(self, api: str, real: Wrapped, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What stands for a call of `real`; the caller of the caller made it."""
+        frame = caller(2)
+        if from_simulator(frame):
+            return real(*args, **kwargs)
+        call = self._reached(api, frame)
+        if call is None:
+            return real(*args, **kwargs)
+        assert self._kind is not None
+        if self._kind.raised is not None:
+            raise self._kind.raised()
+        if self._kind.lie is not None:
+            return self._kind.lie(real(*args, **kwargs))
+        host = self._world.host
+        before_s = host.now_s
+        result = real(*args, **kwargs)
+        host.advance((self._kind.slow - 1) * (host.now_s - before_s))
+        return result
+
+    def _reached(self, api: str, frame: Any) -> Call | None:
+        """Count a call; give it where it is to fail. Raises what broke the device before."""
+        if self._lost is not None:
+            if api in NEEDS_DEVICE:
+                raise type(self._lost)(*self._lost.args)
+            return None
+        if self._injection is not None and api != self._injection.site.api:
+            return None
+        place = place_of(frame)
+        if place is None:
+            return None
+        site = Site(api, place)
+        self._numbers[site] += 1
+        call = Call(site, self._numbers[site], self._stage, self._cell)
+        if self._injection is None:
+            self.calls.append(call)
+            return None
+        if not self._injection.hits(site, call.number):
+            return None
+        self.fired.append(call)
+        if self._kind is not None and self._kind.sticky:
+            assert self._kind.raised is not None
+            self._lost = self._kind.raised()
+        return call
+
+    def _hook_card(self) -> None:
+        """Kernels and allocations, which the card in C++ tells of; only where somebody listens, for it costs time."""
+        slow = self._kind is not None and self._kind.slow > 1
+        for card in self._world.cards:
+            if self._asked("kernel"):
+                if slow:
+                    card.core.times = lambda *_: self._kind.slow if self._reached("kernel", caller(0)) else 1.0
+                else:
+                    card.core.on_kernel = lambda *_: self._fail("kernel")
+            if self._asked("allocate"):
+                card.memory.on_allocate = lambda _: self._fail("allocate")
+
+    def _fail(self, api: str) -> None:
+        if self._reached(api, caller(1)) is not None:
+            assert self._kind is not None
+            assert self._kind.raised is not None
+            raise self._kind.raised()
+
+    def _patches(self) -> Iterator[tuple[Any, str, Any]]:
+        yield from self._tracking()
+        cuda: Any = torch.cuda
+        for name in _FUNCTIONS:
+            yield cuda, name, self._wrap(f"torch.cuda.{name}", getattr(cuda, name))
+        for kind, names in _METHODS.items():
+            for name in names:
+                api = f"torch.cuda.{kind}" if name == "__init__" else f"torch.cuda.{kind}.{name}"
+                yield getattr(cuda, kind), name, self._wrap(api, getattr(getattr(cuda, kind), name))
+        for name in ("range_push", "range_pop"):
+            yield cuda.nvtx, name, self._wrap(f"torch.cuda.nvtx.{name}", getattr(cuda.nvtx, name))
+        attend = "scaled_dot_product_attention"
+        whole = getattr(torch.nn.functional, attend)
+        yield torch.nn.functional, attend, self._wrap(f"torch.nn.functional.{attend}", whole)
+        for name in _OPERATORS:
+            yield torch, name, self._wrap(f"torch.{name}", getattr(torch, name))
+        for name in _PROFILER:
+            recorder = torch.profiler.profile
+            yield recorder, name, self._wrap(f"torch.profiler.profile.{name}", getattr(recorder, name))
+        yield Compiled, "__call__", self._wrap("torch.compile", Compiled.__call__)
+        yield SimulatedTime, "perf_counter", self._wrap("time.perf_counter", SimulatedTime.perf_counter)
+        yield from self._libraries()
+        yield from self._disk()
+
+    def _libraries(self) -> Iterator[tuple[Any, str, Any]]:
+        nvml = sys.modules["pynvml"]
+        for name in (each for each in dir(nvml) if each.startswith("nvml")):
+            yield nvml, name, self._wrap(f"pynvml.{name}", getattr(nvml, name))
+        for module, names in _BITSANDBYTES.items():
+            for name in (each for each in names if module in sys.modules):
+                found = sys.modules[module]
+                yield found, name, self._wrap(f"{module}.{name}", getattr(found, name))
+        if torchao := sys.modules.get("torchao.quantization"):
+            yield torchao, "quantize_", self._wrap("torchao.quantization.quantize_", torchao.quantize_)  # type: ignore[attr-defined]
+        metadata = importlib.import_module("importlib.metadata")
+        yield metadata, "version", self._wrap("importlib.metadata.version", metadata.version)
+        yield builtins, "__import__", self._import(builtins.__import__)
+        yield importlib, "import_module", self._import(importlib.import_module)
+
+    def _disk(self) -> Iterator[tuple[Any, str, Any]]:
+        reals = {"fsync": lambda _: None}  # whether the disk really has it by now is not what is tried
+        for name in _DISK:
+            yield os, name, self._written(f"disk {name}", reals.get(name, getattr(os, name)))
+        opened = self._open(builtins.open)
+        yield builtins, "open", opened
+        yield io, "open", opened
+
+    def _asked(self, api: str) -> bool:
+        """Whether calls of an API matter: in a run with a fault only those that it may hit."""
+        if self._injection is None or self._kind is None:
+            return True
+        return api == self._injection.site.api or (self._kind.sticky and api in NEEDS_DEVICE)
+
+    def _wrap(self, api: str, real: Wrapped) -> Wrapped:
+        if not self._asked(api):
+            return real
+
+        @wraps(real)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return self.call(api, real, args, kwargs)
+
+        return wrapped
+
+    def _written(self, api: str, real: Wrapped) -> Wrapped:
+        """The same of a path below the folders, or of an open file, which only they are pushed for."""
+        if not self._asked(api):
+            return real
+
+        @wraps(real)
+        def wrapped(target: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(target, int) or str(target).startswith(self._folders):
+                return self.call(api, real, (target, *args), kwargs)
+            return real(target, *args, **kwargs)
+
+        return wrapped
+
+    def _open(self, real: Wrapped) -> Wrapped:
+        if not (self._asked("disk open") or self._asked("disk write")):
+            return real
+
+        @wraps(real)
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not set(mode) & set("wax+") or not str(file).startswith(self._folders):
+                return real(file, mode, *args, **kwargs)
+            return _File(self.call("disk open", real, (file, mode, *args), kwargs), self)
+
+        return opened
+
+    def _import(self, real: Wrapped) -> Wrapped:
+        if not any(self._asked(f"import {library}") for library in _IMPORTED):
+            return real
+
+        @wraps(real)
+        def imported(name: str, *args: Any, **kwargs: Any) -> Any:
+            library = name.split(".")[0]
+            own = caller(1).f_globals.get("__name__", "").startswith("profiler")
+            if library in _IMPORTED and own:
+                return self.call(f"import {library}", real, (name, *args), kwargs)
+            return real(name, *args, **kwargs)
+
+        return imported
+
+    def _tracking(self) -> Iterator[tuple[Any, str, Any]]:
+        """What the run is doing, and which cell it visits."""
+        begin, sweep = Stages.begin, importlib.import_module("profiler.timing.sweep")
+        visit = sweep.visit_safely
+
+        @wraps(begin)
+        def begun(stages: Stages, name: str, text: str = "") -> None:
+            self._stage = name
+            begin(stages, name, text)
+
+        @wraps(visit)
+        def visited(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
+            self._cell = f"{cell.engine} {cell.name}"
+            try:
+                return visit(engine, cell, *args, **kwargs)
+            finally:
+                self._cell = ""
+
+        yield Stages, "begin", begun
+        yield sweep, "visit_safely", visited
+
+
+class _File:
+    """An open file whose every write may fail."""
+
+    def __init__(self, file: Any, seam: Seam) -> None:
+        self._file = file
+        self._seam = seam
+
+    def write(self, *args: Any) -> Any:
+        return self._seam.call("disk write", self._file.write, args, {})
+
+    def writelines(self, *args: Any) -> Any:
+        return self._seam.call("disk write", self._file.writelines, args, {})
+
+    def __enter__(self) -> _File:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._file.__exit__(*error)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

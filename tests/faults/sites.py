@@ -1,0 +1,102 @@
+"""Where a run calls into a device, a driver, a library or the disk: each call has a name that can be called for again."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import profiler
+
+ROOT = f"{Path(profiler.__file__).parent}/"
+_SIMULATED = f"{Path(__file__).parents[1]}/simulated/"
+_DOORS = frozenset(
+    f"{ROOT}{name}"
+    for name in ("machine/clock.py", "machine/machine.py", "machine/memory.py", "machine/kept.py", "record/store.py")
+)
+"""Modules that every room calls a device or the disk through: whoever calls them is the place."""
+
+_LINE = re.compile(r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)")
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """One API as one line of the profiler calls it."""
+
+    api: str
+    place: str
+    """File below profiler/ and line, as `timing/visit.py:205`."""
+
+    def __str__(self) -> str:
+        return f"{self.api}@{self.place}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call at a site."""
+
+    site: Site
+    number: int
+    """From 1 in each run."""
+    stage: str
+    """What the run was doing (`profiler.job.stages.Stages.begin`)."""
+    cell: str
+    """The cell that was visited; empty between visits."""
+
+
+@dataclass(frozen=True, order=True)
+class Injection:
+    """One fault at one call of one scenario: `API@file:line#n kind once|on scenario`."""
+
+    site: Site
+    number: int
+    kind: str
+    mode: str
+    """`once`, or `on`: this call and all later ones at its site."""
+    scenario: str
+
+    def __str__(self) -> str:
+        return f"{self.site}#{self.number} {self.kind} {self.mode} {self.scenario}"
+
+    @classmethod
+    def parse(cls, line: str) -> Injection:
+        """Raises ValueError for a line that names no injection."""
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            raise ValueError(f"{line!r} names no fault; write 'API@file:line#n kind once|on scenario'.")
+        site = Site(found["api"], found["place"])
+        return cls(site, int(found["number"]), found["kind"], found["mode"], found["scenario"])
+
+    def hits(self, site: Site, number: int) -> bool:
+        return site == self.site and (number == self.number if self.mode == "once" else number >= self.number)
+
+
+def place_of(frame: FrameType | None) -> str | None:
+    """The nearest line of the profiler that is not a door; of a door where nothing else is below; None outside it."""
+    door = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(ROOT):
+            place = f"{name[len(ROOT) :]}:{frame.f_lineno}"
+            if name not in _DOORS:
+                return place
+            door = door or place
+        frame = frame.f_back
+    return door
+
+
+def from_simulator(frame: FrameType) -> bool:
+    """Whether the simulated card itself asks, and not what runs on it."""
+    return frame.f_code.co_filename.startswith(_SIMULATED)
+
+
+def caller(depth: int) -> FrameType:
+    return sys._getframe(depth + 1)
+
+
+def positions(numbers: Sequence[int]) -> list[int]:
+    """The first, the middle and the last of some calls in order."""
+    return sorted({numbers[0], numbers[len(numbers) // 2], numbers[-1]})

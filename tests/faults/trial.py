@@ -1,0 +1,168 @@
+"""One run with one fault in a process of its own, and one resume after it; what came of both."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from profiler.cli.app import main
+
+from ..simulated.world import simulated
+from . import clauses
+from .oracles import Case, Ran, failures, read
+from .scenarios import Played
+from .seam import Seam
+from .sites import ROOT, Injection
+
+@dataclass(frozen=True)
+class Trial:
+    """A run with one fault, and what does not hold after it."""
+
+    injection: Injection
+    code: int | None
+    stage: str
+    """What the run was doing at the first fault."""
+    way: tuple[str, ...]
+    """The lines of the profiler that an unexpected error came through, the outermost first."""
+    failures: tuple[str, ...]
+    reached: frozenset[str]
+    """Clauses of the profiler, as `file:line`."""
+    said: str
+    """What the run wrote on stderr, and what left it."""
+
+
+def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial:
+    """Run with the fault, and where that is not exit code 0 resume without it."""
+    clauses.reached.clear()
+    with tempfile.TemporaryDirectory(prefix="roofscope-fault-") as name:
+        folder = Path(name) / "run"
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": f"{name}/cache"}):
+            first = ran(played, model, folder, injection)
+            resumed = None
+            if first.code != 0 and first.folder is not None:
+                resumed = ran(played, model, folder, resume=True)
+    found = failures(Case(injection, base, first, resumed))
+    if not first.fired:
+        found.append("fires: the call was not reached")
+    said = first.err + first.escaped
+    stage = first.fired[0].stage if first.fired else ""
+    return Trial(injection, first.code, stage, first.way, tuple(found), frozenset(clauses.reached), said)
+
+
+def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
+    """Run the command once on cards of its own, with everything that it says."""
+    options = played.arguments(folder)
+    if resume:
+        options = {name: options[name] for name in ("no_levers", "budget") if name in options} | {"resume": folder}
+    else:
+        options["weights"] = "random"
+    words = ["roofscope", "run", str(model), *_flags({**options, "device": "cuda"}), "--quiet", "--plain"]
+    with simulated(played.truth) as world, contextlib.ExitStack() as stack:
+        seam = Seam(world, [folder, Path(os.environ["XDG_CACHE_HOME"])], injection)
+        stack.enter_context(_real_nvml_errors())
+        stack.enter_context(mock.patch("profiler.machine.foreign_load.ForeignLoad.cores", lambda _: 0.0))
+        stack.enter_context(seam.installed())
+        if not played.pictures:
+            stack.enter_context(mock.patch("profiler.report.page.write_reports"))
+        stack.enter_context(mock.patch.object(sys, "argv", words))
+        stack.enter_context(mock.patch.object(signal, "signal"))
+        started_s = world.host.now_s
+        with _heard() as heard, _traced() as way:
+            code, escaped = _ended()
+        gc.collect()
+        return Ran(
+            code,
+            heard[0],
+            heard[1],
+            escaped,
+            tuple(way),
+            seam.calls,
+            seam.fired,
+            world.card.memory.allocated,
+            world.host.now_s - started_s,
+            read(folder),
+        )
+
+
+@contextlib.contextmanager
+def _traced() -> Iterator[list[str]]:
+    """The lines of the profiler that an unexpected error came through, the outermost first."""
+    from profiler.cli import app
+
+    whole, way = app._complain_unexpected, []
+
+    def complain(error: Exception) -> int:
+        frames = traceback.extract_tb(error.__traceback__)
+        way.extend(f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT))
+        return whole(error)
+
+    with mock.patch.object(app, "_complain_unexpected", complain):
+        yield way
+
+
+def _ended() -> tuple[int | None, str]:
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0), ""
+    except BaseException:
+        return None, traceback.format_exc()
+    return None, "the command did not end by an exit code"
+
+
+def _flags(options: dict[str, Any]) -> list[str]:
+    return [
+        part
+        for name, value in options.items()
+        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
+    ]
+
+
+@contextlib.contextmanager
+def _real_nvml_errors() -> Iterator[None]:
+    """The simulated module has the exceptions of nvidia-ml-py."""
+    from .kinds import pynvml as real
+
+    module: Any = sys.modules["pynvml"]
+    for name in (each for each in dir(real) if each.startswith("NVMLError")):
+        setattr(module, name, getattr(real, name))
+    yield
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What is written on both streams within, Python's and C's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    said = ["", ""]
+    kept = [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with (
+            open(os.dup(out.fileno()), "w") as new_out,
+            open(os.dup(err.fileno()), "w") as new_err,
+            contextlib.redirect_stdout(new_out),
+            contextlib.redirect_stderr(new_err),
+        ):
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            try:
+                yield said
+            finally:
+                new_out.flush()
+                new_err.flush()
+                for number, before in enumerate(kept, start=1):
+                    os.dup2(before, number)
+                    os.close(before)
+        for number, file in enumerate((out, err)):
+            file.seek(0)
+            said[number] = file.read().decode(errors="replace")
