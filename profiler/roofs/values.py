@@ -7,13 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from profiler.machine.clock import NOTCH
+from profiler.machine.datasheet import Datasheet
 from profiler.machine.links import Link
-
-if TYPE_CHECKING:
-    from profiler.machine.datasheet import Datasheet
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
