@@ -85,6 +85,7 @@ def ceilings(
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
+    from profiler.roofs.sampling import apart
     from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
 
     names = profiled_dtypes(out_dtypes, out) if out is not None else []
@@ -92,8 +93,11 @@ def ceilings(
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
-    with quiet_libraries():
-        measured = replace(measured, links=measure_links(machine.links, machine), host=measure_host_pace(machine))
+    links, missing = measure_links(machine.links, machine)
+    host = None
+    with quiet_libraries(), apart("the host's pace", machine, missing):
+        host = measure_host_pace(machine)
+    measured = replace(measured, links=links, host=host, missing={**measured.missing, **missing})
     of_profile = write_profile(machine, measured, names, out) if out is not None else []
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
@@ -108,7 +112,7 @@ def ceilings(
         "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
         **asdict(measured),
         "plateau": measured.plateau,
-        "memory_bytes_per_s": measured.memory_bytes_per_s,
+        "memory_bytes_per_s": measured.memory_bytes_per_s if measured.memory else None,
         "host_index": measured.host.index if measured.host else None,
         "reference_host": {"name": REFERENCE_HOST, "step_s": REFERENCE_HOST_STEP_S},
         "datasheet_per_s": sheet_per_s,

@@ -209,7 +209,7 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
         share = best.flops_per_s / best.roof_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} measured here,"
+            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} {'measured here' if setting.measured else 'expected'},"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,8 +76,13 @@ def healths(measured: Sequence[Measured]) -> tuple[Health, ...]:
                 one.device,
                 statistics.median(ratios) if ratios else 0.0,
                 above / len(common) if common else 0.0,
-                1 - one.ceilings.memory_bytes_per_s / memory,
-                1 - one.ceilings.compute_flops_per_s(one.dtype) / compute,
+                _below(one.ceilings.memory_bytes_per_s, memory),
+                _below(one.ceilings.compute_flops_per_s(one.dtype), compute),
             )
         )
     return tuple(found)
+
+
+def _below(roof_per_s: float, best_per_s: float) -> float:
+    """By which share a roof lies below the best one; 0 where one of them is not known."""
+    return 0.0 if math.isinf(best_per_s) else 1 - roof_per_s / best_per_s

@@ -30,6 +30,7 @@ def engine_differences(
             continue
         before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
         saved = difference(before, after, spreads[key.phase])
+        cells = judged.get(replace(key, cell=base)), judged.get(key)
         found.append(
             EngineDifference(
                 **columns_of(key),
@@ -37,8 +38,8 @@ def engine_differences(
                 saves_s=saved.median_s,
                 low_s=saved.low_s,
                 high_s=saved.high_s,
-                terms=_gained_terms(judged[replace(key, cell=base)], judged[key]),
-                causes=_gained(judged[replace(key, cell=base)].avoidable_s, judged[key].avoidable_s),
+                terms=_gained_terms(*cells),
+                causes=_gained(*(cell.avoidable_s if cell else {} for cell in cells)),
                 how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(before), len(after)),
             )
@@ -46,8 +47,8 @@ def engine_differences(
     return found
 
 
-def _gained_terms(before: JudgedCell, after: JudgedCell) -> dict[str, float]:
-    if not (adds_up(before.split) and adds_up(after.split)):
+def _gained_terms(before: JudgedCell | None, after: JudgedCell | None) -> dict[str, float]:
+    if before is None or after is None or not (adds_up(before.split) and adds_up(after.split)):
         return {}
     return _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in (before, after)))
 

@@ -18,7 +18,7 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     memory, compute = [1.0, witness_share(ceilings)], [1.0]
     for look in facts.roofs_again:
         memory.append(_share(memory_roof(look.memory), memory_roof(ceilings.memory)))
-        compute += [_share(roof, ceilings.compute[dtype]) for dtype, roof in look.compute.items()]
+        compute += [_share(again, first) for _, again, first in _products(ceilings, look)]
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
@@ -40,14 +40,24 @@ def witness_share(ceilings: Ceilings) -> float:
 def moved(ceilings: Ceilings, look: RoofsAgain) -> Iterator[tuple[str, str, Roof, Roof]]:
     """(what, its unit, first, again) of each roof that a second look found elsewhere."""
     pairs = [("memory", "B/s", memory_roof(ceilings.memory), memory_roof(look.memory))]
-    pairs += [(f"{dtype} products", "FLOP/s", ceilings.compute[dtype], roof) for dtype, roof in look.compute.items()]
+    pairs += [(f"{dtype} products", "FLOP/s", first, again) for dtype, again, first in _products(ceilings, look)]
     for what, unit, first, again in pairs:
         if _share(again, first) != 1.0:
             yield what, unit, first, again
 
 
+def _products(ceilings: Ceilings, look: RoofsAgain) -> list[tuple[str, Roof, Roof]]:
+    """(dtype, again, first) of the products that were measured both times."""
+    return [
+        (dtype, again, ceilings.compute[dtype]) for dtype, again in look.compute.items() if dtype in ceilings.compute
+    ]
+
+
 def _share(again: Roof, first: Roof) -> float:
-    """One roof over another of the same kind, at the same clock where both are known; 1 where they agree."""
+    """One roof over another of the same kind, at the same clock where both are known; 1 where they agree, or were not
+    both measured."""
+    if not (again.measured and first.measured):
+        return 1.0
     clocks = again.clock_hz / first.clock_hz if again.clock_hz and first.clock_hz else 1.0
     same = agree(again.per_s / clocks, first.per_s, again.half_width + first.half_width)
     return 1.0 if same else again.per_s / clocks / first.per_s

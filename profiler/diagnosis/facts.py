@@ -318,7 +318,7 @@ class ModelFacts:
     cache_itemsize: int = 2
     """Bytes an element of the KV cache."""
     four_bit_dense_from_rows: int | None = None
-    """Rows from which a 4-bit kernel would first write a dense 16-bit copy on this device; None: it never would."""
+    """Rows from which a 4-bit kernel would first write a dense 16-bit copy on this device; None: never or not known."""
 
     linears: Mapping[str, int] = field(default_factory=dict)
     """Linears by class, format and what their kernel does first; empty in runs that did not tell."""

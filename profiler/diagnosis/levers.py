@@ -56,6 +56,8 @@ class Setting:
     """Stored bits a weight of the block linears, scales included."""
     can_graph: bool
     """Whether CUDA graphs exist on this device."""
+    measured: bool = True
+    """Whether both roofs were measured here; else a datasheet's peak or another dtype's roof stands for one."""
     weights: float = 0.0
     """Weights of the block linears."""
     cache_bits: float = 16.0

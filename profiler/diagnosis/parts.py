@@ -193,8 +193,8 @@ def roofs_of(facts: Facts, key: CellKey) -> Roofs:
         copy_share=ceilings.copy_share,
         memory_half_width=ceilings.memory_half_width,
         compute_half_width=ceilings.compute_half_width(facts.model.dtype),
-        fetch_s=sum(nbytes / ceilings.links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items())
-        + exchanged_s(facts, key),
+        measured=ceilings.measured(facts.model.dtype),
+        fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
         # Where small kernels were not run alone, what the step takes beyond the others may as well be theirs.
         idle_most=idle_most(layers, bool(dispatch and dispatch.waits)) if REST in facts.replays.get(key, {}) else 0.0,

@@ -440,7 +440,7 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
     else:
         agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
-    if m.noise != "quiet" or m.roofs.dispatch_s is None:
+    if m.noise != "quiet" or m.roofs.dispatch_s is None or not m.roofs.measured:
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 

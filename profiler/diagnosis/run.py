@@ -17,7 +17,7 @@ from profiler.diagnosis.inside import unexplained_by_group
 from profiler.diagnosis.levers import Setting, floors_on, levers
 from profiler.diagnosis.parts import as_served, faults_of, lost_s, model_work, roofs_of, split_of
 from profiler.diagnosis.ragged import RaggedStep, ragged_step
-from profiler.diagnosis.regimes import Measurement, Verdict, beside, judge
+from profiler.diagnosis.regimes import THROTTLED, Measurement, Verdict, beside, judge
 from profiler.diagnosis.roofline import place
 from profiler.diagnosis.rows import median_issue_s, or_nan, timed_row, with_ragged, with_visits
 from profiler.diagnosis.scaling import SIZE_OF, DoublingTest, Series, Side, doubling_tests, series_of
@@ -25,7 +25,7 @@ from profiler.diagnosis.step_time import TERMS, Split
 from profiler.diagnosis.trials import tried
 from profiler.grid import PHASES, Cell, CellKey, Phase
 from profiler.machine.datasheet import gpus
-from profiler.machine.readings import ActiveShares
+from profiler.machine.readings import POWER_CAP, ActiveShares
 from profiler.roofs.values import drift, swing
 from profiler.timing.outcomes import phase_medians, phase_samples
 from profiler.timing.sampling import (
@@ -70,6 +70,8 @@ def judge_run(facts: Facts) -> Judgement:
     spreads = _spreads(facts)
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
+    if not facts.ceilings.judges:
+        return _unjudged(facts, rows, times, spreads)
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
     tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
     sides = {test.series: test.sides for test in tests}
@@ -107,8 +109,53 @@ def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult
     for key in (key for cell in cells for key in cell.keys):
         time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
         row = timed_row(facts, key, time_s)
-        found[key] = row if time_s is None else _judged(facts, key, row, time_s, spreads[key.phase], {}).row
+        if time_s is None:
+            found[key] = row
+        elif facts.ceilings.judges:
+            found[key] = _judged(facts, key, row, time_s, spreads[key.phase], {}).row
+        else:
+            found[key] = _unjudged_row(facts, key, row, time_s)
     return found
+
+
+def _unjudged(
+    facts: Facts,
+    rows: Mapping[CellKey, CellResult],
+    times: Mapping[CellKey, Estimate],
+    spreads: Mapping[Phase, Spread],
+) -> Judgement:
+    """Times and counts: without a roof of memory and one of arithmetic no time is split, and no cell has a regime."""
+    return Judgement(
+        cells=tuple(_unjudged_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
+        evidence=(),
+        judged=(),
+        scaling=(),
+        differences=tuple(engine_differences(facts, spreads, {})),
+        answer=(),
+        generate=tuple(generate_taxes(facts, spreads)),
+    )
+
+
+def _unjudged_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
+    spans = [(visit.at_unix_s, visit.wall_s) for visit in facts.visits[key.cell]]
+    clock_share = _clock_share(facts, facts.timeline.active(spans))
+    return _placed(facts, key, row, time_s, _noise(facts, key, facts.timeline.throttled(spans), clock_share, time_s))
+
+
+def _placed(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
+    """A row with its visits, its rates, their shares of the datasheet, and how far its time can be trusted."""
+    flops, nbytes = model_work(facts.operators[key])
+    sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
+    placement = place(time_s.median_s, flops, nbytes, *sheet)
+    return replace(
+        with_visits(row, key, facts.visits[key.cell]),
+        flops_per_s=placement.flops_per_s,
+        bytes_per_s=placement.bytes_per_s,
+        mfu=or_nan(placement.mfu),
+        mbu=or_nan(placement.mbu),
+        noise=noise.grade,
+        stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
+    )
 
 
 def setting_of(facts: Facts) -> Setting:
@@ -121,6 +168,7 @@ def setting_of(facts: Facts) -> Setting:
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
         weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
         can_graph=device.kind == "cuda",
+        measured=ceilings.measured(model.dtype),
         weights=float(model.linear_weights),
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
@@ -181,12 +229,11 @@ def _judged(
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
     clock_share = _clock_share(facts, activity)
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
-    flops, nbytes = model_work(facts.operators[key])
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
     parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     ragged = ragged_step(facts, key, parts, spread)
-    noise = _noise(facts, key, slowed, time_s)
+    noise = _noise(facts, key, slowed, clock_share, time_s)
 
     def measured(under: Facts, split: Split) -> Measurement:
         return _measurement(under, key, split, time_s, noise, slowed, sides, activity, clock_share)
@@ -199,13 +246,12 @@ def _judged(
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
     measurement = measured(facts, parts)
     verdict, roofs = beside(judge(measurement), extremes), measurement.roofs
-    sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
-    placement = place(time_s.median_s, flops, nbytes, *sheet)
+    placed = _placed(facts, key, row, time_s, noise)
     judged = JudgedCell(
         key=key,
         tokens_per_s=row.tokens_per_s,
-        flops_per_s=placement.flops_per_s,
-        bytes_per_s=placement.bytes_per_s,
+        flops_per_s=placed.flops_per_s,
+        bytes_per_s=placed.bytes_per_s,
         roof_bytes_per_s=roofs.memory_bytes_per_s,
         roof_flops_per_s=_roof_flops_per_s(facts, key),
         split=parts,
@@ -221,18 +267,12 @@ def _judged(
         ways=ragged.ways if ragged else (),
     )
     whole = replace(
-        with_ragged(with_visits(row, key, visits), ragged),
-        flops_per_s=placement.flops_per_s,
-        bytes_per_s=placement.bytes_per_s,
-        mfu=or_nan(placement.mfu),
-        mbu=or_nan(placement.mbu),
+        with_ragged(placed, ragged),
         attained=parts.attained,
         floor_s=parts.floor_s,
         **{term: getattr(parts, term) for term in TERMS},
         regime=verdict.regime,
         confidence=verdict.confidence,
-        noise=noise.grade,
-        stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
     )
     evidence = CellEvidence(
         **columns_of(key),
@@ -281,7 +321,7 @@ def _measurement(
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
         sm_active=activity.sm,
         memory_active=activity.memory,
-        power_capped="power cap" in slowed,
+        power_capped=POWER_CAP in slowed,
         clock_share=clock_share,
     )
 
@@ -301,7 +341,9 @@ def _clock_share(facts: Facts, activity: ActiveShares) -> float:
     return min(1.0, activity.clock_hz / roof_hz)
 
 
-def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], time_s: Estimate) -> NoiseReport:
+def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float, time_s: Estimate) -> NoiseReport:
+    """How far a cell's time can be trusted. Many cards always run under their power cap, and their roofs were measured
+    under it: it disturbs only where the clock left that of the roofs."""
     visits = facts.visits[key.cell]
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
     foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
@@ -309,7 +351,7 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], time_s: Estimate) 
         phase_samples(key.phase, visits),
         time_s,
         foreign_cores=foreign,
-        throttled=slowed,
+        throttled=[name for name in slowed if name != POWER_CAP or clock_share < THROTTLED],
         machine_drift=drift(facts.looks),
     )
 

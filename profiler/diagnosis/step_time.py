@@ -118,6 +118,8 @@ class Roofs:
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """How far the two roofs may be off, as shares of them."""
+    measured: bool = True
+    """Whether both were measured; a datasheet's peak is higher than what a device reaches."""
 
     @property
     def dispatch_s(self) -> float | None:

@@ -55,8 +55,11 @@ def new_lengths(machine: Machine) -> Finding:
     cuDNN builds a plan for every shape that it has not met (ATen/native/cudnn/MHA.cpp); torch prefers cuDNN on Hopper
     and Blackwell from 2.11 on.
     """
+    import torch
+
     name = "KV lengths"
-    _, *pairs = [_first_and_again(machine, length) for length in (_LENGTHS.start - 1, *_LENGTHS)]
+    with torch.inference_mode():  # as a run steps its model
+        _, *pairs = [_first_and_again(machine, length) for length in (_LENGTHS.start - 1, *_LENGTHS)]
     first_s, again_s = (statistics.median(times) for times in zip(*pairs, strict=True))
     if first_s <= _COSTLY * again_s:
         return Finding(name, True, f"a new KV length costs nothing extra ({duration(again_s)} a call)")

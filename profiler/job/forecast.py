@@ -113,19 +113,20 @@ def _device(facts: Facts, engine: str) -> Device:
     for (name, phase, batch), found in facts.dispatch.items():
         if name == engine:
             dispatch[phase][batch] = found
-    links = facts.ceilings.links
     return Device(
         facts.ceilings,
         facts.model.dtype,
         dispatch,
         facts.device.overlaps_dispatch,
         facts.device.memory_bytes,
-        sum(nbytes / links[where].per_s for where, nbytes in facts.model.offloaded_bytes.items()),
+        facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
 
 
 def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str) -> Measured:
     """The measured cells of one engine, with what was replayed at their shapes."""
+    if not facts.ceilings.judges:
+        raise RunError(f"{run.folder} has no roof of memory or of arithmetic: there is nothing to forecast under.")
     results = {result.key: result for result in run.measured if result.engine == engine}
     keys = [key for key in facts.grid.keys if key in results]
     if not keys:

@@ -22,6 +22,7 @@ from profiler.roofs.cache import cached
 from profiler.roofs.host import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
+from profiler.roofs.sampling import apart
 from profiler.roofs.values import Ceilings
 from profiler.roofs.weights import measure_weights
 from profiler.work.operators import ModelWork
@@ -48,11 +49,13 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     held_bytes = machine.allocated_bytes()
     stages.begin("roofs", "measuring this device's roofs")
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
-    ceilings = replace(
-        ceilings,
-        links=measure_links(sorted(loaded.offloaded_bytes), machine),
-        weights=measure_weights(loaded.module.parameters(), machine, _WITNESS_S),
-    )
+    links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
+    weights = None
+    with apart("the model's own weights", machine, missing):
+        weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_S)
+    ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
+    for name, why in ceilings.missing.items():
+        stages.miss(f"measuring {name}", why, "this roof is missing")
     paths: dict[tuple[str, Phase], ExecutionPath] = {
         (name, phase): ExecutionPath() for name in engines for phase in PHASES
     }
@@ -83,14 +86,21 @@ def dispatch_of_twin(
 
 
 def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:
-    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`."""
+    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
+
+    The datasheet's peak stands for a roof that could not be measured.
+    """
     dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
         roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
-        return replace(roofs, host=roofs.host or measure_host_pace(machine))
+        missing, host = dict(roofs.missing), roofs.host
+        with apart("the host's pace", machine, missing):
+            host = host or measure_host_pace(machine)
+        return replace(roofs, host=host, missing=missing)
 
-    return cached(measure_missing, machine.info, software(), fresh=fresh).only(dtypes, model_dtype)
+    ceilings = cached(measure_missing, machine, software(), fresh=fresh)
+    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:

@@ -88,7 +88,7 @@ def ceilings_record(ceilings: Ceilings, dispatch: Sequence[DispatchSamples]) -> 
     known = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
     return CeilingsRecord(
         **{item.name: getattr(ceilings, item.name) for item in fields(ceilings)},
-        memory_bytes_per_s=ceilings.memory_bytes_per_s,
+        memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
         dispatch_s=dispatch_seconds(known),
     )
 

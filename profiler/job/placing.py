@@ -206,7 +206,11 @@ def here_roofs(work: ModelWork, dtype: str) -> Under:
     def measure_missing(known: Ceilings | None) -> Ceilings:
         return measure(machine, dtypes, model_dtype=dtype, known=known)
 
-    ceilings = cached(measure_missing, machine.info, software(), fresh=False).only(dtypes, dtype)
+    found = cached(measure_missing, machine, software(), fresh=False)
+    ceilings = found.only(dtypes, dtype, machine.info.datasheet)
+    if not ceilings.judges:
+        why = next(iter(found.missing.values()))
+        raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu CARD.")
     rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
     return Under(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)
 

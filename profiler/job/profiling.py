@@ -9,7 +9,7 @@ from pathlib import Path
 from profiler.diagnosis.columns import Steps
 from profiler.diagnosis.profile import CardProfile, SmallPoint, fitted_on, least_of
 from profiler.diagnosis.traffic import from_memory_s
-from profiler.errors import RequestError, near_misses
+from profiler.errors import DeviceError, RequestError, near_misses
 from profiler.grid import PHASES, Cell, CellKey
 from profiler.job.demanded import demanded
 from profiler.loading.catalog import resolve
@@ -52,8 +52,11 @@ def write_profile(machine: Machine, ceilings: Ceilings, names: Sequence[str], ou
     """Measure a machine's profile under these roofs, in some dtypes, and write it. Raises RunError.
 
     Where others were busy meanwhile it is measured again, and each kernel's least time stands. Returns what makes it
-    less trustworthy all the same.
+    less trustworthy all the same. Raises DeviceError where no roof of memory or of arithmetic could be measured.
     """
+    if not ceilings.judges:
+        why = next(iter(ceilings.missing.values()))
+        raise DeviceError(f"--out {out}: a profile needs the roofs of its card, which could not be measured ({why}).")
     passes: list[CardProfile] = []
     busy = 1.0
     while busy > _QUIET and len(passes) < _MOST_PASSES:

@@ -188,7 +188,8 @@ def set_up_ranks(
     engines = {name: ranks.engine() for name in grid.engines}
     paths = execution_paths(loaded, ranks.work, engines, grid)
     subject = Subject(machine, loaded, ranks.work, engines, paths, grid, held_bytes)
-    ceilings = replace(roofs.only(list(dtypes), dtype_name(loaded.request.dtype)), collective=link)
+    own = roofs.only(list(dtypes), dtype_name(loaded.request.dtype), machine.info.datasheet)
+    ceilings = replace(own, collective=link)
     twin_s = min(0.075 * prepared.options.budget_s, 1.5)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
     return subject, ceilings, dispatch

@@ -10,7 +10,7 @@ from profiler.machine.checks import under_wsl
 from profiler.machine.device import Device
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.probes.subject import Subject
-from profiler.roofs.values import Ceilings
+from profiler.roofs.values import Ceilings, Roof
 from profiler.units import percent, scaled
 from profiler.work.operators import Linear
 
@@ -87,9 +87,13 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
     for where, nbytes in loaded.offloaded_bytes.items():
         warnings.append(
             f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights come from the {where}"
-            f" ({scaled(ceilings.links[where].per_s, 'B/s')} measured) at every step."
+            f"{_measured_link(ceilings.links.get(where))} at every step."
         )
     return warnings
+
+
+def _measured_link(link: Roof | None) -> str:
+    return f" ({scaled(link.per_s, 'B/s')} measured)" if link else ""
 
 
 def fit_warnings(fit: Fit) -> list[str]:
@@ -114,7 +118,25 @@ def _named(tensors: Sequence[str]) -> str:
 
 
 def roof_warnings(ceilings: Ceilings) -> list[str]:
-    """A memory roof that a cache may have a part in."""
+    """Roofs that could not be measured, and a memory roof that a cache may have a part in."""
+    return [*_missing(ceilings), *_of_memory(ceilings)]
+
+
+def _missing(ceilings: Ceilings) -> list[str]:
+    """What stands for roofs that could not be measured."""
+    warnings = []
+    of_sheet = [name for name, roof in (*ceilings.memory.items(), *ceilings.compute.items()) if not roof.measured]
+    if of_sheet:
+        warnings.append(f"the datasheet's peak stands for the roof of {' and '.join(of_sheet)}: nothing reaches it.")
+    if ceilings.missing and not ceilings.judges:
+        kind = "arithmetic" if ceilings.memory else "memory"
+        warnings.append(f"there is no roof of {kind}: cells have times and counts, and no regime.")
+    return warnings
+
+
+def _of_memory(ceilings: Ceilings) -> list[str]:
+    if not any(roof.measured for roof in ceilings.memory.values()):
+        return []
     size = f"{ceilings.stream_bytes >> 20} MiB"
     if not ceilings.beyond_cache:
         return [f"there was no room or time to stream past the caches ({size}): the memory roof may be too high."]

@@ -9,18 +9,20 @@ from profiler.errors import ModelError, first_line
 from profiler.loading.catalog import Source
 from profiler.loading.gguf import check_gguf
 from profiler.loading.library import import_transformers
+from profiler.loading.needs import need
 from profiler.loading.sizes import check_claims, check_sizes
 from profiler.loading.skeleton import quiet_libraries
 
 
 def load_config(source: Source, trust_remote_code: bool = False) -> Any:
-    """The model's transformers config. Raises ModelError when it cannot be had."""
+    """The model's transformers config. Raises ModelError when it cannot be had, RequestError where gguf is missing."""
     import_transformers()
     from transformers import AutoConfig, PreTrainedConfig
 
     raw: dict[str, Any] = {}
     if source.kind == "gguf" and source.path is not None:
         check_gguf(source.path)
+        need("gguf", "a GGUF file")
     with quiet_libraries():
         try:
             if source.kind == "card" and source.card is not None:

@@ -13,6 +13,7 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.gguf import names_mapped_once
+from profiler.loading.needs import need
 from profiler.loading.placement import Placement, offloaded_bytes, place
 from profiler.loading.published import gguf_form, published_form
 from profiler.loading.quantise import quantization_config
@@ -26,8 +27,10 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     """The model of `request`, loaded once, in evaluation mode, on its device (or placed by accelerate if too large).
 
     Random weights are made tensor by tensor in their final dtype and format, so that no full-precision copy of the
-    model ever exists. Raises ModelError when the checkpoint or the combination does not load.
+    model ever exists. Raises ModelError when the checkpoint or the combination does not load, RequestError where a
+    package is missing that it needs.
     """
+    need("accelerate", "loading a model")
     start_s = now_s()
     with quiet_libraries():
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import util
 from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
 from profiler.errors import ModelError, RequestError, near_misses
+from profiler.loading.needs import has, need
 from profiler.machine.device import compute_capability
 from profiler.machine.unfetched import import_bitsandbytes
 
@@ -60,15 +60,27 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
             f"--double-quant and --compute-dtype belong to bitsandbytes' 4-bit formats, not to {quant!r};"
             f" use --quant {' or '.join(FOUR_BIT)}."
         )
-    if quant not in TORCHAO:
-        return
-    if util.find_spec("torchao") is None:
-        raise RequestError(f"--quant {quant} needs torchao: pip install 'roofscope[formats]'.")
+    need_library(quant)
     if quant == "int4wo" and device.type == "cuda":
         if compute_capability(device) < _INT4_CAPABILITY:
             raise RequestError("--quant int4wo: torchao's int4 kernel needs compute capability 8.0; use --quant nf4.")
         if dtype != torch.bfloat16:
             raise RequestError("--quant int4wo: torchao's int4 kernel computes in bfloat16; use --dtype bfloat16.")
+
+
+def need_library(quant: Quant) -> None:
+    """Raises RequestError where the library that quantises to this format is missing."""
+    if quant != "none":
+        need(_library_of(quant), f"--quant {quant}")
+
+
+def is_installed(quant: Quant) -> bool:
+    """Whether the library that quantises to this format is there."""
+    return quant == "none" or has(_library_of(quant))
+
+
+def _library_of(quant: Quant) -> str:
+    return "torchao" if quant in TORCHAO else "bitsandbytes"
 
 
 def quantise_modules(
@@ -78,10 +90,12 @@ def quantise_modules(
 
     `device` is where the model will run, which decides the layout of 4-bit weights and whether fp8 has units. None:
     nowhere in particular, so that bitsandbytes' weights lie as it quantises them, and torchao's as on a CPU.
-    Raises RequestError where no layer fits the format, ModelError where one does not fit this CPU's kernel.
+    Raises RequestError where the format's library is missing or no layer fits the format, ModelError where one does not
+    fit this CPU's kernel.
     """
     if quant == "none":
         return cast(nn.Module, module)
+    need_library(quant)
     if quant in TORCHAO:
         quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
         return cast(nn.Module, module)

@@ -14,6 +14,7 @@ from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.drawn import STD, as_loaded
 from profiler.loading.load import first_call
+from profiler.loading.needs import need
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.skeleton import from_config, quiet_libraries
 from profiler.machine.clock import now_s
@@ -33,8 +34,9 @@ class Share:
 def load_share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Module) -> Share:
     """Load this rank's share, in step with the others; `skeleton` is that share without its bytes, and is filled.
 
-    Raises ModelError when the checkpoint does not load so.
+    Raises ModelError when the checkpoint does not load so, RequestError where accelerate is missing.
     """
+    need("accelerate", "loading a model")
     start_s = now_s()
     with quiet_libraries():
         try:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError, RequestError, first_line
+from profiler.loading.needs import need
 from profiler.loading.packed import PACKED_LINEARS, plan_mxfp4, plan_packed
 from profiler.loading.published import form_options, in_dense_form, published_form
 from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_modules, settle_four_bit
@@ -33,8 +34,8 @@ def build_on_meta(
 
     A checkpoint that comes quantised says so in its config; its layers are planned in that format, or with
     `as_run_here` in the one that transformers gives them on this machine. `device` is where it will run (None: nowhere
-    in particular), which decides the layout of some formats. Raises ModelError for a format that cannot be planned, or
-    a layer that its kernel on this machine does not take.
+    in particular), which decides the layout of some formats. Raises RequestError where a format's library is missing,
+    ModelError for a format that cannot be planned, or a layer that its kernel on this machine does not take.
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
@@ -70,6 +71,10 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 
+_FORMAT_LIBRARIES = ("bitsandbytes", "compressed-tensors", "torchao")
+"""Each reads checkpoints whose `quant_method` is its own name."""
+
+
 def _plan_own_format(
     module: nn.Module, method: str, config: Any, as_run_here: bool, device: torch.device | None
 ) -> nn.Module:
@@ -79,6 +84,8 @@ def _plan_own_format(
         return plan_packed(module, method, form_options(config))
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
+    if method in _FORMAT_LIBRARIES:
+        need(method, f"a checkpoint stored as {method}")
     try:
         if method == "bitsandbytes":
             import_bitsandbytes()

@@ -45,6 +45,8 @@ class Device:
     compute_capability: str
     """CUDA's, or the vector instructions that torch uses on a CPU."""
     datasheet: Datasheet | None
+    uuid: str = ""
+    """Of a GPU: tells two of one name apart."""
 
     @property
     def overlaps_dispatch(self) -> bool:
@@ -66,6 +68,7 @@ def describe(device: torch.device) -> Device:
             threads=int(properties.multi_processor_count),
             compute_capability=f"{properties.major}.{properties.minor}",
             datasheet=find(properties.name, int(properties.total_memory), int(properties.multi_processor_count)),
+            uuid=str(getattr(properties, "uuid", "")),
         )
     return Device(
         kind="cpu",

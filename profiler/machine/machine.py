@@ -7,6 +7,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -171,42 +172,40 @@ class CudaMachine(Machine):
         return False
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        graph, pool, before = self._cuda.CUDAGraph(), self._cuda.graph_pool_handle(), self._cuda.current_stream()
+        recorded, before = _Recorded(self._cuda.CUDAGraph(), self._cuda.MemPool()), self._cuda.current_stream()
         try:
-            with self._cuda.graph(graph, pool=pool, stream=_side_stream(self.device)):
+            with self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=_side_stream(self.device)):
                 work()
         except RuntimeError as error:
             # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
             self._cuda.set_stream(before)
-            graph.reset()
-            self._end_failed_capture(pool)
+            self._end_failed_capture(recorded)
             if isinstance(error, self._cuda.OutOfMemoryError):
                 raise
             first = error.__context__ or error  # ending a failed capture fails once more
             raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
-        replay: Callable[[], object] = graph.replay
-        return replay
+        return recorded
 
-    def _end_failed_capture(self, pool: tuple[int, int]) -> None:
+    def _end_failed_capture(self, recorded: _Recorded) -> None:
         """Undo what a failed capture leaves in torch.
 
-        Up to torch 2.12 the allocator stays in capture, so that `empty_cache` gives nothing back (fixed by PyTorch's
-        pull request 180395); no version releases the pool. Up to 2.11 the random generator stays in capture, and the
-        next random number raises; a capture that succeeds ends that (pull request 176752).
+        Up to torch 2.12 the allocator stays in capture, so that `empty_cache` gives nothing back (PyTorch's pull
+        request 180395). Up to 2.13 the graph keeps its share of the pool (190348). Up to 2.11 the random generator
+        stays in capture until a capture succeeds, and the next random number raises (176752).
         """
         import torch
 
         index = self.device.index or 0
-        with contextlib.suppress(RuntimeError):  # from 2.13 on the allocator has left the capture
-            torch._C._cuda_endAllocateToPool(index, pool)
+        recorded.graph.reset()
+        with contextlib.suppress(RuntimeError):  # the installed torch has left the capture
+            torch._C._cuda_endAllocateToPool(index, recorded.pool.id)
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_releasePool(index, pool)
-        number = torch.zeros(1, device=self.device)
-        with (
-            contextlib.suppress(RuntimeError),
-            self._cuda.graph(self._cuda.CUDAGraph(), stream=_side_stream(self.device)),
-        ):
-            number.add_(1)
+            while recorded.pool.use_count() > 1:
+                torch._C._cuda_releasePool(index, recorded.pool.id)
+        with contextlib.suppress(RuntimeError):
+            number = torch.zeros(1, device=self.device)
+            with self._cuda.graph(self._cuda.CUDAGraph(), stream=_side_stream(self.device)):
+                number.add_(1)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -223,6 +222,20 @@ class CudaMachine(Machine):
             yield
         finally:
             self._cuda.nvtx.range_pop()
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A CUDA graph and the pool that its memory comes from, of which it is given up first; calling it replays it."""
+
+    graph: torch.cuda.CUDAGraph
+    pool: torch.cuda.MemPool
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+    def __del__(self) -> None:
+        self.graph.reset()
 
 
 @cache

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from importlib import util
 from typing import Literal
 
 import torch
@@ -23,7 +22,7 @@ from profiler.grid import DEFAULT_ENGINE
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.quantise import TORCHAO, Quant
+from profiler.loading.quantise import Quant, is_installed
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, dtype_name
 from profiler.machine.clock import timing_of
 from profiler.machine.device import software
@@ -68,7 +67,7 @@ _MOST_FORMAT_CALL_S = 0.02
 
 def installed_formats() -> tuple[Quant, ...]:
     """Packed weights whose library is here."""
-    return tuple(quant for quant in _FORMATS if util.find_spec("torchao" if quant in TORCHAO else "bitsandbytes"))
+    return tuple(quant for quant in _FORMATS if is_installed(quant))
 
 
 def measure_card(

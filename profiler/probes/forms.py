@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import util
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -12,7 +11,7 @@ from torch.nn.attention import SDPBackend
 from profiler.diagnosis.facts import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.engines.registry import ENGINES
 from profiler.grid import CellKey
-from profiler.loading.quantise import TORCHAO, Quant
+from profiler.loading.quantise import Quant, is_installed
 from profiler.loading.request import DTYPES, ModelRequest, resolve_dtype
 from profiler.machine.device import compute_capability
 from profiler.machine.machine import Machine
@@ -100,7 +99,11 @@ def _dtypes(subject: Subject) -> list[Form]:
 def _quants(subject: Subject) -> list[Form]:
     request = subject.request
     quants: list[Quant] = ["int4wo", "nf4", "int8wo", "int8"]
-    return [Form(quant, _dtype_of(quant, request), quant) for quant in quants if _has(quant) and quant != request.quant]
+    return [
+        Form(quant, _dtype_of(quant, request), quant)
+        for quant in quants
+        if is_installed(quant) and quant != request.quant
+    ]
 
 
 def _kernels(subject: Subject) -> dict[str, SDPBackend]:
@@ -117,10 +120,6 @@ def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
     if not machine.is_cuda:
         return True
     return dtype is torch.float16 or (dtype is torch.bfloat16 and compute_capability(machine.device) >= (8, 0))
-
-
-def _has(quant: Quant) -> bool:
-    return util.find_spec("torchao" if quant in TORCHAO else "bitsandbytes") is not None
 
 
 def _dtype_of(quant: Quant, request: ModelRequest) -> torch.dtype:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import nn
@@ -12,7 +12,8 @@ from torch import nn
 from profiler.diagnosis.facts import NO_AMOUNTS, Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell, CellKey, Grid, Phase
+from profiler.grid import PHASES, Cell, CellKey, Grid, Phase
+from profiler.loading.quantise import FOUR_BIT
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import compute_capability
 from profiler.machine.links import bus_share
@@ -110,13 +111,6 @@ class Subject:
         loaded, request = self.loaded, self.request
         linears = [op for op in self.work.operators if isinstance(op, Linear) and op.rows != "last"]
         cores = [op for op in self.work.operators if isinstance(op, AttentionCore)]
-        shapes = {(op.weight.in_features, op.weight.out_features) for op in linears}
-        fuses = not self.machine.is_cuda and four_bit_fuses_on_cpu()
-        halves = (
-            torch.float16 if self.machine.is_cuda and compute_capability(request.device) < (8, 0) else torch.bfloat16
-        )
-        computed = request.dtype if request.dtype.itemsize == 2 else halves
-        dense_from = [four_bit_dense_from_rows(request.device, computed, *shape) for shape in shapes]
         return ModelFacts(
             id=request.source.name,
             kind=request.source.kind,
@@ -138,10 +132,29 @@ class Subject:
             linear_weights=sum(op.count * op.weight.in_features * op.weight.out_features for op in linears),
             linear_bytes=sum(op.count * op.weight.weight_bytes for op in linears),
             cache_itemsize=cores[0].itemsize if cores else 2,
-            four_bit_dense_from_rows=None if fuses else min(dense_from, default=None),
+            four_bit_dense_from_rows=self._four_bit_dense_from_rows(linears),
             linears=_kinds_of_linears(loaded.module),
             experts=self.experts,
         )
+
+    def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
+        """Rows from which bitsandbytes' 4-bit kernels would write a dense copy first.
+
+        None: never, or bitsandbytes does not import, or the weights are narrow in another format already.
+        """
+        request, cuda = self.request, self.machine.is_cuda
+        if not cuda and four_bit_fuses_on_cpu():
+            return None
+        halves = torch.float16 if cuda and compute_capability(request.device) < (8, 0) else torch.bfloat16
+        computed = request.dtype if request.dtype.itemsize == 2 else halves
+        weights = [op.weight for op in linears]
+        shapes = {
+            (weight.in_features, weight.out_features)
+            for weight in weights
+            if weight.format in FOUR_BIT or weight.bits_per_weight >= _SIXTEEN_BITS
+        }
+        found = [four_bit_dense_from_rows(request.device, computed, *shape) for shape in shapes]
+        return min((rows for rows in found if rows is not None), default=None)
 
 
 def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
@@ -158,6 +171,8 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
         found[name] = found.get(name, 0) + 1
     return found
 
+
+_SIXTEEN_BITS = 16
 
 # A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
 _MEMORY_MARGIN = 0.95
@@ -214,16 +229,19 @@ def execution_paths(
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     longest = max((*grid.prompt_lens, *grid.context_lens))
     shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
-    asked = {
-        phase: attention_path(attention, cores, request.device, request.dtype, query=query, keys=keys)
-        for phase, (query, keys) in shapes.items()
-    }
+
+    @cache
+    def asked(phase: Phase, compiled: bool) -> ExecutionPath:
+        query, keys = shapes[phase]
+        where = request.device, request.dtype
+        return attention_path(attention, cores, *where, query=query, keys=keys, compiled=compiled)
+
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
     outliers = _outliers(loaded, grid) if request.quant == "int8" else {}
     for name, engine in engines.items():
-        for phase, path in asked.items():
+        for phase in PHASES:
             paths[name, phase] = replace(
-                path,
+                asked(phase, phase not in engine.eager_phases),
                 cache=engine.cache,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,

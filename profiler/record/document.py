@@ -44,8 +44,8 @@ class CeilingsRecord:
     memory: Mapping[str, Roof]
     stream_bytes: int
     beyond_cache: bool
-    memory_bytes_per_s: float
-    """The memory roof."""
+    memory_bytes_per_s: float | None
+    """The memory roof; None where none is known."""
     dispatch_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
     """Seconds to dispatch a step, by engine, phase and batch size."""
     curve: tuple[CurvePoint, ...] = ()
@@ -57,10 +57,12 @@ class CeilingsRecord:
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
     weights: Witness | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What could not be measured, by name, each with the reason."""
 
-    def compute_roof(self, dtype: str) -> Roof:
-        """The roof of a dtype, or the highest that was measured."""
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
+    def compute_roof(self, dtype: str) -> Roof | None:
+        """The roof of a dtype, or the highest that was measured; None without any."""
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=None)
 
     @property
     def ceilings(self) -> Ceilings:

@@ -17,7 +17,7 @@ from profiler.record.document import RunDocument
 from profiler.record.readers.figures import Figure, ForeignFile
 from profiler.record.readers.reading import read_foreign
 from profiler.record.run import Run, read_gathered, read_run
-from profiler.roofs.values import Look, swing
+from profiler.roofs.values import Ceilings, Look, swing
 from profiler.timing.outcomes import Visit, phase_medians, phase_samples
 from profiler.timing.sampling import Spread, estimate, spread_of, student_t
 from profiler.units import duration, scaled
@@ -44,8 +44,7 @@ def side_of_run(run: Run) -> Side:
     for row in run.measured:
         if (asked := asked_of(row.key)) in cells:
             cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
-    ceilings = document.ceilings
-    memory = ceilings.ceilings
+    ceilings = document.ceilings.ceilings
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -53,15 +52,19 @@ def side_of_run(run: Run) -> Side:
         settings=_settings(document),
         cells=cells,
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
-        witness=Witness(
-            memory_bytes_per_s=memory.memory_bytes_per_s,
-            memory_half_width=memory.memory_half_width,
-            compute_flops_per_s=memory.compute_flops_per_s(document.model.dtype),
-            compute_half_width=memory.compute_half_width(document.model.dtype),
-            roofs_at_unix_s=ceilings.measured_at_unix_s,
-            looks=tuple(gathered.looks),
-        ),
+        witness=_witness(ceilings, document.model.dtype, gathered.looks) if ceilings.judges else None,
         is_cpu=document.device.kind == "cpu",
+    )
+
+
+def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[Look]) -> Witness:
+    return Witness(
+        memory_bytes_per_s=ceilings.memory_bytes_per_s,
+        memory_half_width=ceilings.memory_half_width,
+        compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
+        compute_half_width=ceilings.compute_half_width(dtype),
+        roofs_at_unix_s=ceilings.measured_at_unix_s,
+        looks=tuple(looks),
     )
 
 

@@ -90,21 +90,31 @@ def _share(column: str) -> Callable[[Run], str | None]:
     return figures
 
 
-def _roofs(run: Run) -> tuple[float, float]:
+def _roofs(run: Run) -> tuple[float, float] | None:
     ceilings = run.document.ceilings
-    return ceilings.compute_roof(run.model.dtype).per_s, ceilings.memory_bytes_per_s
+    compute, memory = ceilings.compute_roof(run.model.dtype), ceilings.memory_bytes_per_s
+    return None if compute is None or memory is None else (compute.per_s, memory)
 
 
-def _ridge(run: Run) -> str:
-    flops_per_s, bytes_per_s = _roofs(run)
-    return f"{significant(flops_per_s / bytes_per_s)} FLOP/byte"
+def _roofline(run: Run) -> str | None:
+    if (roofs := _roofs(run)) is None:
+        return None
+    measured = run.document.ceilings.ceilings.measured(run.model.dtype)
+    return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}, {'' if measured else 'not all '}measured here"
+
+
+def _ridge(run: Run) -> str | None:
+    if (roofs := _roofs(run)) is None:
+        return None
+    return f"{significant(roofs[0] / roofs[1])} FLOP/byte"
 
 
 def _witness(run: Run) -> str | None:
     if (weights := run.document.ceilings.weights) is None:
         return None
-    stream_per_s = weights.stream.per_s if weights.stream else _roofs(run)[1]
-    return f"{scaled(weights.roof.per_s, 'B/s')}, a stream {scaled(stream_per_s, 'B/s')}"
+    stream_per_s = weights.stream.per_s if weights.stream else run.document.ceilings.memory_bytes_per_s
+    stream = f", a stream {scaled(stream_per_s, 'B/s')}" if stream_per_s else ""
+    return f"{scaled(weights.roof.per_s, 'B/s')}{stream}"
 
 
 def _interval(run: Run) -> str | None:
@@ -139,7 +149,7 @@ TERMS: dict[str, Term] = {
     ),
     "roofline": Term(
         "the most FLOP/s that an intensity allows: bandwidth times intensity, and no more than the compute roof.",
-        lambda run: f"{scaled(_roofs(run)[1], 'B/s')} and {scaled(_roofs(run)[0], 'FLOP/s')}, measured here",
+        _roofline,
     ),
     "ridge point": Term("the intensity at which the memory roof meets the compute roof.", _ridge),
     "MFU": Term("model FLOP/s over the datasheet's dense peak (arXiv:2204.02311).", _of_sheet("mfu")),

@@ -13,6 +13,7 @@ from profiler.machine.links import Link
 from profiler.record.run import Run
 from profiler.report.device_tables import host_words
 from profiler.report.shown import first_engine, of_phase
+from profiler.roofs.values import Roof, memory_roof
 from profiler.timing.sampling import CLAIM_VISITS
 from profiler.units import clock_time, duration, percent, scaled, several, significant
 
@@ -53,9 +54,12 @@ def roofs_lines(run: Run) -> list[str]:
     """The measured roofs in words, with the datasheet beside them where there is one."""
     ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
     bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
-    lines = [f"memory {scaled(bandwidth, 'B/s')}{_of_sheet(bandwidth, device.datasheet_bytes_per_s)}"]
+    lines = ["the memory roof is not known"]
+    if bandwidth is not None:
+        share = _of_sheet(memory_roof(ceilings.memory), device.datasheet_bytes_per_s)
+        lines = [f"memory {scaled(bandwidth, 'B/s')}{share}"]
     if compute:
-        share = _of_sheet(compute.per_s, device.datasheet_flops_per_s)
+        share = _of_sheet(compute, device.datasheet_flops_per_s)
         lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
     by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
     smallest = min(by_batch, default=None)
@@ -81,8 +85,10 @@ def host_line(run: Run) -> str | None:
     return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} a step here{otherwise}"
 
 
-def _of_sheet(value: float, peak: float | None) -> str:
-    return f" ({percent(value / peak)} of the datasheet)" if peak else ""
+def _of_sheet(roof: Roof, peak: float | None) -> str:
+    if not roof.measured:
+        return " (the datasheet's, not measured)"
+    return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
 
 
 def engine_lines(run: Run) -> list[str]:

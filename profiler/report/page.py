@@ -27,8 +27,9 @@ def _unguarded(_name: str) -> AbstractContextManager[None]:
 def write_reports(runs: Sequence[Run], guard: Guard = _unguarded) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
+        pictures = _PICTURES if run.document.evidence else _PICTURES[:1]
         of_engines = ("engines",) if waterfalls(run) else ()
-        for name in (*_PICTURES, *of_engines) if run.measured else ():
+        for name in (*pictures, *of_engines) if run.measured else ():
             with guard(f"{name}.png"):
                 save([run], name, run.folder / f"{name}.png")
         write_pages(run, guard)

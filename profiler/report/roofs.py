@@ -68,11 +68,15 @@ class CellPoint:
 
 def roof_lines(run: Run) -> list[RoofLine]:
     """Every roof of a run: those that were measured, the datasheet's, links, a witness that disagrees, caches, and
-    dispatch."""
+    dispatch; none without a roof of memory and one of arithmetic."""
     ceilings, device = run.document.ceilings, run.document.device
-    dtype, roof = own_roof(ceilings, run.model.dtype)
-    bandwidth, peak = ceilings.memory_bytes_per_s, roof.per_s
-    label = f"measured: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}"
+    of_dtype, bandwidth = own_roof(ceilings, run.model.dtype), ceilings.memory_bytes_per_s
+    if of_dtype is None or bandwidth is None:
+        return []
+    dtype, roof = of_dtype
+    peak = roof.per_s
+    how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
+    label = f"{how}: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}"
     lines = [RoofLine("measured", label, bandwidth, peak)]
     others = [(name, other.per_s) for name, other in ceilings.compute.items() if name != dtype]
     for name, value in sorted(others, key=lambda item: -item[1]):
@@ -98,15 +102,16 @@ def _slope(kind: RoofKind, label: str, bytes_per_s: float, flops_per_s: float) -
     return RoofLine(kind, label, bytes_per_s, flops_per_s, to_intensity=flops_per_s / bytes_per_s)
 
 
-def own_roof(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Roof]:
+def own_roof(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Roof] | None:
     """The compute roof of a dtype, or the highest that was measured, with the name of its dtype."""
     roof = ceilings.compute_roof(dtype)
-    return next((name, found) for name, found in ceilings.compute.items() if found is roof)
+    return next(((name, found) for name, found in ceilings.compute.items() if found is roof), None)
 
 
 def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
     """The fastest size of the curve, and the largest that a cache still serves; none where no size is faster."""
-    cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * ceilings.memory_bytes_per_s]
+    memory = ceilings.ceilings.memory_bytes_per_s
+    cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * memory]
     if not cached:
         return []
     fastest, largest = max(cached, key=lambda point: point.bytes_per_s), cached[-1]
@@ -142,8 +147,8 @@ def cell_points(run: Run) -> list[CellPoint]:
 
 
 def _tooltip(result: CellResult) -> str:
+    judged = f", {percent(result.attained)} of the roofline, {result.regime}" if result.regime else ""
     return (
         f"{result.key.name}: {duration(result.latency_s)}, {significant(result.tokens_per_s)} tokens/s,"
-        f" {significant(result.intensity)} FLOP/byte, {scaled(result.flops_per_s, 'FLOP/s')},"
-        f" {percent(result.attained)} of the roofline, {result.regime}"
+        f" {significant(result.intensity)} FLOP/byte, {scaled(result.flops_per_s, 'FLOP/s')}{judged}"
     )

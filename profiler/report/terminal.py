@@ -204,7 +204,7 @@ def _row(result: CellResult, regime: str, columns: _Columns, mark: str) -> list[
         duration(result.latency_s),
         _interval(result, mark),
         *told,
-        percent(result.attained),
+        _share(result.attained),
         regime,
         _SHORT_CONFIDENCE[result.confidence],
     ]

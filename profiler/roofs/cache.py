@@ -9,24 +9,33 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from profiler.machine.device import Device
 from profiler.machine.kept import keep, kept_file
+from profiler.machine.machine import Machine
 from profiler.roofs.values import Ceilings
 
 _KEPT_S = 24 * 3600.0
 # Counted up whenever a roof comes to be measured in another way: what was kept before is then none.
-_METHOD = 3
+_METHOD = 4
+# What the device tells of itself that its roofs hang on: a card of the same name, or the same card, may have another.
+_SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
 
 def cached(
-    measure: Callable[[Ceilings | None], Ceilings], info: Device, software: Mapping[str, str], *, fresh: bool
+    measure: Callable[[Ceilings | None], Ceilings], machine: Machine, software: Mapping[str, str], *, fresh: bool
 ) -> Ceilings:
     """`measure` of what is kept for this device and software if that is under a day old, else of nothing; kept again.
 
-    A cache that cannot be read or written is as good as none.
+    Two cards never share what is kept, nor one card under two drivers or power limits. A cache that cannot be read or
+    written is as good as none.
     """
-    facts = {"device": {**asdict(info), "datasheet": None}, "software": dict(software), "method": _METHOD}
+    settings = machine.source.facts()
+    facts = {
+        "device": {**asdict(machine.info), "datasheet": None},
+        "settings": {name: settings.get(name) for name in _SETTINGS},
+        "software": dict(software),
+        "method": _METHOD,
+    }
     path = kept_file("ceilings", facts)
     measured = measure(None if fresh else _read(path))
     keep(path, _CEILINGS.dump_json(measured))

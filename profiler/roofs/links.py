@@ -12,19 +12,26 @@ import numpy as np
 import torch
 
 from profiler.machine.machine import Machine
-from profiler.roofs.sampling import STAGE_BUDGET_S, random_bytes, roof_of, sample
+from profiler.roofs.sampling import STAGE_BUDGET_S, apart, random_bytes, roof_of, sample
 from profiler.roofs.values import PINNED, Roof
 
 _LINK_BYTES = 256 << 20
 
 
-def measure_links(names: Sequence[str], machine: Machine, budget_s: float = STAGE_BUDGET_S) -> dict[str, Roof]:
-    """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device, as weights cross it.
+def measure_links(
+    names: Sequence[str], machine: Machine, budget_s: float = STAGE_BUDGET_S
+) -> tuple[dict[str, Roof], dict[str, str]]:
+    """Bytes/s from the `host`'s memory, the `disk` or another card (`cuda:N`) to the device, as weights cross it; and
+    the links that could not be measured, each with the reason. Raises DeviceError.
 
-    Beside the host's ordinary memory, which accelerate's hooks copy, stands what pinned memory would reach.
+    Next to the host's ordinary memory, which accelerate's hooks copy, stands what pinned memory would reach.
     """
-    found = {name: _LINKS.get(name, partial(_peer_link, name))(machine, budget_s) for name in names}
-    return {**found, PINNED: _pinned_link(machine, budget_s)} if "host" in found and machine.is_cuda else found
+    found: dict[str, Roof] = {}
+    missing: dict[str, str] = {}
+    for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
+        with apart(f"the link from {name}", machine, missing):
+            found[name] = _LINKS.get(name, partial(_peer_link, name))(machine, budget_s)
+    return found, missing
 
 
 def _host_link(machine: Machine, budget_s: float) -> Roof:
@@ -81,4 +88,4 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
         yield read
 
 
-_LINKS = {"host": _host_link, "disk": _disk_link}
+_LINKS = {"host": _host_link, "disk": _disk_link, PINNED: _pinned_link}

@@ -8,9 +8,9 @@ from functools import partial
 
 from profiler.machine.machine import Machine
 from profiler.roofs.products import measure_gemm, measure_gemv, square_product, square_size
-from profiler.roofs.sampling import STAGE_BUDGET_S, clocked, roof_of, sample
+from profiler.roofs.sampling import STAGE_BUDGET_S, apart, clocked, roof_of, sample
 from profiler.roofs.streams import measure_page_fault_s, measure_read, measure_streams
-from profiler.roofs.values import AGREE, GEMV, READ, Ceilings, Roof, RoofsAgain
+from profiler.roofs.values import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsAgain
 
 # A short look at what was kept.
 _CHECK_S = 0.3
@@ -26,56 +26,77 @@ def measure(
 ) -> Ceilings:
     """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
-    What `known` holds already is kept, whatever its dtypes, unless a short look shows that the device is faster than
-    that: then it was measured in a busy minute. The machine tells its clock during each probe. Data are random, because
-    a product of zeros draws less power and runs faster than any real one (Horace He, "Strangely, Matrix Multiplications
-    on GPUs Run Faster When Given 'Predictable' Data!", 2024).
+    A roof that cannot be measured is left out, and `missing` says why. Raises DeviceError where the device is lost.
+    What `known` holds already is kept, whatever its dtypes, unless it lacks a stream, or a short look shows that the
+    device is faster than that: then it was measured in a busy minute. The machine tells its clock during each probe.
+    Data are random, because a product of zeros draws less power and runs faster than any real one (Horace He,
+    "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
-    if known is not None and _outgrown(known, machine):
+    if known is not None and (not _is_whole(known) or _outgrown(known, machine)):
         known = None
     roofs = known or measure_streams(machine, stage_budget_s)
-    if not machine.is_cuda and not roofs.page_fault_s:
-        roofs = replace(roofs, page_fault_s=measure_page_fault_s(machine))
+    missing = {} if known else dict(roofs.missing)
+    page_fault_s = roofs.page_fault_s
+    if not machine.is_cuda and not page_fault_s:
+        with apart("page faults", machine, missing):
+            page_fault_s = measure_page_fault_s(machine)
     memory, compute = dict(roofs.memory), dict(roofs.compute)
-    if model_dtype != "int8" and f"{GEMV} {model_dtype}" not in memory:
-        probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, stage_budget_s)
-        memory[f"{GEMV} {model_dtype}"] = clocked(probe, machine)
+    gemv = f"{GEMV} {model_dtype}"
+    if model_dtype != "int8" and gemv not in memory:
+        with apart(gemv, machine, missing):
+            probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, stage_budget_s)
+            memory[gemv] = clocked(probe, machine)
     for dtype in dtypes:
         if dtype not in compute:
-            compute[dtype] = clocked(partial(measure_gemm, machine, dtype, stage_budget_s), machine)
-    measured_s = roofs.measured_s + machine.now_s() - start_s
-    return replace(roofs, compute=compute, memory=memory, measured_s=measured_s)
+            with apart(dtype, machine, missing):
+                compute[dtype] = clocked(partial(measure_gemm, machine, dtype, stage_budget_s), machine)
+    return replace(
+        roofs,
+        compute=compute,
+        memory=memory,
+        page_fault_s=page_fault_s,
+        measured_s=roofs.measured_s + machine.now_s() - start_s,
+        missing=missing,
+    )
 
 
 def look_again(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsAgain | None:
     """The roofs that verdicts rest on once more, with the buffers and shapes of the first time; `budget_s` for each.
 
-    None where the run has left no room for them.
+    None where the run has left no room for them. What was not measured then is not measured now.
     """
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
         return None
-    memory = {READ: measure_read(machine, ceilings.stream_bytes, budget_s)}
+    read, first = ceilings.memory.get(READ), ceilings.compute.get(model_dtype)
+    memory, compute = {}, {}
+    if read is not None and read.measured:
+        memory[READ] = measure_read(machine, ceilings.stream_bytes, budget_s)
     if GEMV in ceilings.memory:
         memory[GEMV] = measure_gemv(machine, model_dtype, ceilings.stream_bytes, budget_s)
-    first = ceilings.compute.get(model_dtype)
-    compute = {}
-    if first is not None:
+    if first is not None and first.measured:
         compute[model_dtype] = clocked(partial(_product_again, machine, model_dtype, first, budget_s), machine)
     return RoofsAgain(memory, compute, machine.unix_s())
 
 
 def _product_again(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
     size = square_size(roof)
-    seconds = sample(square_product(machine.device, dtype, size), machine, budget_s)
-    return roof_of(2.0 * size**3, seconds, roof.method)
+    product = square_product(machine.device, dtype, size)
+    return roof_of(2.0 * size**3, sample(product, machine, budget_s), product.method)
+
+
+def _is_whole(known: Ceilings) -> bool:
+    """Whether it has all that no dtype decides: a part that failed is tried again together with the others."""
+    return {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
 
 
 def _outgrown(known: Ceilings, machine: Machine) -> bool:
-    """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then."""
-    faster = 1 + AGREE
-    if measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s:
-        return True
-    roof = known.compute.get("float32")
-    return roof is not None and _product_again(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
+    """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then. What cannot be
+    measured now says nothing against them."""
+    faster, found = 1 + AGREE, False
+    with apart("the roofs that were kept", machine, {}):
+        found = measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
+        if (roof := known.compute.get("float32")) is not None and not found:
+            found = _product_again(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
+    return found

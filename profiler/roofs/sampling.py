@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
+from profiler.errors import RequestError, contained, first_line, told
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.telemetry import Watch
@@ -20,13 +23,33 @@ _LEAST_SAMPLES = 5
 _MOST_SAMPLES = 100
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
-_CLOCK_LOOKS_S = 0.1
+# Of a CUDA event (CUDA Runtime API, cudaEventElapsedTime): a shorter call may seem to take nothing.
+_RESOLUTION_S = 0.5e-6
+_CLOCK_LOOKS_S = 0.05
+# A host that needs more than this share of a call's time to submit it may be what the clock sees.
+_AHEAD_SHARE = 0.5
+# A graph has as many calls as the host submits in this time, and no more than so many: its own launch is a hundredth.
+_RECORDED_S = 2e-3
+_MOST_RECORDED = 500
+
+
+@contextlib.contextmanager
+def apart(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
+    """One roof by itself: if it fails, `missing` gets its name and the reason, and the device its memory back.
+
+    Raises DeviceError where the device is lost.
+    """
+    with contained(lambda error: missing.update({name: told(error)})):
+        yield
+        return
+    machine.recover(f"measuring {name}")
 
 
 def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
-    """A probe's roof with the clock that the device reported while it ran."""
+    """A probe's roof with the median of the clocks that the device reported while it ran and right after."""
     with Watch(machine.source, interval_s=_CLOCK_LOOKS_S) as watch:
         roof = probe()
+    watch.look(machine.unix_s())
     clocks = [reading.clock_hz for reading in watch.readings if reading.clock_hz is not None]
     return replace(roof, clock_hz=statistics.median(clocks) if clocks else None)
 
@@ -34,19 +57,63 @@ def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
 def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
     """Seconds a call: warmed up until three calls in a row agree, then sampled until `budget_s` is spent.
 
-    Calls shorter than a millisecond are timed in groups, so that the clock's resolution does not matter.
+    Short calls are timed in groups, so that neither the clock's resolution nor a synchronisation after each matters: a
+    hundred groups fill the time. The device is under load all the while, and its clock settles.
     """
     deadline = machine.now_s() + budget_s
     recent = time_calls(call, machine.clock, 3)
     while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline - budget_s / 2:
         recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
-    group = max(1, int(_LEAST_SAMPLE_S / max(min(recent), 1e-9)))
+    group_s = max(_LEAST_SAMPLE_S, (deadline - machine.now_s()) / _MOST_SAMPLES)
+    group = max(1, int(group_s / max(min(recent), _RESOLUTION_S)))
     samples: list[float] = []
     while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline:
         samples.append(round(sum(time_calls(call, machine.clock, group)) / group, 12))
         if len(samples) >= _MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline + budget_s):
             break
     return samples
+
+
+def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
+    """Seconds that a call takes its device, as `sample` gives them; a call so short that the host may not keep ahead
+    of it is recorded, many times in one graph.
+
+    Raises RequestError where such a call cannot be recorded: its launches would be timed.
+    """
+    if not machine.captures:
+        return sample(call, machine, budget_s)
+    submitted_s = _submitted_s(call, machine)
+    if submitted_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
+        return sample(call, machine, budget_s)
+    calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submitted_s)))
+    return [seconds / calls for seconds in sample(recorded(call, machine, calls), machine, budget_s)]
+
+
+def recorded(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:
+    """So many of a call as one launch. Raises RequestError where that cannot be."""
+
+    def work() -> None:
+        for _ in range(times):
+            call()
+
+    with machine.beside():
+        call()
+    try:
+        return machine.capture(work)
+    except RequestError as error:
+        raise RequestError(f"its launches would be timed, since {first_line(error)}.") from error
+
+
+def _submitted_s(call: Callable[[], object], machine: Machine) -> float:
+    """Seconds that the host needs to submit a call; the fastest of a few."""
+    call()
+    machine.clock.synchronize()
+    moments_s = [machine.now_s()]
+    for _ in range(_LEAST_SAMPLES):
+        call()
+        moments_s.append(machine.now_s())
+    machine.clock.synchronize()
+    return min(after - before for before, after in pairwise(moments_s))
 
 
 def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -12,8 +12,8 @@ import torch
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
-from profiler.roofs.sampling import clocked, random_bytes, roof_of, sample
-from profiler.roofs.values import COPY, READ, Ceilings, CurvePoint, Roof, agree
+from profiler.roofs.sampling import apart, clocked, random_bytes, roof_of, sample, sample_on_device
+from profiler.roofs.values import COPY, READ, TRIAD, Ceilings, CurvePoint, Roof, agree
 
 # Four times the last-level caches in all, as BabelStream and STREAM ask for, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -53,17 +53,23 @@ def _fill_fresh() -> None:
 
 
 def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
-    """The roofs that no dtype decides."""
-    curve = _curve(machine, stage_budget_s)
-    stream_bytes = curve[-1].nbytes
+    """The roofs that no dtype decides; each that fails is named in `missing`. Raises DeviceError."""
+    missing: dict[str, str] = {}
+    curve = _curve(machine, stage_budget_s, missing)
+    stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
+    memory = _streams(machine, stream_bytes, stage_budget_s, missing)
+    launch: dict[str, float] = {}
+    with apart("launches", machine, missing):
+        launch = _launch(machine)
     return Ceilings(
         compute={},
-        memory=_streams(machine, stream_bytes, stage_budget_s),
+        memory=memory,
         stream_bytes=stream_bytes,
         beyond_cache=_is_beyond(curve, machine.info.last_level_cache_bytes),
         curve=curve,
-        launch=_launch(machine),
+        launch=launch,
         measured_at_unix_s=machine.unix_s(),
+        missing=missing,
     )
 
 
@@ -73,27 +79,33 @@ def measure_read(machine: Machine, nbytes: int, budget_s: float) -> Roof:
 
 
 def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Roof:
-    return roof_of(data.nbytes, sample(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
+    return roof_of(data.nbytes, sample_on_device(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
 
 
-def _streams(machine: Machine, nbytes: int, budget_s: float) -> dict[str, Roof]:
+def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, str]) -> dict[str, Roof]:
     """Read-dominant stream, copy and triad, each over all of `nbytes`. Bytes by STREAM's convention (a write is counted
     once)."""
-    data = random_bytes(nbytes, machine.device)
-    source, target = data.chunk(2)
-    x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
+    found: dict[str, Roof] = {}
+    with apart(f"{READ}, {COPY} and {TRIAD}", machine, missing):
+        data = random_bytes(nbytes, machine.device)
+        source, target = data.chunk(2)
+        x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
-    def probe(moved: int, call: Callable[[], object], method: str) -> Roof:
-        return clocked(lambda: roof_of(moved, sample(call, machine, budget_s / 2), method), machine)
+        def probe(moved: int, call: Callable[[], object], method: str) -> Roof:
+            return roof_of(moved, sample_on_device(call, machine, budget_s / 2), method)
 
-    return {
-        READ: clocked(lambda: _read(machine, data, budget_s), machine),
-        COPY: probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
-        "triad": probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
-    }
+        probes = {
+            READ: lambda: _read(machine, data, budget_s),
+            COPY: lambda: probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
+            TRIAD: lambda: probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
+        }
+        for name, measured in probes.items():
+            with apart(name, machine, missing):
+                found[name] = clocked(measured, machine)
+    return found
 
 
-def _curve(machine: Machine, budget_s: float) -> tuple[CurvePoint, ...]:
+def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[CurvePoint, ...]:
     """Read bandwidth of buffers from 1 MiB on, each twice the last, until two of them agree past every cache.
 
     A device may tell of one cache and have another behind it, or share one with neighbours: past four times what it
@@ -101,26 +113,29 @@ def _curve(machine: Machine, budget_s: float) -> tuple[CurvePoint, ...]:
     """
     room = machine.available_bytes() * _STREAM_MEMORY_SHARE
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
-    data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
     points: list[CurvePoint] = []
     nbytes = _CURVE_SMALLEST
-    while nbytes <= data.nbytes:
-        points.append(_point(machine, data[: nbytes // 4], budget_s))
-        nbytes *= 2
-    del data
-    deadline_s = machine.now_s() + budget_s
-    while nbytes <= room and not _is_past(points, past_bytes):
-        start_s = machine.now_s()
-        points.append(_point(machine, random_bytes(nbytes, machine.device), budget_s))
-        nbytes *= 2
-        now_s = machine.now_s()
-        if now_s + 2 * (now_s - start_s) > deadline_s:
-            break
+    with apart("reads of several sizes", machine, missing):
+        data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
+        while nbytes <= data.nbytes:
+            with apart("reads of some sizes", machine, missing):
+                points.append(_point(machine, data[: nbytes // 4], budget_s))
+            nbytes *= 2
+        del data
+        deadline_s = machine.now_s() + budget_s
+        while nbytes <= room and not _is_past(points, past_bytes):
+            start_s = machine.now_s()
+            points.append(_point(machine, random_bytes(nbytes, machine.device), budget_s))
+            nbytes *= 2
+            now_s = machine.now_s()
+            if now_s + 2 * (now_s - start_s) > deadline_s:
+                break
     return tuple(points)
 
 
 def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
-    return CurvePoint(data.nbytes, _read(machine, data, _POINT_SHARE * budget_s).per_s)
+    seconds = sample_on_device(data.sum, machine, _POINT_SHARE * budget_s)
+    return CurvePoint(data.nbytes, data.nbytes / statistics.median(seconds))
 
 
 def _is_past(points: Sequence[CurvePoint], past_bytes: int) -> bool:
@@ -134,6 +149,8 @@ def _is_past(points: Sequence[CurvePoint], past_bytes: int) -> bool:
 def _is_beyond(curve: Sequence[CurvePoint], cache_bytes: int) -> bool:
     """Whether no cache serves a part of the largest size: it is many times as large, or two sizes past the cache are
     read equally fast, of which a cache that kept anything would keep a larger part of the smaller."""
+    if not curve:
+        return False
     return curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes or _is_past(
         curve, max(cache_bytes, _STREAM_LEAST_BYTES)
     )

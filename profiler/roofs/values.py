@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from profiler.machine.clock import NOTCH
+from profiler.machine.datasheet import Datasheet
 from profiler.machine.links import Link
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
 READ = "read"
 COPY = "copy"
+TRIAD = "triad"
+DATASHEET = "datasheet"
+"""The method of a roof that was not measured: it is the dense peak of the card's datasheet, which no kernel reaches."""
 PINNED = "host, pinned"
 """The link from pinned memory; weights cross the one from ordinary memory, `host`."""
 RESIDENT_GAIN = 1.25
@@ -40,14 +44,29 @@ class Roof:
     """Each sample; empty where only its figures were kept."""
 
     @property
+    def measured(self) -> bool:
+        """Whether the device reached this; a datasheet's peak has no samples."""
+        return self.samples > 0
+
+    @property
     def half_width(self) -> float:
-        """How far the median may be off, as a share of it (the notch of a box plot, see `clock.timing_of`)."""
+        """How far the median may be off, as a share of it (the notch of a box plot, see `clock.timing_of`); 0 where
+        there are no samples."""
+        if not self.measured:
+            return 0.0
         return NOTCH * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
 
     def times(self, share: float) -> Roof:
         """The same roof at a share of its height; its single samples are not kept."""
         per_s, low, high = (share * value for value in (self.per_s, self.low_per_s, self.high_per_s))
         return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=())
+
+
+def _unmeasured(per_s: float, method: str) -> Roof:
+    return Roof(per_s, per_s, per_s, 0, method)
+
+
+_NO_ROOF = _unmeasured(math.inf, "none")
 
 
 @dataclass(frozen=True)
@@ -141,6 +160,22 @@ class Ceilings:
     measured_at_unix_s: float = 0.0
     weights: Witness | None = None
     """The weights of this run's model; None where they are too small to tell, or were not read."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What could not be measured, by name, each with the reason in one line."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether there is a roof of memory and one of arithmetic: with only one of them no time can be split."""
+        return bool(self.memory) and bool(self.compute)
+
+    def measured(self, dtype: str) -> bool:
+        """Whether both roofs of a step in this dtype were measured on the device."""
+        return self._memory_roof.measured and dtype in self.compute and self.compute[dtype].measured
+
+    def fetch_s(self, waiting_bytes: Mapping[str, int]) -> float:
+        """Seconds that so many bytes, by where they wait, take to cross their links; those over a link that was not
+        measured are left out."""
+        return sum(nbytes / self.links[where].per_s for where, nbytes in waiting_bytes.items() if where in self.links)
 
     @property
     def plateau(self) -> bool:
@@ -160,7 +195,8 @@ class Ceilings:
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """The memory roof, past every cache: reading a stream, or the weights of a matrix-vector product if faster."""
+        """The memory roof, past every cache: reading a stream, or the weights of a matrix-vector product if faster;
+        infinite where none is known."""
         return self._memory_roof.per_s
 
     @property
@@ -209,15 +245,20 @@ class Ceilings:
         served = CurvePoint(math.ceil(working_set_bytes), smaller[-1].bytes_per_s)
         return replace(self, curve=(*smaller, served, *larger))
 
-    def only(self, dtypes: Sequence[str], model_dtype: str) -> Ceilings:
-        """The roofs of these dtypes alone, for a model whose weights are of `model_dtype`."""
+    def only(self, dtypes: Sequence[str], model_dtype: str, sheet: Datasheet | None = None) -> Ceilings:
+        """The roofs of these dtypes, for a model whose weights are of `model_dtype`.
+
+        For what was not measured the peak of `sheet` stands, where the card has one; else it is left out.
+        """
         streams = {name: roof for name, roof in self.memory.items() if not name.startswith(GEMV)}
         product = self.memory.get(f"{GEMV} {model_dtype}")
-        return replace(
-            self,
-            compute={name: self.compute[name] for name in dtypes},
-            memory={**streams, **({GEMV: product} if product else {})},
-        )
+        memory = {**streams, **({GEMV: product} if product else {})}
+        compute = {name: self.compute[name] for name in dtypes if name in self.compute}
+        if sheet is not None:
+            peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes if name not in compute}
+            compute |= {name: _unmeasured(peak, DATASHEET) for name, peak in peaks.items() if peak}
+            memory = memory or {READ: _unmeasured(sheet.bandwidth_bytes_per_s, DATASHEET)}
+        return replace(self, compute=compute, memory=memory)
 
     def times(self, memory: float, compute: float) -> Ceilings:
         """The same device with its memory (caches too) and its arithmetic at these shares of their roofs."""
@@ -229,7 +270,7 @@ class Ceilings:
         )
 
     def compute_flops_per_s(self, dtype: str) -> float:
-        """The compute roof for a dtype; an unmeasured one falls back to the fastest measured."""
+        """The compute roof of a dtype; where that is not known the highest of the others, infinite without any."""
         return self._compute_roof(dtype).per_s
 
     def compute_half_width(self, dtype: str) -> float:
@@ -241,7 +282,7 @@ class Ceilings:
         return self._compute_roof(dtype).clock_hz
 
     def _compute_roof(self, dtype: str) -> Roof:
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s)
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
 
 
 def memory_roof(memory: Mapping[str, Roof]) -> Roof:
@@ -250,7 +291,7 @@ def memory_roof(memory: Mapping[str, Roof]) -> Roof:
     A step reads; copies and triads write as well, and stand beside it for comparison.
     """
     reads = [roof for name, roof in memory.items() if name == READ or name.startswith(GEMV)]
-    return max(reads or memory.values(), key=lambda roof: roof.per_s)
+    return max(reads or memory.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
 
 
 def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import inner_tensors
-from profiler.roofs.sampling import random_bytes, roof_of
+from profiler.roofs.sampling import random_bytes, recorded, roof_of
 from profiler.roofs.values import Roof, Witness
 
 # A stream as large as the weights may take this share of the memory that is free; larger models are read in part.
@@ -23,8 +23,9 @@ def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, bu
     """Bytes a second of a sum over each of a model's weights on the device, beside a stream cut into the same pieces.
 
     Many short reads reach less than one long one, wherever they lie (24 of 32 GB/s over the 272 weights of
-    SmolLM2-135M): only what the stream's pieces do not lose as well is the weights' own. None where no weight lies on
-    the device.
+    SmolLM2-135M): only what the stream's pieces do not lose as well is the weights' own. Where the device captures, a
+    pass over all of them is one launch: a fast card ends a read before its host has submitted the next, and both rates
+    would be the host's. None where no weight lies on the device. Raises RequestError where a pass cannot be captured.
     """
     weights = _fitting(_storages(tensors, machine.device), machine.available_bytes() * _MEMORY_SHARE)
     if not weights:
@@ -52,14 +53,18 @@ def _in_turn(
         for part in parts:
             part.sum()
 
+    passes: list[Callable[[], object]] = [partial(over, weights), partial(over, stream)]
+    for each in passes:
+        each()
+    if machine.captures:
+        passes = [recorded(each, machine) for each in passes]
+    read_own, read_stream = passes
     own: list[float] = []
     pieces: list[float] = []
-    over(weights)
-    over(stream)
     deadline_s = machine.now_s() + budget_s
     while len(own) < _LEAST_PASSES or machine.now_s() < deadline_s:
-        own += time_calls(partial(over, weights), machine.clock, 1)
-        pieces += time_calls(partial(over, stream), machine.clock, 1)
+        own += time_calls(read_own, machine.clock, 1)
+        pieces += time_calls(read_stream, machine.clock, 1)
     return own, pieces
 
 

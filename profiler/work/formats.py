@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import metadata
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
 from profiler.machine.memory import storage_bytes
+from profiler.machine.unfetched import import_bitsandbytes
 from profiler.work.stored import StoredWeight
 
 # bitsandbytes/functional.py (0.50): blocks of 64 weights by default; double quantisation packs absmax into uint8
@@ -192,8 +193,8 @@ def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
 
 
 @cache
-def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int:
-    """From how many rows on bitsandbytes dequantises first.
+def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> int | None:
+    """The number of rows from which bitsandbytes dequantises first; None: not known, since it does not import here.
 
     CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
     one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`); from 0.50 on the library's own table by
@@ -202,7 +203,12 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
     """
     if device.type == "cpu":
         return 1
-    if tuple(int(part) for part in metadata.version("bitsandbytes").split(".")[:2]) < (0, 50):
+    try:
+        import_bitsandbytes()
+    except Exception:  # a missing package, or whatever a broken installation raises
+        return None
+    version: str = import_module("bitsandbytes").__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < (0, 50):
         return 2
     if ins % _BNB_BLOCK:
         return 1

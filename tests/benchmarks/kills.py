@@ -192,7 +192,7 @@ def main() -> int:
     profiling.PROFILE_BUDGET_S = 0.2
     profiling.installed_formats = tuple
     products.measurable_dtypes = lambda _device: ["float32"]
-    links.measure_links = lambda *_: {}
+    links.measure_links = lambda *_: ({}, {})
     host.measure_host_pace = lambda _machine: None
     batch_test.MOST_SEQUENCES = 32
     profiler.job.why._LEAST_TRIALS_S = 2.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.diagnosis.extremes import extreme_shares, witness_share
+from profiler.diagnosis.extremes import extreme_shares, moved, witness_share
 from profiler.diagnosis.facts import DeviceFacts, Facts, ModelFacts, OperatorWork, Replay
 from profiler.diagnosis.regimes import Flag
 from profiler.diagnosis.run import Judgement, judge_run
@@ -17,6 +17,7 @@ from profiler.diagnosis.step_time import Dispatch
 from profiler.diagnosis.warnings import run_warnings
 from profiler.grid import Cell, CellKey, Grid
 from profiler.job.judging import judge_folder
+from profiler.machine.datasheet import gpu_called
 from profiler.machine.readings import Reading
 from profiler.record.samples import line_of
 from profiler.roofs.values import Ceilings, CurvePoint, Roof, RoofsAgain, Witness
@@ -218,6 +219,44 @@ def test_a_card_at_half_its_clock_is_compute_bound_and_not_a_mystery() -> None:
     assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer)
     [decode] = [cell for cell in found.judged if cell.key == DECODE]
     assert decode.split.weights_s == pytest.approx(10e-3), "the memory has a clock of its own"
+
+
+@pytest.mark.parametrize(
+    ("clock_hz", "reason", "noise"),
+    [
+        (1.0e9, "power cap", ()),
+        (0.96e9, "power cap", ()),
+        (0.9e9, "power cap", ("throttled (power cap)",)),
+        (1.0e9, "hardware thermal", ("throttled (hardware thermal)",)),
+    ],
+)
+def test_a_power_cap_disturbs_where_the_clock_left_that_of_the_roofs(
+    clock_hz: float, reason: str, noise: tuple[str, ...]
+) -> None:
+    """A T4 of 70 W is always under its cap: its roofs were measured so as well, and its times are steady."""
+    readings = tuple(
+        Reading(clock_hz=clock_hz, throttle=(reason,), at_unix_s=100.0 * number + 0.01) for number in range(4)
+    )
+    found, _ = told(replace(facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda"), readings=readings))
+    [decode] = [item for item in found.evidence if item.key == DECODE]
+    [row] = [row for row in found.cells if row.key == DECODE]
+    assert (decode.noise_reasons, row.noise) == (noise, "noisy" if noise else "quiet")
+
+
+def test_a_datasheets_peak_is_no_roof_that_moved() -> None:
+    """Nothing was measured at the beginning: a look at the end says nothing of what changed since."""
+    given = Ceilings({}, {}, 1 << 30, True).only(["float32"], "float32", gpu_called("h100 sxm"))
+    assert given.memory_bytes_per_s == 3.35e12
+    held = replace(facts(12.5e-3, kind="cuda"), ceilings=given, roofs_again=(again(0.5, 0.5),))
+    assert extreme_shares(held) == {}
+    assert list(moved(given, again(0.5, 0.5))) == []
+
+
+def test_a_product_that_was_measured_at_the_end_only_is_left_out() -> None:
+    """A second look may have a dtype that the first one lacks, as after a resume on another day."""
+    lacking = replace(STEADY.ceilings, compute={"bfloat16": roof(P)})
+    assert [what for what, *_ in moved(lacking, again(0.5))] == ["memory"]
+    assert extreme_shares(replace(STEADY, ceilings=lacking, roofs_again=(again(0.5),))) == {"lowest": (0.5, 1.0)}
 
 
 def test_a_product_at_a_lower_clock_is_no_lower_roof() -> None:

@@ -98,6 +98,16 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
 
 
 @pytest.mark.slow
+def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) -> None:
+    """From the second shape on torch makes sizes symbolic by itself, and hands them to the compiled code as inputs."""
+    engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
+    for slots in (16, 24, 32):
+        _visits(engine, prompt=6, slots=slots, visits=1)
+    assert len(recorded.compilations) == 3
+    assert recorded.numbers == []
+
+
+@pytest.mark.slow
 def test_a_window_that_moves_is_not_captured(recorded: Recorded) -> None:
     """Its position is the host's number: compiled once it may be an input, as a CUDA graph each would be another."""
     engine = CompileEngine(_windowed().eval(), Capturing(torch.device("cpu")))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.published import Gguf, gguf_form
 from profiler.loading.request import Fit, LoadedModel, ModelRequest, most_positions, resolve_dtype
+from profiler.loading.skeleton import build_on_meta
 from profiler.work.walk import walk
 
 CPU = torch.device("cpu")
@@ -53,6 +57,36 @@ def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture
     writer.write_tensors_to_file()
     writer.close()
     assert gguf_form(file) == Gguf(("Q8_0",), kept)
+
+
+def test_a_gguf_file_without_gguf_is_refused_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(RequestError, match="needs gguf: pip install gguf"):
+        load_config(resolve(str(tmp_path / "model.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("package", "stored"),
+    [
+        ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        ("torchao", {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}),
+    ],
+)
+def test_a_checkpoint_without_its_package_is_refused_with_the_command(
+    package: str, stored: dict[str, Any], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**json.loads((tiny_folder / "config.json").read_text()), "quantization_config": stored}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RequestError, match=f"needs {package}: pip install {package}"):
+        build_on_meta(load_config(resolve(str(tmp_path))), torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -275,12 +275,6 @@ def test_a_gguf_file_is_not_quantised_again(gguf_file: Path) -> None:
         prepare(Options(model=str(gguf_file), quant="nf4"))
 
 
-def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.loading.quantise.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"pip install 'roofscope\[formats\]'"):
-        prepare(Options(quant="int8wo"))
-
-
 def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
     with pytest.raises(RequestError, match="tokenizer"):
         text_ids(request_of(str(tiny_folder), "nf4"))

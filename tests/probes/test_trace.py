@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from profiler.diagnosis.inside import BETWEEN
 from profiler.grid import Cell, CellKey
 from profiler.machine.machine import CudaMachine, Machine
 from profiler.probes.inside import Pieces
-from profiler.probes.trace import TRACE, activity
+from profiler.probes.trace import TRACE, activity, trace_cell
 from profiler.record.run import read_run
 from profiler.report.lines import activity_lines, unexplained_lines
 
@@ -32,6 +35,35 @@ def test_intervals_add_up() -> None:
     assert (found.gaps, found.gap_s) == (1, pytest.approx(2e-3 + 0.5e-6))
     assert found.longest_s == pytest.approx(3e-3)
     assert found.busy_share == pytest.approx(6 / 8, rel=1e-3)
+
+
+def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`record_function` around two kernels of 1 ms and a pause of 2 ms: a user annotation of 4 ms on the device."""
+
+    def event(start_us: float, end_us: float, *, annotation: bool) -> Any:
+        return SimpleNamespace(
+            name="triton_poi",
+            device_type=torch.autograd.DeviceType.CUDA,
+            cpu_parent=None,
+            is_user_annotation=annotation,
+            time_range=SimpleNamespace(start=start_us, end=end_us),
+        )
+
+    events = [
+        event(0.0, 1000.0, annotation=False),
+        event(3000.0, 4000.0, annotation=False),
+        event(0.0, 4000.0, annotation=True),
+    ]
+    profiler_of_torch = SimpleNamespace(events=lambda: events)
+    monkeypatch.setattr("profiler.probes.trace.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch))
+    subject: Any = SimpleNamespace(
+        engines={"eager": SimpleNamespace(**dict.fromkeys(("announce", "prepare", "fill", "decode"), lambda *_: None))},
+        machine=SimpleNamespace(is_cuda=True, clock=FakeClock()),
+    )
+    [decode] = trace_cell(subject, Cell(1, 0, 8, context_len=16), None)
+    assert decode.kernels == 2
+    assert decode.busy_s == pytest.approx(2e-3)
+    assert decode.gap_s == pytest.approx(2e-3)
 
 
 def test_nothing_ran() -> None:

@@ -20,6 +20,7 @@ from profiler.machine.telemetry import NoSource
 from profiler.roofs import products
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import look_again, measure
+from profiler.roofs.sampling import clocked, sample
 from profiler.roofs.values import PINNED, Ceilings, CurvePoint, Roof
 
 
@@ -50,6 +51,24 @@ def test_each_probe_knows_the_clock_it_ran_at() -> None:
     assert all(roof.clock_hz == 1.0e9 for roof in (roofs.memory["gemv float32"], *roofs.compute.values()))
     silent = measure(small(source=NoSource()), ["float32"], model_dtype="float32", stage_budget_s=0.1)
     assert silent.compute["float32"].clock_hz is None
+
+
+def test_a_probe_of_a_moment_knows_its_clock() -> None:
+    """It ends before the first look of the thread; one right after it is enough."""
+    found = clocked(lambda: Roof(1.0, 1.0, 1.0, 1, "at once"), small(source=Ticking()))
+    assert found.clock_hz == 1.2e9
+    assert clocked(lambda: found, small(source=NoSource())).clock_hz is None
+
+
+def test_a_short_call_is_sampled_for_all_of_its_time() -> None:
+    """A hundred groups fill it: of a call of 10 us, 150 ms of 1.5 s would be a hundred samples of a millisecond."""
+    memory = SimulatedMemory(lambda _nbytes: 1e15, call_s=10e-6)
+    data = torch.empty(4)
+    with memory:
+        seconds = sample(data.sum, SimulatedMachine(memory), 1.5)
+        assert memory.now_s == pytest.approx(1.5, rel=0.05)
+    assert 90 <= len(seconds) <= 100
+    assert seconds == [pytest.approx(10e-6)] * len(seconds)
 
 
 def test_fresh_pages_are_counted_and_have_a_price() -> None:
@@ -162,8 +181,8 @@ def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyP
     )
     torch.nn.functional.linear(torch.randn(64, 64, dtype=torch.bfloat16), weight)
     products.square_product(CPU, "float8_e4m3fn", 64)()
-    theirs, ours = seen
-    assert ours == theirs
+    theirs, *ours = seen
+    assert ours == [theirs] * 2, "once to see whether it works, once as a roof"
 
 
 def _shown(value: object) -> object:
@@ -204,10 +223,10 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
         is_cuda = True  # type: ignore[assignment]
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    found = measure_links(["host"], Card(CPU), budget_s=0.05)
+    found, _ = measure_links(["host"], Card(CPU), budget_s=0.05)
     assert ["pageable" in roof.method for roof in found.values()] == [True, False]
     assert list(found) == ["host", PINNED]
-    assert list(measure_links(["host"], small(), budget_s=0.05)) == ["host"]
+    assert list(measure_links(["host"], small(), budget_s=0.05)[0]) == ["host"]
 
 
 def test_a_size_between_two_of_the_curve_can_be_either() -> None:

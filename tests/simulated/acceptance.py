@@ -1,7 +1,8 @@
-"""The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [T4]
+"""The acceptance script on simulated cards: python -m tests.simulated.acceptance [H100] [A100] [L4] [T4] [RTX-4090]
 
 Without an option whole: its own models, all layers, every format and sample, eager steps of a real host, which takes a
-minute or two of a core for each card. --layers 1 cuts models, formats and samples, and doubles no batch.
+few minutes of a core for each card. --without bitsandbytes,torchao hides optional packages; --only passes groups on;
+--layers 1 cuts models and samples, and doubles no batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,41 +27,43 @@ from unittest import mock
 from .host import SimulatedTime
 from .native import why_not
 from .scenario import Scenario
-from .truth import A100, H100, T4, Truth
+from .tools import Neighbour, hidden, kineto, ncu
+from .truth import A100, H100, L4, RTX_4090, T4, Truth
 from .world import World, simulated
 
 _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
-
-_CUT_FORMATS = ("none", "int8wo")
-
 _UNCLOCKED = ("profiler.job.run.judge_folder", "profiler.report.page.write_reports")
 
-# A decode step of Mistral-7B is about 1,400 launches; eager transformers takes 25 to 30 ms for it beside an H100 or an
-# A100, and TinyLlama's 1,000 take some 35 ms on Colab's host beside a T4. An operator on the host's own small tensors
+# A decode step of Mistral-7B is about 1,400 launches. Eager transformers takes 25 to 30 ms for it on the host of an
+# H100 or A100; TinyLlama's 1,000 take some 35 ms on Colab's host of a T4. An operator on the host's own small tensors
 # costs as much Python and dispatch as one that is launched.
+_FAST_HOST = {"launch_s": 20e-6, "host_operator_s": 20e-6}
 CARDS = {
-    "H100": H100.but(launch_s=20e-6, host_operator_s=20e-6),
-    "A100": A100.but(launch_s=20e-6, host_operator_s=20e-6),
+    "H100": H100.but(**_FAST_HOST),
+    "A100": A100.but(**_FAST_HOST),
+    "L4": L4.but(**_FAST_HOST),
     "T4": T4.but(launch_s=35e-6, host_operator_s=35e-6),
+    "RTX-4090": RTX_4090.but(**_FAST_HOST),
 }
 
 
-def scoreboard(truth: Truth, folder: Path, layers: int | None = None) -> dict[str, Any]:
-    """What the script finds on this card, with `seconds` of its host's clock and `processor_s` that it took here.
+def scoreboard(
+    truths: Sequence[Truth], folder: Path, *options: str, layers: int | None = None, without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the script finds on these cards, with `seconds` of its host's clock and `processor_s` that it took here.
 
     Judging and drawing take the simulated host no time: what they took here is `drawing_s`, and `in_time` says whether
     all of it together keeps the script's own limit.
     """
     began_s = time.process_time()
-    asked = mock.patch.object(sys, "argv", ["acceptance.py", "--out", str(folder)])
     drawing: list[float] = []
     with contextlib.ExitStack() as stack:
-        acceptance = stack.enter_context(on_card(truth, hurried=layers is not None))
-        stack.enter_context(asked)
+        acceptance = stack.enter_context(on_card(*truths, hurried=layers is not None, without=without))
+        stack.enter_context(mock.patch.object(sys, "argv", ["acceptance.py", "--out", str(folder), *options]))
         for name in _UNCLOCKED:
             stack.enter_context(_timed(name, drawing))
         if layers:
-            stack.enter_context(cut(acceptance, folder, layers))
+            stack.enter_context(cut(acceptance, folder.parent, layers))
         code = acceptance.main()
     found: dict[str, Any] = json.loads((folder / "scoreboard.json").read_text())
     return {
@@ -68,7 +71,7 @@ def scoreboard(truth: Truth, folder: Path, layers: int | None = None) -> dict[st
         "code": code,
         "processor_s": time.process_time() - began_s,
         "drawing_s": sum(drawing),
-        "in_time": found["seconds"] + sum(drawing) < acceptance.TIME_LIMIT_S,
+        "in_time": found["seconds"] + sum(drawing) < 60 * found["minutes"],
     }
 
 
@@ -89,7 +92,8 @@ def _timed(name: str, seconds: list[float]) -> Iterator[None]:
         yield
 
 
-def _script() -> Any:
+def script() -> Any:
+    """The script as a module."""
     known = importlib.util.spec_from_file_location("acceptance_on_a_simulated_card", _SCRIPT)
     assert known is not None
     assert known.loader is not None
@@ -99,38 +103,42 @@ def _script() -> Any:
     return module
 
 
-class _Neighbour:
-    """The second process that the script starts on the card."""
-
-    def __init__(self, world: World, *_: Any, **__: Any) -> None:
-        self._card = world.card
-        self._alone = world.card.truth
-        self._card.truth = self._alone.but(other_processes=1)
-
-    def kill(self) -> None:
-        self._card.truth = self._alone
-
-    def wait(self) -> None:
-        pass
-
-
 @contextlib.contextmanager
-def on_card(truth: Truth, *, hurried: bool = True) -> Iterator[Any]:
-    """The script, its clock that of a simulated host; what it starts runs on the simulated card."""
-    acceptance = _script()
-    with (
-        simulated(truth, hurried=hurried) as world,
-        mock.patch.object(acceptance, "time", SimulatedTime(world.host)),
-        mock.patch.object(acceptance, "subprocess", SimpleNamespace(Popen=partial(_Neighbour, world))),
-        mock.patch.object(acceptance, "shutil", SimpleNamespace(which=lambda _name: None)),
-    ):
+def on_card(*truths: Truth, hurried: bool = True, without: Sequence[str] = ()) -> Iterator[Any]:
+    """The script on simulated cards, by the clock of a simulated host, and as if some packages were not installed."""
+    acceptance = script()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hidden(without))
+        world = stack.enter_context(simulated(*truths, hurried=hurried))
+        for name, stands_in in _outside(acceptance, world).items():
+            stack.enter_context(mock.patch(name, stands_in))
         yield acceptance
+
+
+def _outside(acceptance: Any, world: World) -> dict[str, Any]:
+    """What the script finds in the place of other processes and of torch's profiler."""
+    from claims.dram import ncu_target
+
+    def target(model: str) -> None:
+        bench = acceptance._bench(Path(model).parent, dry_run=False)
+        bench.model = model
+        ncu_target(bench)
+
+    return {
+        "claims.telemetry.time": SimulatedTime(world.host),
+        "claims.telemetry.subprocess": SimpleNamespace(Popen=partial(Neighbour, world)),
+        "claims.trace.recorded": kineto(world),
+        "claims.dram.subprocess": SimpleNamespace(run=ncu(world, target)),
+        "claims.dram.shutil": SimpleNamespace(which=lambda name: name),
+    }
 
 
 @contextlib.contextmanager
 def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
-    """All checks but the doubling's, with so many layers of each model, two formats, few tokens, no trials beside."""
-    whole, run, shares = acceptance._bench, acceptance.Bench.run, acceptance._shares
+    """With so many layers of each model, few tokens, no levers and no pages."""
+    from claims.bench import Bench
+
+    whole, run = acceptance._bench, Bench.run
 
     def short(*args: Any, **more: Any) -> Any:
         bench = whole(*args, **more)
@@ -143,15 +151,10 @@ def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
             model = str(Scenario(model, layers).folder(folder))
         return run(bench, name, model, **{"new_tokens": 8, "budget_s": 2.0, **options})
 
-    def formats(bench: Any) -> list[tuple[str, float]]:
-        return [(name, share) for name, share in shares(bench) if name in _CUT_FORMATS]
-
     with (
         mock.patch.object(acceptance, "_bench", short),
-        mock.patch.object(acceptance, "_shares", formats),
-        mock.patch.object(acceptance, "CHECKS", tuple(c for c in acceptance.CHECKS if c is not acceptance.doubling)),
-        mock.patch.object(acceptance.Bench, "run", brief),
-        mock.patch.object(acceptance, "_INTERLEAVED", 2),
+        mock.patch.object(Bench, "run", brief),
+        mock.patch("claims.times._INTERLEAVED", 2),
         mock.patch("profiler.report.page.write_reports"),
         mock.patch("profiler.job.measuring._LEVERS_LEAST_S", math.inf),
     ):
@@ -162,7 +165,8 @@ def _duration(name: str, found: dict[str, Any]) -> str:
     groups = ", ".join(f"{group} {seconds:.0f}" for group, seconds in found["took_s"].items())
     return (
         f"{name}: {found['seconds']:.0f} s of its host ({groups}) and {found['drawing_s']:.0f} s to judge and draw,"
-        f" {'within' if found['in_time'] else 'BEYOND'} nine minutes; {found['processor_s']:.0f} s of a core here"
+        f" {'within' if found['in_time'] else 'BEYOND'} {found['minutes']:g} minutes;"
+        f" {found['processor_s']:.0f} s of a core here"
     )
 
 
@@ -174,15 +178,19 @@ def main() -> int:
     )
     parser.add_argument("cards", nargs="*", default=list(CARDS))
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--without", default="", metavar="PACKAGE[,PACKAGE]")
+    parser.add_argument("--only", metavar="GROUP[,GROUP]")
     asked = parser.parse_args()
     if reason := why_not():
         sys.exit(f"no card can be simulated here: {reason}.")
     failed = 0
+    options = ["--only", asked.only] if asked.only else []
+    without = asked.without.split(",") if asked.without else []
     for name in asked.cards:
         print(f"== {name}", flush=True)
-        with tempfile.TemporaryDirectory(prefix="roofscope-") as folder, mock.patch.dict(os.environ) as environment:
-            environment["XDG_CACHE_HOME"] = folder
-            found = scoreboard(CARDS[name], Path(folder), asked.layers)
+        with tempfile.TemporaryDirectory(prefix="roofscope-") as folder, mock.patch.dict(os.environ):
+            out = Path(folder) / "out"
+            found = scoreboard([CARDS[name]], out, *options, layers=asked.layers, without=without)
         failed += found["failed"] + (not found["in_time"])
         print(_duration(name, found), flush=True)
     return 1 if failed else 0

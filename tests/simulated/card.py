@@ -63,6 +63,7 @@ class Card:
             # cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
             truth.l2_bytes,
+            truth.l2_writes_back,
             self.memory,
         )
         self.streams: list[Stream] = []

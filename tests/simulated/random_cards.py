@@ -58,8 +58,9 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
         80 * GIB,
         bytes_per_s,
         {name: rate * flops_per_s for name, rate in rates.items()},
-        choose.choice([4, 40, 100]) << 20,
+        (l2_bytes := choose.choice([4, 40, 100]) << 20),
         choose.choice([3, 4]) * bytes_per_s,
+        l2_writes_back=l2_bytes > 4 << 20,
         launch_s=10 ** choose.uniform(-5.6, -4.4),
         smallest_kernel_s=choose.choice([1.5e-6, 3e-6]),
     )

@@ -78,7 +78,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
     with simulated(*truths) as world, mock.patch("profiler.report.page.write_reports"):  # nobody looks at these pages
         code = command_line("run", str(folder), **asked)
     run = read_run(asked["out"])
-    assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) else 0)
+    assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)
     return run, world
 
 

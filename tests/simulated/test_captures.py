@@ -31,13 +31,6 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 MIB, GIB = 1 << 20, 1 << 30
 VERSIONS = [(2, 11), (2, 12), (2, 13), (2, 14)]
 CARD = torch.device("cuda", 0)
-LEFT = pytest.mark.xfail(
-    reason="profiler.machine.machine.CudaMachine.capture leaves the state of a failed capture behind", strict=True
-)
-UNSEEN = pytest.mark.xfail(
-    reason="profiler.probes.dispatch._waits tries a capture, and transformers does not read its cache in one",
-    strict=True,
-)
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: "torch {}.{}".format(*version))
@@ -270,13 +263,7 @@ def test_calls_that_wait_are_errors_where_that_is_asked_for() -> None:
             torch.cuda.set_sync_debug_mode("loud")
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        *(pytest.param(version, marks=LEFT) for version in VERSIONS[:3]),
-        VERSIONS[3],
-    ],
-)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_machine_tidies_up_after_a_failed_capture(version: tuple[int, int]) -> None:
     def waits() -> None:
         torch.empty(GIB, dtype=torch.uint8, device="cuda")
@@ -303,7 +290,7 @@ def test_a_machine_tidies_up_after_a_failed_capture(version: tuple[int, int]) ->
         pytest.param(Scenario("mistral-7b-v0.1", 1, prompt_lens=[64], batch_sizes=[1]), A100, id="windows"),
     ],
 )
-@pytest.mark.parametrize("version", [*(pytest.param(version, marks=LEFT) for version in VERSIONS[:2]), *VERSIONS[2:]])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_run_ends_on_every_release(scenario: Scenario, card: Truth, version: tuple[int, int], tmp_path: Path) -> None:
     """LLM.int8() waits in every linear, and a windowed layer of a growing cache copies its length to the card."""
     run, world = said(scenario, [card.but(torch_version=version)], tmp_path)
@@ -320,8 +307,8 @@ def test_a_run_ends_on_every_release(scenario: Scenario, card: Truth, version: t
         ("eager", "decode", False),
         ("static", "prefill", True),
         ("static", "decode", False),
-        pytest.param("graph", "prefill", True, marks=UNSEEN),
-        pytest.param("compile", "prefill", True, marks=UNSEEN),
+        ("graph", "prefill", True),
+        ("compile", "prefill", True),
     ],
 )
 def test_a_step_that_reads_its_card_is_known_to_wait(engine: str, phase: Phase, expected: bool, tmp_path: Path) -> None:

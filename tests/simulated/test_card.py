@@ -127,6 +127,39 @@ def test_a_cache_serves_what_was_just_touched() -> None:
         assert [(kernel.memory_bytes >> 20, kernel.l2_bytes >> 20) for kernel in log] == [(0, 8), (100, 0), (8, 0)]
 
 
+@pytest.mark.parametrize(("reads", "writes_back", "delayed"), [(False, True, 1), (True, True, 0), (False, False, 0)])
+def test_what_a_flush_writes_delays_the_kernel_after_it(reads: bool, writes_back: bool, delayed: int) -> None:
+    """By a whole cache over the memory's bandwidth; a flush that reads leaves nothing to write back."""
+    with simulated(H100.but(l2_writes_back=writes_back)) as world:
+        flushed = torch.zeros(2 * H100.l2_bytes, dtype=torch.uint8, device="cuda")
+        weight = torch.empty(400 * MIB, dtype=torch.uint8, device="cuda")
+        for _ in range(2):
+            flushed.sum() if reads else flushed.fill_(1)
+            world.card.log = log = []
+            weight.sum()
+            weight.sum()
+            world.card.log = None
+    first, second = (kernel.duration_s for kernel in log)
+    assert second == pytest.approx(400 * MIB / H100.bytes_per_s, rel=1e-3)
+    assert first - second == pytest.approx(delayed * H100.l2_bytes / H100.bytes_per_s, rel=1e-3)
+
+
+def test_what_is_written_is_written_to_memory_once() -> None:
+    """Now or later: in a row of large writes each waits for what the one before it has left."""
+    with simulated(H100) as world:
+        buffers = [torch.empty(200 * MIB, dtype=torch.uint8, device="cuda") for _ in range(5)]
+        small = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        world.card.log = log = []
+        for buffer in buffers:
+            buffer.fill_(1)
+        small.fill_(1)
+        buffers[0].sum()
+        world.card.log = None
+    written = sum(kernel.memory_bytes for kernel in log) - 200 * MIB
+    assert written == 5 * 200 * MIB + MIB
+    assert [kernel.memory_bytes for kernel in log[:3]] == [150 * MIB, 200 * MIB, 200 * MIB]
+
+
 def test_a_replay_is_one_launch_of_all_kernels(world: World, machine: Machine) -> None:
     x = torch.zeros(300 * MIB, dtype=torch.uint8, device="cuda")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from profiler.cli.options import EXIT_INCOMPLETE
+from profiler.machine.machine import machine_for
 from profiler.record.run import read_gathered, read_run
 
 from .held import REST, first_lever
@@ -43,6 +44,21 @@ def test_a_whole_model_spills_on_a_t4(tmp_path: Path) -> None:
         assert row["link_s"] == pytest.approx(crossing_s, rel=REST)
         assert row["regime"] == "link-bound"
         assert first_lever(run, row) == "memory for all weights on the device"
+
+
+def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
+    """2 GiB freed on the default stream are available to its next tensors; 4 GiB of a live graph and 1 GiB of the
+    stream on which it warmed up are not, though torch holds them unused as well."""
+    with simulated(A100) as world:
+        machine = machine_for(torch.device("cuda", 0))
+        replay = machine.capture(lambda: torch.empty(4 << 30, dtype=torch.uint8, device="cuda"))
+        with machine.beside():
+            torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        assert unused == pytest.approx(7 << 30, abs=64 * MIB)
+        assert machine.available_bytes() - world.card.memory.driver_free == pytest.approx(2 << 30, abs=64 * MIB)
+        replay()
 
 
 def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:

@@ -217,15 +217,28 @@ def test_a_model_that_a_cache_holds_for_some_steps_alone(tmp_path: Path) -> None
 
 
 def test_a_throttled_card_is_called_so(tmp_path: Path) -> None:
-    """The roofs are measured at full clock; then the card falls to half of it."""
-    truth = H100.but(throttle=Throttle(after_busy_s=0.8, share=0.5))
+    """The roofs are measured at full clock, in 2.5 busy seconds; then the card falls to half of it."""
+    truth = H100.but(throttle=Throttle(after_busy_s=3.5, share=0.5))
     scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
     run, world = said(scenario, [truth], tmp_path)
     assert world.card.clock_share == 0.5
     [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
     assert "throttled" in prefill.flags
+    assert "throttled (power cap)" in prefill.noise_reasons
     assert prefill.regime == "compute-bound"
     assert prefill.levers[0].change.startswith("another card"), "its clock is no change of the user's"
+    assert any("power cap" in warning for warning in run.document.warnings)
+
+
+def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> None:
+    """A T4 of 70 W: its roofs are those of the clock that it has there, and so are its cells."""
+    truth = T4.but(throttle=Throttle(after_busy_s=0.01, share=0.8))
+    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
+    run, _ = said(scenario, [truth], tmp_path)
+    assert run.document.ceilings.compute["float16"].clock_hz == pytest.approx(0.8 * T4.clock_hz, rel=1e-3)
+    assert not any("throttled" in reason for item in run.document.evidence for reason in item.noise_reasons)
+    assert {item.noise_reasons for item in run.document.evidence if item.phase == "decode"} == {()}
+    assert all(Flag.POWER_CAPPED in item.flags and Flag.THROTTLED not in item.flags for item in run.document.evidence)
     assert any("power cap" in warning for warning in run.document.warnings)
 
 

@@ -32,6 +32,8 @@ class Truth:
     """By the dtype of a product's operands; `tfloat32` where float32 may be rounded."""
     l2_bytes: int
     l2_bytes_per_s: float
+    l2_writes_back: bool = False
+    """Whether what a kernel wrote lies there until other data needs its place, which then waits for it."""
     launch_s: float = 7e-6
     """What a kernel costs the host, Python and all."""
     host_operator_s: float = 1e-6
@@ -76,6 +78,7 @@ H100 = Truth(
     {"float16": 8.4e14, "bfloat16": 8.4e14, "float32": 5.7e13, "tfloat32": 4.2e14, "int8": 1.6e15, "float8": 1.6e15},
     50 << 20,
     9.0e12,
+    l2_writes_back=True,
     smallest_kernel_s=1.5e-6,
     link_bytes_per_s=50e9,
     clock_hz=1.98e9,
@@ -90,6 +93,7 @@ A100 = Truth(
     {"float16": 2.65e14, "bfloat16": 2.65e14, "float32": 1.66e13, "tfloat32": 1.33e14, "int8": 5.3e14},
     40 << 20,
     4.5e12,
+    l2_writes_back=True,
     clock_hz=1.41e9,
     power_w=400.0,
 )
@@ -117,6 +121,20 @@ RTX_4090 = Truth(
     {"float16": 1.4e14, "bfloat16": 1.4e14, "float32": 7.0e13, "tfloat32": 7.0e13, "int8": 5.6e14, "float8": 2.8e14},
     72 << 20,
     4.0e12,
+    l2_writes_back=True,
     clock_hz=2.52e9,
     power_w=450.0,
+)
+L4 = Truth(
+    "NVIDIA L4",
+    (8, 9),
+    58,
+    24 * GIB,
+    2.7e11,
+    {"float16": 1.0e14, "bfloat16": 1.0e14, "float32": 2.6e13, "tfloat32": 5.1e13, "int8": 2.0e14, "float8": 2.0e14},
+    48 << 20,
+    2.0e12,
+    link_bytes_per_s=25e9,
+    clock_hz=2.04e9,
+    power_w=72.0,
 )

@@ -35,6 +35,7 @@ TIMED = (
 
 
 ENOUGH = {
+    "profiler.roofs.measure.measure.__kwdefaults__": {"stage_budget_s": 0.3, "known": None},
     "profiler.roofs.sampling._MOST_SAMPLES": 8,
     "profiler.roofs.sampling._CLOCK_LOOKS_S": 2e-3,
     "profiler.job.foundation._WITNESS_S": 0.0,

@@ -54,7 +54,8 @@ def roofline(run: Run) -> Figure:
     lines, points = roof_lines(run), cell_points(run)
     limits = _frame(axes, lines, points)
     _draw_roofs(axes, lines, limits)
-    _draw_ridge(axes, lines[0], limits)
+    if lines:
+        _draw_ridge(axes, lines[0], limits)
     for phase, style in PHASE_STYLE.items():
         _draw_points(axes, points, phase, style)
     axes.set_title(title(run))

@@ -4,6 +4,7 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 #include <list>
@@ -78,44 +79,78 @@ struct Speeds {
   }
 };
 
-// The L2: what was touched last, up to its size; whoever is larger than it streams through and leaves nothing.
+struct Traffic {
+  int64_t memory_bytes = 0, l2_bytes = 0;
+};
+
+// The L2: what was touched last, up to its size; whoever is larger than it streams through. One that writes back keeps
+// what was written until something else takes its place, which then waits for it.
 struct Cache {
+  struct Line {
+    Region region;
+    bool dirty;
+  };
   int64_t nbytes, total = 0;
-  std::list<Region> order;
+  bool writes_back;
+  int64_t streamed = 0;  // dirty bytes that a write larger than the cache has left; they leave first
+  std::list<Line> order;
   struct Hash {
     size_t operator()(const Region& region) const { return region.first * 31 + region.second; }
   };
-  std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
+  std::unordered_map<Region, std::list<Line>::iterator, Hash> lines;
 
-  explicit Cache(int64_t size) : nbytes(size) {}
+  Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
 
-  // Whether a region was still there; it is afterwards if it can be.
-  bool hit(const Region& region) {
-    auto found = held.find(region);
-    if (found != held.end()) {
-      order.splice(order.end(), order, found->second);
-      return true;
-    }
-    if (region.second > nbytes) {
-      held.clear();
-      order.clear();
-      total = 0;
-      return false;
-    }
-    held[region] = order.insert(order.end(), region);
-    total += region.second;
-    while (total > nbytes) {
-      total -= order.front().second;
-      held.erase(order.front());
-      order.pop_front();
-    }
-    return false;
+  Traffic read(const Region& region) {
+    if (touch(region) != nullptr) return {0, region.second};
+    if (region.second > nbytes) return {region.second + empty(), 0};
+    return {region.second + place({region, false}), 0};
   }
 
-  // Whether a written region stays in the cache instead of going to memory.
-  bool write(const Region& region) {
-    hit(region);
-    return held.count(region) != 0;
+  Traffic write(const Region& region) {
+    if (Line* line = touch(region)) {
+      line->dirty = writes_back;
+      return {0, region.second};
+    }
+    if (region.second <= nbytes) return {place({region, writes_back}), region.second};
+    int64_t written_back = empty();
+    total = streamed = writes_back ? nbytes : 0;
+    return {written_back + region.second - streamed, 0};
+  }
+
+ private:
+  Line* touch(const Region& region) {
+    auto found = lines.find(region);
+    if (found == lines.end()) return nullptr;
+    order.splice(order.end(), order, found->second);
+    return &*found->second;
+  }
+
+  // Bytes that are written back for it.
+  int64_t place(const Line& line) {
+    lines[line.region] = order.insert(order.end(), line);
+    total += line.region.second;
+    int64_t written_back = std::clamp<int64_t>(total - nbytes, 0, streamed);
+    streamed -= written_back;
+    total -= written_back;
+    while (total > nbytes) {
+      const Line& oldest = order.front();
+      written_back += oldest.dirty ? oldest.region.second : 0;
+      total -= oldest.region.second;
+      lines.erase(oldest.region);
+      order.pop_front();
+    }
+    return written_back;
+  }
+
+  // The same for all that it holds.
+  int64_t empty() {
+    int64_t written_back = streamed;
+    for (const Line& line : order) written_back += line.dirty ? line.region.second : 0;
+    lines.clear();
+    order.clear();
+    total = streamed = 0;
+    return written_back;
   }
 };
 
@@ -196,10 +231,9 @@ struct Card {
   py::object times = py::none();  // how many times as long kernels take, where something is planted
   int64_t operators_before = 0;
 
-  Card(int64_t at, Host& on, Speeds fast, Throttle slowed, int64_t workspace, int64_t l2_bytes,
-       std::shared_ptr<Allocator> held)
-      : index(at), host(on), speeds(std::move(fast)), throttle(slowed), workspace_bytes(workspace), cache(l2_bytes),
-        memory(std::move(held)) {}
+  Card(int64_t at, Host& on, Speeds fast, Throttle slowed, int64_t workspace, Cache l2, std::shared_ptr<Allocator> held)
+      : index(at), host(on), speeds(std::move(fast)), throttle(slowed), workspace_bytes(workspace),
+        cache(std::move(l2)), memory(std::move(held)) {}
 
   // The clock now, as a share of its rated one.
   double clock_share() const { return busy_s >= throttle.after_busy_s ? throttle.share : 1.0; }
@@ -238,10 +272,13 @@ struct Card {
   // What a kernel takes now, with what the cache holds.
   Kernel run(const Work& work, bool launched) {
     Kernel kernel{&work, 0, 0, launched};
-    for (const Region& region : work.reads)
-      (cache.hit(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+    auto add = [&](const Traffic& traffic) {
+      kernel.memory_bytes += traffic.memory_bytes;
+      kernel.l2_bytes += traffic.l2_bytes;
+    };
+    for (const Region& region : work.reads) add(cache.read(region));
     for (const Region& region : work.writes) {
-      (cache.write(region) ? kernel.l2_bytes : kernel.memory_bytes) += region.second;
+      add(cache.write(region));
       values.forget(region);
     }
     kernel.duration_s = speeds.duration_s(

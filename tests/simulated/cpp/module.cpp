@@ -105,9 +105,10 @@ PYBIND11_MODULE(native, module) {
 
   py::class_<Card>(module, "Card")
       .def(py::init([](int64_t index, Host& host, Speeds speeds, double after_busy_s, double share,
-                       int64_t workspace_bytes, int64_t l2_bytes, std::shared_ptr<Allocator> memory) {
+                       int64_t workspace_bytes, int64_t l2_bytes, bool writes_back, std::shared_ptr<Allocator> memory) {
              return new Card(
-                 index, host, std::move(speeds), {after_busy_s, share}, workspace_bytes, l2_bytes, std::move(memory));
+                 index, host, std::move(speeds), {after_busy_s, share}, workspace_bytes, {l2_bytes, writes_back},
+                 std::move(memory));
            }),
            py::keep_alive<1, 3>())
       .def_readonly("index", &Card::index)

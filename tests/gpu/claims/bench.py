@@ -1,0 +1,236 @@
+"""What all groups share: a check, an attempt at some checks, and the bench that they run on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from traceback import clear_frames
+from typing import Any, TypeVar
+
+import torch
+
+import profiler
+from profiler.diagnosis.facts import Facts
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest, dtype_name
+from profiler.machine.clock import now_s
+from profiler.machine.machine import Machine, machine_for
+from profiler.record.run import Run, read_facts, read_gathered
+
+Made = TypeVar("Made")
+
+LARGE_CARD_BYTES = 22e9
+"""Memory from which a card holds Mistral-7B in 16 bits (14.5 GB) and what its runs need."""
+_RUN_S = 20.0
+_RUN_SHARE = 0.3
+"""Of the time that is left, which the sweep of one run may take at most: roofs, replays and pages come on top."""
+KEPT_BYTES = 128 << 20
+"""What a run may leave with torch: cuBLAS's workspaces of the streams that it used first, 32 MiB each on Hopper."""
+
+
+class NotRunError(Exception):
+    """A check cannot be made here; the text says why."""
+
+
+@dataclass
+class Check:
+    """One claim next to a figure."""
+
+    name: str
+    passed: bool | None
+    """None: not run or not judged, and `why` says for what reason."""
+    value: Any = None
+    threshold: str = ""
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        # numpy's own truths are neither True nor False to `is`, by which checks are counted.
+        self.passed = None if self.passed is None else bool(self.passed)
+
+
+def within(name: str, ratio: float, tolerance: float, value: Any = None) -> Check:
+    """A check that a ratio is 1, give or take a share."""
+    return Check(name, abs(ratio - 1) < tolerance, ratio if value is None else value, f"within {tolerance:.0%}")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Some checks that are made together: what raises is a red check, and the next attempt goes on."""
+
+    name: str
+    run: Callable[[Bench], Iterable[Check]]
+    least_s: float = 10.0
+    """The attempt is not begun with less time left."""
+    cuda: bool = True
+    """Whether it needs a CUDA card."""
+    package: str = ""
+    """An optional library that it needs."""
+
+    def why_not(self, bench: Bench) -> str:
+        """Why it cannot be begun; empty where it can."""
+        if self.cuda and not bench.cuda:
+            return "needs a CUDA card"
+        if self.package and find_spec(self.package) is None:
+            return f"{self.package} is not installed"
+        if bench.cuda and bench.left_s < self.least_s:
+            return f"{max(0.0, bench.left_s):.0f} s were left, it may take {self.least_s:.0f}"
+        return ""
+
+
+@dataclass
+class Bench:
+    """A device, the models of the checks, a folder for runs, and the time that is left."""
+
+    device: torch.device
+    model: str
+    """The model of the main checks."""
+    small: str
+    """A model that is quick to load."""
+    folder: Path
+    minutes: float
+    imports_s: float = 0.0
+    """Seconds that passed before this bench was made."""
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    """Bytes before and after each run."""
+    _made: dict[Callable[[Bench], Any], tuple[Any, Exception | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._started_s = now_s() - self.imports_s
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @cached_property
+    def machine(self) -> Machine:
+        return machine_for(self.device)
+
+    @property
+    def spent_s(self) -> float:
+        return now_s() - self._started_s
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.minutes - self.spent_s
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """A 16-bit dtype that this device multiplies: float16 on cards without bfloat16 units (T4)."""
+        old = self.cuda and torch.cuda.get_device_capability(self.device) < (8, 0)
+        return torch.float16 if old else torch.bfloat16
+
+    def once(self, make: Callable[[Bench], Made]) -> Made:
+        """What `make` gives for this bench, made the first time; where that failed the same error is raised again."""
+        if make not in self._made:
+            try:
+                self._made[make] = make(self), None
+            except Exception as error:
+                clear_frames(error.__traceback__)  # they hold tensors
+                self._made[make] = None, error
+        made, error = self._made[make]
+        if error is not None:
+            raise error.with_traceback(None)
+        return made
+
+    def forget(self) -> None:
+        """Let go of what was made once, except runs, and give its memory back."""
+        self._made = {make: made for make, made in self._made.items() if made[1] or isinstance(made[0], Run)}
+        free()
+
+    def load(self, model: str, dtype: torch.dtype | None = None, quant: Any = "none") -> Any:
+        """A model with random weights on the device."""
+        source = resolve(model)
+        return load(ModelRequest(source, self.device, dtype or self.dtype, quant), load_config(source)).module
+
+    def made_model(self, base: str, name: str, architecture: str, **changes: Any) -> str:
+        """A folder with a model's config, changed, and no weights."""
+        config = load_config(resolve(base))
+        for key, value in {"architectures": [architecture], **changes}.items():
+            setattr(config, key, value)
+        config.save_pretrained(self.folder / name)
+        return str(self.folder / name)
+
+    def run(self, name: str, model: str | None = None, **options: Any) -> Run:
+        """A run of the main model (or another) into a folder of that name."""
+        asked: dict[str, Any] = {
+            "budget_s": _RUN_S if self.cuda else 1.5,
+            "new_tokens": 32 if self.cuda else 8,
+            "dtype": dtype_name(self.dtype) if self.cuda else "float32",
+            "device": str(self.device) if self.cuda else "cpu",
+            **options,
+        }
+        asked["budget_s"] = min(asked["budget_s"], max(1.0, _RUN_SHARE * self.left_s))
+        with self.watched(name):
+            return profiler.profile(model or self.model, weights="random", out=self.folder / name, **asked)
+
+    @contextmanager
+    def watched(self, name: str) -> Iterator[None]:
+        """Note the card's memory before and after a run."""
+        row: dict[str, Any] = {"run": name, "before": self.bytes_now(), "after": None}
+        self.memory.append(row)
+        yield
+        row["after"] = self.bytes_now()
+
+    def bytes_now(self) -> dict[str, int | None]:
+        """Bytes of the card: held by tensors, kept by torch, used by everyone as NVML says, free to this process."""
+        if not self.cuda:
+            return {}
+        free()
+        return {
+            "allocated": torch.cuda.memory_allocated(self.device),
+            "reserved": torch.cuda.memory_reserved(self.device),
+            "nvml_used": self.machine.source.read().memory_used_bytes,
+            "available": self.machine.available_bytes(),
+        }
+
+    def memory_checks(self, since: int) -> Iterator[Check]:
+        """Whether each run from this number on gave its memory back, and all but the first together did."""
+        ended = [row for row in self.memory if row["after"]]  # a run that failed has none, nor has a CPU
+        for row in (row for row in self.memory[since:] if row in ended):
+            before_it = ended[1 : ended.index(row) + 1]
+            value = {name: row["after"][name] - row["before"][name] for name in ("allocated", "reserved")}
+            value["reserved_by_all_but_the_first"] = sum(_grown(each) for each in before_it)
+            passed = max(value.values()) < KEPT_BYTES
+            # The driver loads kernels as they are first used, so that what it has free falls: not judged.
+            value["available"] = row["after"]["available"] - row["before"]["available"]
+            name = f"memory is given back after the run {row['run']}"
+            yield Check(name, passed, value, f"tensors' and torch's grow by less than {KEPT_BYTES >> 20} MiB")
+
+
+def _grown(row: dict[str, Any]) -> int:
+    return int(row["after"]["reserved"] - row["before"]["reserved"])
+
+
+def facts_of(run: Run) -> Facts:
+    """What was measured in a run."""
+    return read_facts(run.folder, run.document, read_gathered(run.folder, run.document))
+
+
+def main_run(bench: Bench) -> Run:
+    """The run of the main model that several groups look at."""
+    lengths, batches = ([64, 512], [1, 4, 16]) if bench.cuda else ([16], [1, 2])
+    return bench.run("main", prompt_lens=lengths, batch_sizes=batches)
+
+
+def small_run(bench: Bench) -> Run:
+    """The run of the small model in 16 bits, whose decode steps wait for the host on fast cards."""
+    return bench.run("small", bench.small, prompt_lens=[32], batch_sizes=SMALL_BATCHES[bench.cuda], **BRIEF[bench.cuda])
+
+
+SMALL_BATCHES = {True: [1, 8, 64], False: [1, 2]}
+BRIEF: dict[bool, dict[str, Any]] = {True: {"budget_s": 6.0, "new_tokens": 16}, False: {"dtype": "bfloat16"}}
+"""Options of runs on a card, and on a CPU, that differ by the format of their weights: no long sweep is needed."""
+
+
+def free() -> None:
+    """Give back what nobody uses."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,78 @@
+"""Doubling the batch goes on to a limit that it names, and predicted peaks hold; last, a card that is all but full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from profiler.job import batch_test
+from profiler.job.batch_test import prepare_batch_test
+from profiler.job.options import Options
+from profiler.job.run import execute
+from profiler.report.progress import QuietListener
+
+from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, free
+
+_FREE_BYTES = 6e9
+"""What a nearly full card has: the small model with one sequence of 512 tokens fits, 256 of them do not."""
+
+
+def attempts(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("doubling", _doubling, least_s=45.0, cuda=False)
+    yield Attempt("out of memory is a row, and memory is given back", _out_of_memory, least_s=25.0)
+
+
+def _doubling(bench: Bench) -> Iterator[Check]:
+    budget_s = min(60.0, max(10.0, 0.4 * bench.left_s)) if bench.cuda else 2.0
+    options = Options(
+        model=bench.small, prompt_lens=[512 if bench.cuda else 16], new_tokens=16, weights="random",
+        device=str(bench.device), out=bench.folder / "doubling", budget_s=budget_s,
+    )  # fmt: skip
+    room = bench.machine.available_bytes()
+    with bench.watched("doubling"):
+        run = execute(prepare_batch_test(options, "decode"), QuietListener())
+    cells = run.cells[(run.cells["status"] == "ok") & (run.cells["phase"] == "prefill")].sort_values("batch_size")
+    peaks = dict(zip(cells["batch_size"].astype(int), cells["peak_memory_bytes"].astype(float), strict=True))
+    largest = max(peaks)
+    evidence = {(item.phase, item.batch_size): item.predicted_peak_memory_bytes for item in run.document.evidence}
+    ratio = evidence["prefill", largest] / peaks[largest]
+    why = "" if bench.cuda else "judged on cards only: a CPU's memory is shared"
+    yield Check(
+        "predicted / measured peak memory", 0.9 < ratio < 1.1 if bench.cuda else None, ratio, "within 10 %", why
+    )
+    series = next(item for item in run.document.scaling if item.axis == "batch" and item.fixed["phase"] == "decode")
+    following = peaks[largest] + 2 * (peaks[largest] - peaks.get(largest // 2, 0.0))
+    limits = {
+        "memory": following > 0.8 * room,
+        "the knee": series.knee_predicted is not None and 2 * largest > 2 * series.knee_predicted,
+        "a budget, which a warning names": any("--budget" in text for text in run.document.warnings),
+        "the most sequences": 2 * largest > batch_test.MOST_SEQUENCES,
+        "a cell that did not end": bool((run.cells["status"] != "ok").any()),
+    }
+    value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
+    judged = any(limits.values()) if bench.cuda else None
+    yield Check("doubling ends at a limit", judged, value, f"one of {', '.join(limits)}", why)
+    knees = {"predicted": series.knee_predicted, "measured": series.knee_measured, "best": series.best}
+    yield Check("knee of decode", None, knees, why="reported only: eager dispatch hides it on small models")
+
+
+def _out_of_memory(bench: Bench) -> Iterator[Check]:
+    """The cell that finds no room is a row, and its memory comes back."""
+    free()  # what torch keeps of the run before is free to its next tensors, and the driver calls it used
+    available, _total = torch.cuda.mem_get_info(bench.device)
+    if available < _FREE_BYTES:
+        raise NotRunError(f"{available / 1e9:.1f} GB are free, {_FREE_BYTES / 1e9:.0f} are needed")
+    ballast = torch.empty(int(available - _FREE_BYTES), dtype=torch.uint8, device=bench.device)
+    before = torch.cuda.memory_allocated(bench.device)
+    try:
+        run = bench.run("full", bench.small, prompt_lens=[512], batch_sizes=[1, 256], new_tokens=8, budget_s=10.0)
+        free()
+        left = torch.cuda.memory_allocated(bench.device) - before
+    finally:
+        del ballast
+        free()
+    status = run.cells.groupby("batch_size")["status"].first().to_dict()
+    passed = status[1] == "ok" and status[256] in ("oom", "skipped") and left < KEPT_BYTES
+    value = {"status": status, "left_bytes": left}
+    yield Check("out of memory is a row, and memory is given back", passed, value, "ok at 1, oom or skipped at 256")

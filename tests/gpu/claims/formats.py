@@ -1,0 +1,147 @@
+"""Every precision apart: bytes as stored, what dequantising takes, which kernel ran; then a mixture of experts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from profiler.loading.request import dtype_name
+from profiler.machine.clock import time_calls
+from profiler.record.run import Run
+from profiler.work.conversions import conversion_calls
+from profiler.work.formats import stored
+from profiler.work.operators import Linear
+from profiler.work.walk import linear_modules, walk
+
+from .bench import BRIEF, LARGE_CARD_BYTES, SMALL_BATCHES, Attempt, Bench, Check, small_run, within
+
+_SHARES = {"int8": 0.51, "nf4": 0.28, "fp4": 0.28, "int8wo": 0.51, "fp8": 0.51}
+"""Of 16 bits, which a format's linears keep; scales included (nf4: 4 bits and a float32 each 64 weights)."""
+_PACKAGES = {"int8wo": "torchao", "fp8": "torchao"}
+_MIXTRAL = {
+    "num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 64,
+}  # fmt: skip
+
+
+def attempts(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("16 bits", _half, least_s=25.0, cuda=False)
+    for quant in formats(bench):
+        package = _PACKAGES.get(quant, "bitsandbytes")
+        yield Attempt(quant, partial(_format, quant=quant), least_s=25.0, cuda=False, package=package)
+    yield Attempt("another dtype", _other_dtype, least_s=25.0, cuda=False)
+    yield Attempt("a mixture of experts", _experts, least_s=30.0)
+    if bench.cuda and bench.machine.info.memory_bytes < LARGE_CARD_BYTES:
+        yield Attempt("Mistral-7B in nf4", _mistral, least_s=45.0, package="bitsandbytes")
+
+
+def formats(bench: Bench) -> list[str]:
+    """Those that this device multiplies."""
+    old = bench.cuda and torch.cuda.get_device_capability(bench.device) < (8, 9)
+    return [quant for quant in _SHARES if not (quant == "fp8" and old)]
+
+
+def _half(bench: Bench) -> Iterator[Check]:
+    yield _ended("16 bits", bench.once(small_run))
+
+
+def _half_bytes(bench: Bench) -> int:
+    return _linear_bytes(bench.load(bench.small))
+
+
+def _linear_bytes(model: Any) -> int:
+    linears = [op for op in walk(model).operators if isinstance(op, Linear) and op.group != "lm_head"]
+    return sum(op.count * op.weight.weight_bytes for op in linears)
+
+
+def _brief(bench: Bench, name: str, **options: Any) -> Run:
+    given = {"prompt_lens": [32], "batch_sizes": SMALL_BATCHES[bench.cuda], **BRIEF[bench.cuda], **options}
+    return bench.run(name, **given)
+
+
+def _ended(name: str, run: Run) -> Check:
+    decode = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
+    value = {"step_s": decode["latency_s"].to_dict(), "warnings": list(run.document.warnings)}
+    return Check(f"{name}: every cell ends", bool((run.cells["status"] == "ok").all()), value, "ok")
+
+
+def _format(bench: Bench, quant: str) -> Iterator[Check]:
+    run = _brief(bench, f"precision-{quant}", model=bench.small, quant=quant)
+    yield _ended(quant, run)
+    if bench.cuda:
+        drawn = torch.randn(8, device=bench.device)  # captures fail in this format's steps, which must leave no trace
+        bench.machine.clock.synchronize()
+        yield Check(f"{quant}: random numbers are drawn after the run", drawn.shape == (8,), None, "nothing is raised")
+    model = bench.load(bench.small, quant=quant)
+    share, expected = _linear_bytes(model) / bench.once(_half_bytes), _SHARES[quant]
+    yield Check(f"{quant}: linear bytes / 16 bits", abs(share - expected) <= 0.03, share, f"{expected} +- 0.03")
+    decode = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
+    if quant in ("nf4", "int8wo"):
+        rows = SMALL_BATCHES[bench.cuda][-1]
+        yield _dequantisation(bench, model, float(decode["dequantise_s"].loc[rows]), rows, quant)
+    if quant == "nf4" and bench.cuda:
+        yield _kernel_that_ran(model)
+
+
+def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: str) -> Check:
+    """The term of the split next to a loop of its own over the same kernel, at every linear of the model."""
+    name = f"{quant}: the dequantisation term / a loop of its own"
+    found = [conversion_calls(modules, rows, bench.dtype) for modules in linear_modules(model).values()]
+    calls = [call for several in found for call in several]
+    if not calls:
+        return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
+
+    def convert() -> None:
+        for call in calls:
+            call()
+
+    run: Callable[[], object] = convert
+    with torch.inference_mode():
+        if bench.cuda:
+            # As a graph: one launch after the other, small kernels would be timed waiting for the host.
+            with bench.machine.beside():
+                convert()
+            run = bench.machine.capture(convert)
+        ratio = term_s / statistics.median(time_calls(run, bench.machine.clock, 12)[2:])
+    if bench.cuda:
+        return within(name, ratio, 0.1)
+    return Check(name, None, ratio, why="on a CPU its calls are dispatch, which a loop cannot leave out")
+
+
+def _kernel_that_ran(model: Any) -> Check:
+    """One row through a 4-bit layer: the fused kernel, or dequantisation first, as the count predicts."""
+    layer = model.model.layers[0].mlp.up_proj
+    weight = stored(layer)
+    x = torch.randn(1, layer.in_features, device=model.device, dtype=weight.compute_dtype)
+    with torch.inference_mode(), torch.profiler.profile() as trace:
+        layer(x)
+    names = [event.key for event in trace.key_averages()]
+    dequantised = any("dequant" in name.lower() for name in names)
+    predicted = weight.dense_from_rows is not None and weight.dense_from_rows <= 1
+    value = {"dequantised": dequantised, "names": names[:12]}
+    return Check("nf4 at one row: predicted path = traced", dequantised == predicted, value, str(predicted))
+
+
+def _other_dtype(bench: Bench) -> Iterator[Check]:
+    other = "float16" if bench.dtype == torch.bfloat16 else "float32"
+    run = _brief(bench, f"precision-{other}", model=bench.small, dtype=other)
+    yield _ended(f"{other} next to {dtype_name(bench.dtype)}", run)
+
+
+def _experts(bench: Bench) -> Iterator[Check]:
+    """Where torch's product by experts asks the card for its offsets, captures of such a step fail."""
+    folder = bench.made_model("mixtral-8x7b", "small-mixtral", "MixtralForCausalLM", **_MIXTRAL)
+    run = _brief(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
+    yield _ended("a Mixtral of four layers", run)
+    drawn = torch.randn(8, device=bench.device)
+    bench.machine.clock.synchronize()
+    yield Check("experts: random numbers are drawn after the run", drawn.shape == (8,), run.model.experts, "no error")
+
+
+def _mistral(bench: Bench) -> Iterator[Check]:
+    run = _brief(bench, "mistral-nf4", model="mistral-7b-v0.1", quant="nf4", prompt_lens=[128], batch_sizes=[1, 4])
+    yield _ended("Mistral-7B in nf4", run)

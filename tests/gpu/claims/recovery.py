@@ -1,0 +1,81 @@
+"""After a capture that failed the process is as good as before: random numbers, memory, the current stream.
+
+torch up to 2.11 leaves the generator capturing (PyTorch PR #176752 came later), up to 2.12 it leaves the allocator
+giving nothing back (PR #180395), and later ones keep what the capture had allocated (issue #190308).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from profiler.errors import RequestError
+
+from .bench import Attempt, Bench, Check, free
+
+_ALLOCATED_BYTES = 256 << 20
+_LEFT_BYTES = 96 << 20
+"""cuBLAS and the capture's stream may take a workspace each; less than what the capture allocated."""
+
+_DRAWN = "after a failed capture: random numbers are drawn"
+_GIVEN = "after a failed capture: empty_cache gives memory back"
+_REPLAYED = "after a failed capture: another one replays"
+
+
+def attempts(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("a capture that fails", _failed)
+    yield Attempt(_DRAWN, _random)
+    yield Attempt(_GIVEN, _memory)
+    yield Attempt(_REPLAYED, _captured)
+
+
+def _failed(bench: Bench) -> Iterator[Check]:
+    """The step allocates, multiplies and then waits for a value, which no capture holds."""
+    x = torch.ones(64, 64, device=bench.device)
+
+    def waits() -> None:
+        kept = torch.empty(_ALLOCATED_BYTES, dtype=torch.uint8, device=bench.device).fill_(1)
+        (x @ x).sum().item()
+        del kept
+
+    with bench.machine.beside():
+        waits()
+    free()
+    before = torch.cuda.memory_reserved(bench.device)
+    try:
+        bench.machine.capture(waits)
+        says = ""
+    except RequestError as error:
+        says = str(error)
+    yield Check("a step that waits cannot be captured", bool(says), says, "RequestError")
+    current, default = torch.cuda.current_stream(bench.device), torch.cuda.default_stream(bench.device)
+    yield Check("after a failed capture: the current stream is the default one", current == default, str(current))
+    free()
+    left = torch.cuda.memory_reserved(bench.device) - before
+    limit = f"< {_LEFT_BYTES >> 20} MiB of {_ALLOCATED_BYTES >> 20}"
+    yield Check("after a failed capture: what it allocated is given back", left < _LEFT_BYTES, left, limit)
+
+
+def _random(bench: Bench) -> Iterator[Check]:
+    drawn = torch.rand(8, device=bench.device) + torch.randn(8, device=bench.device)
+    bench.machine.clock.synchronize()
+    yield Check(_DRAWN, drawn.shape == (8,), str(torch.__version__), "torch.rand and torch.randn raise nothing")
+
+
+def _memory(bench: Bench) -> Iterator[Check]:
+    data = torch.empty(4 * _ALLOCATED_BYTES, dtype=torch.uint8, device=bench.device)
+    held = torch.cuda.memory_reserved(bench.device)
+    del data
+    free()
+    given = held - torch.cuda.memory_reserved(bench.device)
+    yield Check(_GIVEN, given >= 4 * _ALLOCATED_BYTES, given, f">= {4 * _ALLOCATED_BYTES}")
+
+
+def _captured(bench: Bench) -> Iterator[Check]:
+    x = torch.zeros(1, device=bench.device)
+    with bench.machine.beside():
+        x.add_(1)
+    x.zero_()
+    bench.machine.capture(lambda: x.add_(1))()
+    yield Check(_REPLAYED, x.item() == 1.0, x.item(), "1 added to 0")

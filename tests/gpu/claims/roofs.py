@@ -1,0 +1,178 @@
+"""Roofs next to the datasheet, to themselves and to a graph of the same work; labels of known kernels; the clock."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from profiler.job.selftest import run_selftest
+from profiler.loading.request import DTYPES, dtype_name
+from profiler.machine.clock import now_s, time_calls
+from profiler.machine.telemetry import Watch
+from profiler.roofs.measure import measure
+from profiler.roofs.products import measurable_dtypes, measure_gemm, square_product, square_size
+from profiler.roofs.sampling import STAGE_BUDGET_S, random_bytes
+from profiler.roofs.streams import measure_read
+from profiler.roofs.values import GEMV, READ, Ceilings, Roof
+
+from .bench import Attempt, Bench, Check, NotRunError, within
+
+_APART = 0.03
+_HEATING_S = 3.0
+_HEATING_SIDE = 16384
+_LOOKS_S = 0.05
+_LOADED_S = 2.0
+_GRAPH_SAMPLES = 12
+_GEMV_SIDE = 4096
+
+
+def attempts(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("streams", _streams, least_s=30.0, cuda=False)
+    for dtype in measurable_dtypes(bench.device):
+        yield Attempt(f"{dtype} product", partial(_product, dtype=dtype), cuda=False)
+    for name in (READ, "GEMV", "GEMM"):
+        yield Attempt(f"{name} in a graph", partial(_in_a_graph, name=name))
+    yield Attempt("energy next to power", _energy)
+    yield Attempt("selftest", _selftest, least_s=40.0, cuda=False)
+
+
+def measured(bench: Bench) -> Ceilings:
+    """The roofs, after some seconds of products: a card that is cold would be faster the first time."""
+    if bench.cuda:
+        _load(bench, _HEATING_S)
+    dtype = dtype_name(bench.dtype) if bench.cuda else "float32"
+    return measure(bench.machine, measurable_dtypes(bench.device), model_dtype=dtype, stage_budget_s=_stage_s(bench))
+
+
+def _stage_s(bench: Bench) -> float:
+    return STAGE_BUDGET_S if bench.cuda else 0.1
+
+
+def _load(bench: Bench, seconds: float) -> None:
+    x = torch.randn(_HEATING_SIDE, _HEATING_SIDE, device=bench.device, dtype=torch.float16)
+    end_s = now_s() + seconds
+    while now_s() < end_s:
+        x @ x
+        bench.machine.clock.synchronize()
+
+
+def _streams(bench: Bench) -> Iterator[Check]:
+    first = bench.once(measured)
+    again, clocks = _again(bench, partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench)))
+    yield _twice(bench, "stream", first.memory[READ], again, clocks)
+    sheet = bench.machine.info.datasheet
+    if sheet is None:
+        yield Check("stream / datasheet", None, why="this device is not in the table of datasheets")
+    else:
+        share = first.memory_bytes_per_s / sheet.bandwidth_bytes_per_s
+        yield Check("stream / datasheet", 0.6 < share < 1.02, share, "0.6 .. 1.02")
+
+
+def _product(bench: Bench, dtype: str) -> Iterator[Check]:
+    first = bench.once(measured).compute.get(dtype)
+    if first is None:
+        raise NotRunError(f"this card and torch have no {dtype} product")
+    again, clocks = _again(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
+    yield _twice(bench, f"{dtype} product", first, again, clocks)
+    sheet = bench.machine.info.datasheet
+    if sheet is None:
+        return
+    if peak := sheet.peak_flops_per_s(dtype):
+        # Peaks are stated at the rated clock, above which cards boost.
+        share = first.per_s / peak / max(1.0, (first.clock_hz or 0.0) / sheet.rated_clock_hz)
+        yield Check(f"{dtype} product / datasheet", 0.3 < share < 1.02, share, "0.3 .. 1.02")
+    if sheet.healthy_gemm_flops_per_s and sheet.healthy_dtype == dtype:
+        share = first.per_s / sheet.healthy_gemm_flops_per_s
+        yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
+
+
+def _again(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, dict[str, float | None]]:
+    """A roof once more, with the card's clock as it began, while it ran (median), and as it ended."""
+    source = bench.machine.source
+    start_hz = source.read().clock_hz
+    with Watch(source, interval_s=_LOOKS_S) as watch:
+        roof = probe()
+    end_hz = source.read().clock_hz
+    seen = [reading.clock_hz for reading in watch.readings if reading.clock_hz]
+    return roof, {"start": start_hz, "middle": statistics.median(seen) if seen else None, "end": end_hz}
+
+
+def _twice(bench: Bench, name: str, first: Roof, again: Roof, clocks: dict[str, float | None]) -> Check:
+    """Raw or at one clock: looks at a clock are few and a card at its power cap changes it between them."""
+    raw = again.per_s / first.per_s
+    now_hz = clocks["middle"] or clocks["end"]
+    level = raw * first.clock_hz / now_hz if first.clock_hz and now_hz else raw
+    value = {
+        "raw": raw,
+        "at one clock": level,
+        "per_s": first.per_s,
+        "first_clock_hz": first.clock_hz,
+        "clocks": clocks,
+    }
+    apart = min(abs(raw - 1), abs(level - 1))
+    passed = apart < _APART if bench.cuda else None
+    return Check(f"{name} measured twice", passed, value, "one of both < 3 % apart", "" if bench.cuda else "a CPU")
+
+
+def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
+    """The same work without the host: a roof that is lower was timed by its launches."""
+    roofs, machine, dtype = bench.once(measured), bench.machine, dtype_name(bench.dtype)
+    kind = DTYPES[dtype]
+    if name == READ:
+        roof, data = roofs.memory[READ], random_bytes(roofs.stream_bytes, bench.device)
+        work, call = float(data.nbytes), data.sum
+    elif name == "GEMV":
+        roof = roofs.memory[f"{GEMV} {dtype}"]
+        side = _GEMV_SIDE
+        weights = [
+            torch.randn(side, side, device=bench.device, dtype=kind)
+            for _ in range(max(3, roofs.stream_bytes // (side * side * kind.itemsize)))
+        ]
+        row = torch.randn(1, side, device=bench.device, dtype=kind)
+        work = float(sum(weight.nbytes for weight in weights))
+
+        def call() -> Any:
+            for weight in weights:
+                F.linear(row, weight)
+    else:
+        roof = roofs.compute[dtype]
+        work, call = 2.0 * square_size(roof) ** 3, square_product(bench.device, dtype, square_size(roof))
+    with torch.inference_mode():
+        with machine.beside():
+            call()
+        graph_s, eager_s = (
+            statistics.median(time_calls(run, machine.clock, _GRAPH_SAMPLES)) for run in (machine.capture(call), call)
+        )
+    ratio = roof.per_s * graph_s / work
+    value = {"roof / graph": ratio, "eager / graph": eager_s / graph_s, "graph_s": graph_s, "clock_hz": roof.clock_hz}
+    yield within(f"{name}: roof / the same in a graph", ratio, 0.05, value)
+
+
+def _energy(bench: Bench) -> Iterator[Check]:
+    """The energy counter over some seconds of products, next to NVML's power (a mean of a second on newer cards)."""
+    source, name = bench.machine.source, "energy counter / power readings"
+    _load(bench, 1.0)
+    start_s, before_j = now_s(), source.energy_j()
+    with Watch(source, interval_s=_LOOKS_S) as watch:
+        _load(bench, _LOADED_S)
+    seconds, after_j = now_s() - start_s, source.energy_j()
+    powers = [reading.power_w for reading in watch.readings if reading.power_w]
+    if before_j is None or after_j is None or not powers:
+        raise NotRunError("NVML tells no energy or no power of this card")
+    counted_w, read_w = (after_j - before_j) / seconds, statistics.fmean(powers)
+    value = {"counted_w": counted_w, "read_w": read_w, "limit_w": source.read().power_limit_w}
+    yield within(name, counted_w / read_w, 0.15, value)
+
+
+def _selftest(bench: Bench) -> Iterator[Check]:
+    for number, result in enumerate(run_selftest(bench.machine, bench.once(measured))):
+        right = result.right if bench.cuda else None
+        why = "" if bench.cuda else "judged on cards only"
+        yield Check(f"selftest: {result.name}", right, str(result.label), str(result.expected), why)
+        if bench.left_s < 10 or (not bench.cuda and number == 2):
+            return

@@ -1,0 +1,130 @@
+"""A plain loop next to ours in this process; a shape twice in a row; the split; the host's share; the instrument."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from profiler.diagnosis.step_time import TERMS
+from profiler.engines.transformers import EagerEngine
+from profiler.grid import Cell, make_grid
+from profiler.timing.outcomes import Gap, Visit
+from profiler.timing.sweep import Plan, sweep
+from profiler.timing.visit import Bench as VisitBench
+from profiler.timing.visit import seeded_prompts, visit_safely, warm_up
+
+from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
+
+_INTERLEAVED = 10
+"""Turns of a plain loop and of ours."""
+_PROMPT, _NEW_TOKENS = 64, 24
+_FRESH_PROMPTS = (96, 160)
+"""Lengths that nothing else here uses: kernels, plans and memory of these shapes are new."""
+_HOST_BOUND = 0.9
+"""Share of the twin's step that a step's time is at least, where the host sets the pace."""
+
+
+def attempts(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("ours / a plain loop", _plain, cuda=False)
+    yield Attempt("a shape twice in a row", _twice)
+    yield Attempt("the split of the main run", _split, least_s=60.0, cuda=False)
+    yield Attempt("the host's time for a step", _issued, least_s=30.0)
+
+
+def _eager(bench: Bench) -> tuple[Any, EagerEngine]:
+    model = bench.load(bench.small)
+    return model, EagerEngine(model, bench.machine)
+
+
+def _plain(bench: Bench) -> Iterator[Check]:
+    (model, engine), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
+    vocab = model.config.vocab_size
+    warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
+    ids, grid = seeded_prompts(cell, vocab).to(bench.device), make_grid([_PROMPT], [1], _NEW_TOKENS)
+    ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for _ in range(_INTERLEAVED):
+        [visit] = list(sweep({"eager": engine}, Plan(grid, budget_s=1e-9), machine=bench.machine, vocab_size=vocab))
+        if isinstance(visit, Gap):
+            raise RuntimeError(visit.reason)
+        prefills_s, steps_s = _loop(bench, model, ids)
+        ratios["prefill"].append(statistics.median(visit.prefills_s) / statistics.median(prefills_s))
+        ratios["decode"].append(statistics.median(visit.decode_s[1:]) / statistics.median(steps_s[1:]))
+    for phase, found in ratios.items():
+        yield within(f"{phase}: ours / a plain loop", statistics.median(found), 0.02 if bench.cuda else 0.5)
+
+
+def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], list[float]]:
+    """Seconds of three prefills and of the decode steps behind the last, with nothing of ours but the marks."""
+    clock = bench.machine.clock
+    prefills_s: list[float] = []
+    with torch.inference_mode():
+        for _ in range(3):
+            # Each on its own, as ours: in a row the last kernels of one would hide behind the next one's launches.
+            clock.synchronize()
+            marks = [clock.mark()]
+            output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            token = output.logits[:, -1:].argmax(-1)
+            marks.append(clock.mark())
+            clock.synchronize()
+            prefills_s += clock.seconds(marks)
+        marks = [clock.mark()]
+        for _ in range(_NEW_TOKENS - 1):
+            output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+            token = output.logits[:, -1:].argmax(-1)
+            marks.append(clock.mark())
+        clock.synchronize()
+    return prefills_s, clock.seconds(marks)
+
+
+def _twice(bench: Bench) -> Iterator[Check]:
+    """A library that plans for each new length (cuDNN's attention) pays in the first loop; a visit must not."""
+    model, engine = bench.once(_eager)
+    vocab = model.config.vocab_size
+    plain, visited = (Cell(1, prompt, _NEW_TOKENS) for prompt in _FRESH_PROMPTS)
+    ids = seeded_prompts(plain, vocab).to(bench.device)
+    first, second = (sum(_loop(bench, model, ids)[1]) for _ in range(2))
+    why = "reported only: what a new length costs whoever meets it first"
+    yield Check("a plain decode loop of a new shape: first / second", None, first / second, why=why)
+    at = VisitBench(bench.machine, vocab)
+    visits = [visit_safely(engine, visited, turn, at) for turn in range(2)]
+    if gaps := [visit for visit in visits if not isinstance(visit, Visit)]:
+        raise RuntimeError(gaps[0].reason)
+    once, again = (statistics.median(visit.decode_s[1:]) for visit in visits if isinstance(visit, Visit))
+    yield within("a visit of a new shape: first / second", once / again, 0.05)
+
+
+def _split(bench: Bench) -> Iterator[Check]:
+    run = bench.once(main_run)
+    cells = run.cells[run.cells["status"] == "ok"]
+    error = (cells[list(TERMS)].sum(axis=1) / cells["latency_s"] - 1).abs().max()
+    yield Check("the split adds up to the time", error < 1e-6, error, "exactly")
+    small = cells["unexplained_s"].abs() < 0.15 * cells["latency_s"]
+    on_cards = "" if bench.cuda else "judged on cards only"
+    value = {"share": float(small.mean()), "unexplained": (cells["unexplained_s"] / cells["latency_s"]).tolist()}
+    judged = value["share"] >= 0.8 if bench.cuda else None
+    yield Check("cells with under 15 % unexplained", judged, value, ">= 0.8", on_cards)
+    decode = cells[cells["phase"] == "decode"]
+    joules = decode["joules_per_token"].dropna()
+    passed = bool((joules > 0).all()) if bench.cuda and len(joules) else None
+    why = "" if passed is not None else "no energy counter, or no visit long enough for it"
+    yield Check("joules a token", passed, joules.round(4).tolist(), "> 0", why)
+    cost = (run.document.engine.instrument_s_per_step or 0.0) / decode["latency_s"].min()
+    yield Check("instrument / fastest step", cost < 0.005, cost, "< 0.5 %")
+
+
+def _issued(bench: Bench) -> Iterator[Check]:
+    """What the host takes to issue a decode step of the small model, next to the hollow twin's whole step."""
+    facts = facts_of(bench.once(small_run))
+    cell, twin = facts.grid.cells[0], facts.dispatch.get(("eager", "decode", 1))
+    visits = [visit for visit in facts.visits.get(cell, ()) if visit.issue_s]
+    if twin is None or not visits:
+        raise NotRunError("the small run has no twin or no visit at batch 1")
+    step_s = statistics.median(second for visit in visits for second in visit.decode_s[1:])
+    issue_s = statistics.median(visit.issue_s / len(visit.decode_s) for visit in visits)
+    if step_s > 1.25 * issue_s or step_s < _HOST_BOUND * issue_s:
+        raise NotRunError(f"the host sets no pace here: a step takes {step_s:.2e} s, issuing it {issue_s:.2e} s")
+    value = {"issue_s": issue_s, "twin_s": twin.step_s, "step_s": step_s}
+    yield within("host-bound decode: issued / hollow twin", issue_s / twin.step_s, 0.05, value)

@@ -1,0 +1,84 @@
+"""The same greedy tokens from every engine; their times side by side; the best next to the memory roof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from profiler.diagnosis.step_time import TERMS
+from profiler.engines.base import greedy_tokens
+from profiler.engines.registry import ENGINES
+
+from .bench import Attempt, Bench, Check
+
+_LARGE_BYTES = 5e9
+"""Weights from which small kernels do not count next to them at batch 1."""
+_COMPILED_S = 120.0
+"""What torch.compile may take for one model on a machine with few cores."""
+
+
+def attempts(bench: Bench) -> Iterator[Attempt]:
+    alike = [name for name in ENGINES if not ENGINES[name].pads]  # of one length, so that there is nothing to pad
+    quick = [name for name in alike if name not in ("eager", "compile") and (bench.cuda or name != "graph")]
+    for name in quick:
+        yield Attempt(f"tokens: {name} = eager", partial(_tokens, name=name), cuda=name != "static")
+    yield Attempt("engines side by side", partial(_engines, names=["eager", *quick]), least_s=60.0)
+    yield Attempt("tokens: compile = eager", partial(_tokens, name="compile"), least_s=_COMPILED_S)
+    yield Attempt("a compiled run", _compiled, least_s=_COMPILED_S)
+
+
+def _exact(bench: Bench) -> tuple[Any, list[list[int]]]:
+    """The small model in float32, which leaves no near ties, and its eager tokens."""
+    model = bench.load(bench.small, torch.float32)
+    return model, _of(bench, model, "eager")
+
+
+def _of(bench: Bench, model: Any, name: str) -> list[list[int]]:
+    prompt = torch.arange(1, 17, device=bench.device)[None]
+    found: list[list[int]] = greedy_tokens(ENGINES[name](model, bench.machine), prompt, 16).tolist()
+    return found
+
+
+def _tokens(bench: Bench, name: str) -> Iterator[Check]:
+    model, eager = bench.once(_exact)
+    own = _of(bench, model, name)
+    yield Check(f"tokens: {name} = eager", own == eager, None if own == eager else [own, eager], "equal")
+
+
+def _engines(bench: Bench, names: list[str]) -> Iterator[Check]:
+    run = bench.run("engines", engine=",".join(names), prompt_lens=[128], batch_sizes=[1])
+    decode = run.cells[run.cells["phase"] == "decode"]
+    times = {row["engine"]: row["latency_s"] for row in decode.to_dict("records")}
+    best = float(decode["bytes_per_s"].max()) / run.document.ceilings.memory_bytes_per_s
+    large = run.document.model.storage_bytes > _LARGE_BYTES
+    fastest = decode.sort_values("latency_s").iloc[0]
+    # A thousand small kernels of 2 us each take a fifth of such a step, whose replay runs them one after the other.
+    kept = 1 - float(fastest["kernel_s"]) / float(fastest["latency_s"])
+    missing = {term: float(fastest[term]) for term in TERMS if term not in ("weights_s", "kv_s")}
+    value = {
+        "share": best,
+        "kernels_lose": 1 - kept,
+        "step_s": times,
+        "engine": fastest["engine"],
+        "missing_s": missing,
+    }
+    limit = ">= 0.85 of the time that kernels, run alone, do not lose"
+    why = "" if large else "judged on models of 5 GB and more"
+    yield Check("best engine / measured bandwidth, batch 1", best / kept >= 0.85 if large else None, value, limit, why)
+    host = 1 - times["graph"] / times["eager"]
+    eager = decode[decode["engine"] == "eager"].iloc[0]
+    # A replay keeps the gaps between its kernels: near one half it agrees with either verdict.
+    either = abs(host - 0.5) < 0.1 or eager["regime"] in ("mixed", "inconclusive")
+    agree = either or (eager["regime"] == "overhead-bound") == (host >= 0.5)
+    yield Check("overhead verdict agrees with graph replay", agree, {"saved": host, "regime": eager["regime"]})
+
+
+def _compiled(bench: Bench) -> Iterator[Check]:
+    run = bench.run("compile", bench.small, engine="compile", prompt_lens=[128], batch_sizes=[1], budget_s=10.0)
+    decode = run.cells[run.cells["phase"] == "decode"]
+    ended = bool((decode["status"] == "ok").all())
+    value = {"step_s": decode["latency_s"].tolist(), "graph_breaks": dict(run.document.engine.graph_breaks)}
+    yield Check("a compiled run ends without graph breaks", ended and not any(value["graph_breaks"].values()), value)

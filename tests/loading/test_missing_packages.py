@@ -1,0 +1,126 @@
+"""A missing package costs only the features that need it: each names the command that installs it in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hidden import hide
+from simulated.native import why_not
+from simulated.scenario import Scenario, said
+from simulated.truth import H100
+
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.published import published_form
+
+HIDDEN = Path(__file__).parents[1] / "hidden.py"
+OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
+GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
+
+
+def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own that cannot find `package`."""
+    command = [sys.executable, str(HIDDEN), package, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A folder whose config says that its weights are compressed-tensors' 8-bit integers."""
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    options = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    config = json.loads((tiny_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": options}))
+    return tmp_path
+
+
+@pytest.fixture
+def gguf_header(tmp_path: Path) -> Path:
+    """A GGUF file with the header of a model of one layer, written by ggml's own library."""
+    from gguf import GGUFWriter
+
+    file = tmp_path / "tiny.gguf"
+    writer = GGUFWriter(file, "llama")
+    writer.add_block_count(1)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return file
+
+
+def refusal(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ...], str]:
+    """A command that needs `package`, and how its error begins."""
+    if package == "compressed-tensors":
+        folder = request.getfixturevalue("packed_folder")
+        assert published_form(load_config(resolve(str(folder)))) == package
+        return ("count", str(folder)), "a checkpoint stored as compressed-tensors"
+    if package == "gguf":
+        return ("count", str(request.getfixturevalue("gguf_header"))), "a GGUF file"
+    quant = {"bitsandbytes": "nf4", "torchao": "int8wo"}[package]
+    return ("count", "gpt2", "--quant", quant), f"--quant {quant}"
+
+
+@pytest.mark.parametrize("package", OPTIONAL)
+def test_what_needs_a_missing_package_says_how_to_install_it(package: str, request: pytest.FixtureRequest) -> None:
+    arguments, feature = refusal(package, request)
+    done = without(package, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip() == f"roofscope: {feature} needs {package}: pip install {package}."
+
+
+@pytest.mark.parametrize(
+    ("quant", "package"), [("int8", "bitsandbytes"), ("nf4", "bitsandbytes"), ("int4wo", "torchao"), ("fp8", "torchao")]
+)
+def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(
+    tiny_folder: Path, quant: str, package: str
+) -> None:
+    done = without(package, "run", str(tiny_folder), "--quant", quant, *GRID)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip() == f"roofscope: --quant {quant} needs {package}: pip install {package}."
+
+
+def test_without_accelerate_no_model_loads_but_one_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
+    """transformers needs accelerate for any `device_map`."""
+    assert without("accelerate", "count", "gpt2").returncode == 0
+    done = without("accelerate", "run", str(tiny_folder), *GRID, "--out", str(tmp_path / "run"))
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "roofscope: loading a model needs accelerate: pip install accelerate."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", OPTIONAL)
+def test_every_other_run_goes_on_without_the_package(tiny_folder: Path, tmp_path: Path, package: str) -> None:
+    out = tmp_path / "run"
+    done = without(package, "run", str(tiny_folder), *GRID, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "run.json").read_text())["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_run_on_a_card_needs_no_bitsandbytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """A 16-bit run asks nothing of the library for 4 bits that it does not use."""
+    from simulated import four_bit
+
+    from profiler.work.formats import four_bit_dense_from_rows
+
+    hide(monkeypatch, "bitsandbytes")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a simulated roof must not be kept
+    for asked in (four_bit.table, four_bit_dense_from_rows):
+        asked.cache_clear()
+        request.addfinalizer(asked.cache_clear)
+    run, _ = said(Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
+    assert run.document.finished
+    assert run.document.model.four_bit_dense_from_rows is None

@@ -1,0 +1,306 @@
+"""Roofs on cards of known truth: each is what is so, or is named with the reason why it could not be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from profiler.cli.options import EXIT_INCOMPLETE
+from profiler.errors import DeviceError, RequestError, RunError
+from profiler.job.forecast import known_of
+from profiler.job.foundation import measure_ceilings
+from profiler.job.warnings import roof_warnings
+from profiler.loading.catalog import resolve
+from profiler.loading.config import load_config
+from profiler.loading.request import ModelRequest
+from profiler.loading.skeleton import build_on_meta
+from profiler.machine.machine import CudaMachine, Machine, machine_for
+from profiler.record.run import Run, read_run
+from profiler.roofs.links import measure_links
+from profiler.roofs.measure import measure
+from profiler.roofs.products import measurable_dtypes, measure_gemm, measure_gemv
+from profiler.roofs.sampling import STAGE_BUDGET_S, clocked
+from profiler.roofs.streams import measure_streams
+from profiler.roofs.values import DATASHEET, PINNED, Ceilings
+from profiler.roofs.weights import measure_weights
+from profiler.work.walk import walk
+
+from .native import why_not
+from .scenario import Scenario, command_line, said
+from .truth import H100, RTX_4090, T4, Throttle, Truth
+from .world import simulated
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+CARD = torch.device("cuda", 0)
+MIB = 1 << 20
+TRUE = 0.03
+# As fast as a B200's memory (8 TB/s), behind a host that takes 15 us for a launch: 32 MiB are read in 4.
+FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
+NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
+POISONED = "Offset increment outside graph capture encountered unexpectedly."
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_arguments: Any, **_named: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def fast() -> Iterator[Machine]:
+    with simulated(FAST):
+        yield machine_for(CARD)
+
+
+def test_a_matrix_vector_product_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
+    roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
+    assert roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
+
+
+def test_without_a_graph_its_launches_would_be_timed(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MiB a launch of 15 us are 2.2 TB/s on a card of 8: what a host submits one by one is no roof."""
+    monkeypatch.setattr(CudaMachine, "captures", False)
+    roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
+    assert roof.per_s == pytest.approx(32 * MIB / FAST.launch_s, rel=TRUE)
+
+
+def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
+    """50 MiB of L2 hold 32 and not 64; a MiB takes the shortest kernel's time, whatever the cache could do."""
+    found = measure_streams(fast, 1.0)
+    per_s = {point.nbytes // MIB: point.bytes_per_s for point in found.curve}
+    assert per_s[1] == pytest.approx(MIB / FAST.smallest_kernel_s, rel=TRUE)
+    assert per_s[32] == pytest.approx(FAST.l2_bytes_per_s, rel=TRUE)
+    assert per_s[64] == pytest.approx(FAST.bytes_per_s, rel=TRUE)
+    assert found.cache_resident(32 * MIB)
+    assert not found.cache_resident(64 * MIB)
+
+
+def test_the_witness_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
+    weights: list[torch.Tensor | None] = [torch.empty(4096, 4096, dtype=torch.bfloat16, device=CARD) for _ in range(16)]
+    found = measure_weights(weights, fast, 0.01)
+    assert found is not None
+    assert found.stream is not None
+    assert found.roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
+    assert found.stream.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
+
+
+def test_what_cannot_be_captured_is_named_and_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is long enough for any host: its roof stands."""
+    monkeypatch.setattr(CudaMachine, "capture", raising(RequestError("this cannot be captured as a CUDA graph: no.")))
+    found = measure(fast, ["bfloat16"], model_dtype="bfloat16")
+    assert set(found.missing) == {"reads of some sizes", "launches", "gemv bfloat16"}
+    assert "its launches would be timed" in found.missing["gemv bfloat16"]
+    assert found.memory_bytes_per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
+    assert all(point.bytes_per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE) for point in found.curve)
+    with pytest.raises(RequestError, match="its launches would be timed"):
+        measure_weights([torch.empty(4096, 4096, device=CARD)], fast, 0.01)
+
+
+def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T4 reads 32 MiB in 124 us, and is sent them in 10."""
+    with simulated(T4):
+        machine = machine_for(CARD)
+        monkeypatch.setattr(CudaMachine, "capture", raising(AssertionError("not needed")))
+        assert measure_gemv(machine, "float16", 256 * MIB, 0.1).per_s == pytest.approx(T4.bytes_per_s, rel=TRUE)
+
+
+def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.10 on sm_120: pytorch/pytorch#192707."""
+    real = torch._scaled_mm
+
+    def by_tensors(left: torch.Tensor, right: torch.Tensor, **named: Any) -> torch.Tensor:
+        if named["scale_a"].numel() > 1:
+            raise RuntimeError(NO_ROWS)
+        return real(left, right, **named)
+
+    with simulated(RTX_4090):
+        whole = measure(machine_for(CARD), ["float8_e4m3fn"], model_dtype="bfloat16")
+        monkeypatch.setattr(torch, "_scaled_mm", by_tensors)
+        found = measure(machine_for(CARD), ["float8_e4m3fn"], model_dtype="bfloat16")
+    assert "scale" not in whole.compute["float8_e4m3fn"].method
+    assert found.compute["float8_e4m3fn"].method == "8192x8192x8192, one scale a tensor: scales by rows failed"
+    assert found.compute["float8_e4m3fn"].per_s == pytest.approx(RTX_4090.flops_per_s["float8"], rel=TRUE)
+    assert found.missing == {}
+
+
+@pytest.mark.parametrize(
+    ("product", "dtype", "error"),
+    [
+        ("_scaled_mm", "float8_e4m3fn", RuntimeError(NO_ROWS)),
+        ("_int_mm", "int8", NotImplementedError("_int_mm_out_cuda not compiled for this platform")),
+        ("_int_mm", "int8", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")),
+    ],
+)
+def test_a_dtype_that_fails_is_named_and_the_others_stand(
+    product: str, dtype: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's datasheet of the H100 SXM: 1,979 TFLOP/s in fp8 and TOP/s in int8, dense."""
+    monkeypatch.setattr(torch, product, raising(error))
+    with simulated(H100):
+        machine = machine_for(CARD)
+        dtypes = measurable_dtypes(CARD)
+        found = measure(machine, dtypes, model_dtype="bfloat16")
+        sheet = machine.info.datasheet
+    assert found.missing == {dtype: f"{type(error).__name__}: {str(error).rstrip('.')}"}
+    for name in {*dtypes} - {dtype}:
+        assert found.compute[name].per_s == pytest.approx(H100.flops_per_s[name.removesuffix("_e4m3fn")], rel=TRUE)
+    assert roof_warnings(found.only(dtypes, "bfloat16")) == []
+    filled = found.only(dtypes, "bfloat16", sheet)
+    stands = filled.compute[dtype]
+    assert (stands.method, stands.measured, stands.clock_hz) == (DATASHEET, False, None)
+    assert stands.per_s == pytest.approx(1979e12, rel=1e-3)
+    assert filled.measured("bfloat16")
+    assert not filled.measured(dtype)
+    assert f"the datasheet's peak stands for the roof of {dtype}" in roof_warnings(filled)[0]
+
+
+def test_a_lost_card_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated(H100):
+        machine = machine_for(CARD)
+        monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: unspecified launch failure")))
+        monkeypatch.setattr(CudaMachine, "trouble", lambda _machine: "CUDA error: unspecified launch failure")
+        with pytest.raises(DeviceError, match="lost since measuring int8"):
+            measure(machine, ["int8", "float32"], model_dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("place", "missing"),
+    [
+        ("torch.add", {"triad"}),
+        ("torch.Tensor.copy_", {"read, copy and triad", "reads of several sizes"}),
+        ("torch.nn.functional.linear", {"gemv bfloat16", "bfloat16"}),
+        ("torch.rand", {"read, copy and triad", "reads of several sizes"}),
+        ("torch.randn", {"gemv bfloat16", "bfloat16"}),
+    ],
+)
+def test_each_roof_fails_by_itself(place: str, missing: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated(H100):
+        machine = machine_for(CARD)
+        monkeypatch.setattr(place, raising(RuntimeError(POISONED)))
+        found = measure(machine, ["bfloat16"], model_dtype="bfloat16")
+        sheet = machine.info.datasheet
+    assert set(found.missing) == missing
+    assert POISONED.rstrip(".") in next(iter(found.missing.values()))
+    filled = found.only(["bfloat16"], "bfloat16", sheet)
+    assert filled.judges
+    # What was measured stands; the datasheet's 3.35 TB/s and 989 TFLOP/s stand only where nothing did.
+    measured = filled.memory["read"].measured if "read" in filled.memory else True
+    assert filled.memory_bytes_per_s == pytest.approx(3.0e12 if measured else 3.35e12, rel=TRUE)
+    measured = filled.compute["bfloat16"].measured
+    assert filled.compute_flops_per_s("bfloat16") == pytest.approx(8.4e14 if measured else 989e12, rel=TRUE)
+
+
+def test_links_fail_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", raising(RuntimeError("CUDA error: OS call failed")))
+    with simulated(H100):
+        found, missing = measure_links(["host"], machine_for(CARD), 0.05)
+    assert found["host"].per_s == pytest.approx(H100.link_bytes_per_s * H100.pageable_share, rel=TRUE)
+    assert missing == {f"the link from {PINNED}": "RuntimeError: CUDA error: OS call failed"}
+    unknown = Ceilings({}, {}, 1, True, links=found)
+    assert unknown.fetch_s({"host": 50_000_000_000, "disk": 7}) == pytest.approx(2.0, rel=TRUE), "the disk's is unknown"
+
+
+def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = resolve("smollm2-135m")
+    work = walk(build_on_meta(load_config(source), torch.bfloat16))
+    monkeypatch.setattr(LlamaForCausalLM, "__init__", raising(RuntimeError("no twin")))
+    with simulated(H100):
+        found = measure_ceilings(ModelRequest(source, CARD, torch.bfloat16), machine_for(CARD), work, fresh=True)
+    assert found.host is None
+    assert found.missing == {"the host's pace": "RuntimeError: no twin"}
+    assert found.compute["bfloat16"].measured
+
+
+def test_a_full_card_has_no_drift_probe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card filled by placement its 256 MiB may be what has no room."""
+
+    def full(_machine: Machine) -> Any:
+        return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
+
+    monkeypatch.setattr("profiler.job.measuring.Sentinel", full)
+    run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
+    assert len(run.measured) == len(run.results) == 2
+    [missing] = run.document.missing
+    assert missing.what == "the drift probe"
+    assert missing.why.startswith("OutOfMemoryError: CUDA out of memory")
+
+
+def test_no_roof_of_a_card_that_reports_its_clock_is_without_it() -> None:
+    with simulated(H100, hurried=False):
+        found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16")
+    roofs = {**found.memory, **found.compute}
+    assert {name: roof.clock_hz for name, roof in roofs.items()} == dict.fromkeys(roofs, H100.clock_hz)
+
+
+def test_a_product_is_measured_under_load_at_the_clock_that_it_names() -> None:
+    """A card under its power cap lowers its clock to 0.8 after 0.4 s of products, as it does in a long prefill: both
+    the roof and the clock next to it are those that it keeps then."""
+    with simulated(H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), hurried=False):
+        machine = machine_for(CARD)
+        roof = clocked(lambda: measure_gemm(machine, "bfloat16", STAGE_BUDGET_S), machine)
+    assert roof.clock_hz == pytest.approx(0.8 * H100.clock_hz, rel=1e-3)
+    assert roof.per_s == pytest.approx(0.8 * H100.flops_per_s["bfloat16"], rel=TRUE)
+
+
+def run_without_roofs(truth: Truth, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run on a card that gives no random numbers, as torch 2.7 to 2.11 leave it after a capture that failed: no roof
+    is measured, and no operator is run alone."""
+
+    def poisoned(real: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(*size: Any, **named: Any) -> Any:
+            if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
+                raise RuntimeError(POISONED)
+            return real(*size, **named)
+
+        return draw
+
+    for name in ("rand", "randn"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    model = Scenario("mistral-7b-v0.3", 1, prompt_lens=[128], batch_sizes=[1]).folder(folder)
+    with simulated(truth):
+        code = command_line(
+            "run", str(model), dtype="float16", engine="eager,graph", prompt_lens="128", batch_sizes="1", new_tokens=8,
+            fresh=True, no_levers=True, budget=2, out=folder / "run",
+        )  # fmt: skip
+    assert code == EXIT_INCOMPLETE
+    return read_run(folder / "run")
+
+
+@pytest.mark.slow
+def test_without_any_roof_cells_have_times_and_counts_and_no_regime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_without_roofs(H100.but(name="NVIDIA Unknown"), tmp_path, monkeypatch)
+    assert len(run.measured) == 4
+    assert {(row.status, row.regime, row.confidence) for row in run.measured} == {("ok", None, None)}
+    assert all(row.latency_s > 0 and row.flops_per_s > 0 and row.model_bytes > 0 for row in run.measured)
+    assert run.document.ceilings.memory_bytes_per_s is None
+    assert any("there is no roof of memory: cells have times and counts" in line for line in run.document.warnings)
+    roofs = [part for part in run.document.missing if part.effect == "this roof is missing"]
+    assert len(roofs) == 7
+    assert all(POISONED.rstrip(".") in part.why for part in roofs)
+    [saved] = [item for item in run.document.engine.differences if item.phase == "decode"]
+    assert saved.saves_s > 0, "what an engine saves is known without a roof"
+    for report in ("report.md", "report.html"):
+        assert "the memory roof is not known" in (run.folder / report).read_text(encoding="utf-8")
+    with pytest.raises(RunError, match="no roof of memory"):
+        known_of(run.folder)
+
+
+@pytest.mark.slow
+def test_a_datasheet_stands_for_roofs_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's datasheet of the H100 SXM: 3.35 TB/s, and 989 TFLOP/s in 16 bits, dense."""
+    run = run_without_roofs(H100, tmp_path, monkeypatch)
+    assert run.document.ceilings.memory_bytes_per_s == pytest.approx(3.35e12)
+    assert run.document.ceilings.compute["float16"].per_s == pytest.approx(989e12, rel=1e-3)
+    assert all(row.regime is not None for row in run.measured)
+    assert {row.confidence for row in run.measured} <= {"medium", "low"}, "no step is sure under a roof nobody measured"
+    assert any("the datasheet's peak stands for the roof of read" in line for line in run.document.warnings)
+    assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")

@@ -1,0 +1,161 @@
+"""What looks at a card from outside, in simulation: torch's profiler, Nsight Compute, a neighbour, hidden packages."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from .card import Card, Kernel
+from .world import World
+
+_KERNELS = {
+    "cudnn attention": "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_simulated",
+    "flash attention": "void pytorch_flash::flash_fwd_kernel<simulated>",
+    "memory-efficient attention": "fmha_cutlassF_f16_aligned_64x64_rf_sm75(simulated)",
+}
+"""Attention kernels as they are named on cards."""
+_COLUMNS = ("ID", "Kernel Name", "Stream", "Metric Name", "Metric Unit", "Metric Value")
+
+
+class _Heard(list[Kernel]):
+    """A card's log that also tells somebody of each kernel as it is sent."""
+
+    def __init__(self, tell: Callable[[Kernel], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def append(self, kernel: Kernel) -> None:
+        super().append(kernel)
+        self._tell(kernel)
+
+
+@contextlib.contextmanager
+def heard(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
+    """Within, `tell` is called with every kernel of a card."""
+    card.log = _Heard(tell)
+    try:
+        yield
+    finally:
+        card.log = None
+
+
+@dataclass
+class Event:
+    """What the script asks of torch.autograd.profiler_util.FunctionEvent; times in microseconds."""
+
+    name: str
+    device_type: Any
+    start: float = 0.0
+    end: float = 0.0
+    kernels: list[Any] = field(default_factory=list)
+    cpu_children: list[Event] = field(default_factory=list)
+    is_user_annotation: bool = False
+
+    @property
+    def time_range(self) -> Any:
+        return SimpleNamespace(start=self.start, end=self.end)
+
+
+def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
+    """`profiler.machine.kineto.recorded` on a simulated card: a kernel belongs to the mark in which it was launched."""
+
+    @contextlib.contextmanager
+    def recorded(*, cuda: bool) -> Iterator[Any]:
+        host, device = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+        found: list[Event] = []
+        marks: list[Event] = []
+
+        @contextlib.contextmanager
+        def record_function(name: str) -> Iterator[None]:
+            mark = Event(name, host, is_user_annotation=True)
+            found.append(mark)
+            for above in marks[-1:]:
+                above.cpu_children.append(mark)
+            marks.append(mark)
+            yield
+            marks.pop()
+
+        def tell(kernel: Kernel) -> None:
+            start, took = kernel.start_s * 1e6, kernel.duration_s * 1e6
+            name = next(
+                (name for part, name in _KERNELS.items() if kernel.work.name.startswith(part)), kernel.work.name
+            )
+            launch = Event(f"aten::{name}", host, kernels=[SimpleNamespace(name=name, duration=took)])
+            for above in marks[-1:]:
+                above.cpu_children.append(launch)
+            found.extend([launch, Event(name, device, start, start + took)])
+
+        with heard(world.card, tell), mock.patch.object(torch.profiler, "record_function", record_function):
+            yield SimpleNamespace(events=lambda: found)
+
+    return recorded
+
+
+def ncu(world: World, target: Callable[[str], None]) -> Callable[..., Any]:
+    """`subprocess.run` of Nsight Compute, whose target runs in this process: bytes of memory, kernel by kernel."""
+
+    def run(command: Sequence[str], **_: Any) -> Any:
+        card, rows, on = world.card, [",".join(f'"{name}"' for name in _COLUMNS)], []
+
+        def tell(kernel: Kernel) -> None:
+            if on:
+                stream = card.streams.index(card.stream)
+                for metric, nbytes in (("dram__bytes_read.sum", kernel.memory_bytes), ("dram__bytes_write.sum", 0)):
+                    row = (len(rows), kernel.work.name.replace('"', ""), stream, metric, "byte", f"{nbytes:,}")
+                    rows.append(",".join(f'"{value}"' for value in row))
+
+        with (
+            heard(card, tell),
+            mock.patch.object(torch.cuda.profiler, "start", partial(on.append, True)),
+            mock.patch.object(torch.cuda.profiler, "stop", on.clear),
+        ):
+            target(command[command.index("--ncu-target") + 1])
+        return SimpleNamespace(returncode=0, stdout="==PROF== simulated\n" + "\n".join(rows), stderr="")
+
+    return run
+
+
+class Neighbour:
+    """The second process that the script starts on the card."""
+
+    def __init__(self, world: World, *_: Any, **__: Any) -> None:
+        self._card = world.card
+        self._alone = world.card.truth
+        self._card.truth = self._alone.but(other_processes=1)
+
+    def kill(self) -> None:
+        self._card.truth = self._alone
+
+    def wait(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def hidden(packages: Sequence[str]) -> Iterator[None]:
+    """Within, these packages are not installed: neither their modules nor their metadata are found."""
+    found = importlib.metadata.distribution
+
+    def distribution(name: str) -> Any:
+        if name in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    names = [name for name in sys.modules if name.partition(".")[0] in packages]
+    kept = {name: sys.modules.pop(name) for name in names}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]  None: importing it fails
+    try:
+        with mock.patch.object(importlib.metadata, "distribution", distribution):
+            yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+            del sys.modules[name]
+        sys.modules.update(kept)

@@ -1,0 +1,330 @@
+"""Does roofscope work from nothing but its wheel, with the versions that its users have?
+
+    python tests/stacks.py [NAME ...] [--folder FOLDER]
+
+For each named stack (all without a name) it makes a virtual environment in FOLDER/NAME, installs the wheel and the
+stack's packages, and runs the steps below. A step prints one line; its whole output is FOLDER/NAME/logs/STEP.txt. The
+last lines are a Markdown table of all stacks in FOLDER. Exit code 0: no step failed.
+
+A stack takes minutes, and 6 GB where pip finds only a CUDA build of torch. An environment in FOLDER is used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_OPTIONAL = ("bitsandbytes", "compressed-tensors", "gguf", "torchao")
+"""Packages that an image for inference often lacks."""
+_TESTING = ("hypothesis", "pytest", "pytest-timeout")
+"""Packages that the simulated cards need."""
+_SHOWN = ("torch", "transformers", "accelerate", *_OPTIONAL, "numpy", "pandas", "pydantic")
+_HANGS_S = 3600
+"""After this time a step is stopped: it does not end by itself."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The packages of an environment."""
+
+    purpose: str
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Versions that differ from constraints.txt."""
+    without: tuple[str, ...] = ()
+    """Declared dependencies that are not installed."""
+    python: str = "python3.11"
+
+
+_IMAGE = {"transformers": "5.17.0", "accelerate": "1.15.0", "huggingface_hub": "1.*"}
+STACKS = {
+    "tested": Stack("constraints.txt, all extras"),
+    "bare": Stack("an offline image for inference", {"torch": "2.11.0", **_IMAGE}, without=_OPTIONAL),
+    "bare-2.13": Stack("the same with the tested torch", {"torch": "2.13.0", **_IMAGE}, without=_OPTIONAL),
+    "lowest": Stack("the lowest versions that pyproject.toml allows"),
+    "newest": Stack("the newest versions, with torch 2.13", {"torch": "2.13.0"}),
+    "newest-torch": Stack("the newest versions, torch too"),
+    "python3.12": Stack("constraints.txt on Python 3.12", python="python3.12"),
+    "python3.13": Stack("constraints.txt on Python 3.13", python="python3.13"),
+}
+
+GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "2", "--plain", "--quiet"]
+QUICK = ["--no-levers"]
+FORMATS = {
+    "none": "",
+    "nf4": "bitsandbytes",
+    "fp4": "bitsandbytes",
+    "int8": "bitsandbytes",
+    "int8wo": "torchao",
+    "int4wo": "torchao",
+    "fp8": "torchao",
+}
+"""Every format of --quant, and the package that it needs."""
+SIMULATED = {
+    "T4, eager": "test_scenarios.py::test_attention_in_plain_products_on_an_old_card",
+    "H100, graph": "test_hosts.py::test_a_graph_is_recorded_once_a_shape",
+    "4090, eager": "test_scenarios.py::test_a_small_model_on_a_large_cache",
+}
+_IMPORTS = """
+import importlib, pkgutil, profiler
+names = [found.name for found in pkgutil.walk_packages(profiler.__path__, "profiler.")]
+names = [name for name in names if not name.endswith("__main__")]
+for name in names:
+    importlib.import_module(name)
+print(len(names), "modules of", profiler.__file__)
+"""
+_VERSIONS = """
+import json, sys, torch
+from importlib import metadata
+found = {found.metadata["Name"].lower(): found.version for found in metadata.distributions()}
+print(json.dumps({**found, "torch": torch.__version__, "python": sys.version.split()[0]}))
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command and what it must do."""
+
+    name: str
+    command: Sequence[str]
+    lacks: str = ""
+    """The missing package for which it must be refused: one line that names the package and `pip install`, exit code 2.
+    Empty: it must succeed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a step ended."""
+
+    step: str
+    outcome: str
+    """ok, refused (as it must be), failed, or not run."""
+    reason: str
+    took_s: float
+
+
+def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
+    """What pip is asked for. Writes the constraints of the stack into `folder`."""
+    asked = STACKS[stack]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["formats"]]
+    pins = [f"{name}=={version}" for name, version in asked.pinned.items()]
+    if stack.startswith("newest"):
+        return ["--upgrade", "--upgrade-strategy", "eager", f"{wheel}[formats]", *pins, *_TESTING]
+    if stack == "lowest":
+        return [str(wheel), *(f"{text.replace('>=', '==')}.*" for text in declared), *_TESTING]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in asked.pinned))
+    if not asked.without:
+        return ["-c", str(constraints), f"{wheel}[dev]"]
+    kept = [text for text in declared if re.split("[<>=]", text)[0] not in asked.without]
+    return ["-c", str(constraints), *kept, *pins, *_TESTING]
+
+
+def _pip(commands: Path, environment: Mapping[str, str], *words: str) -> None:
+    """Run pip. Raises RuntimeError with pip's errors where it fails."""
+    command = [str(commands / "python"), "-m", "pip", "--disable-pip-version-check", "-q", *words]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise RuntimeError(" ".join(line for line in ended.stderr.splitlines() if "WARNING" not in line))
+
+
+def install(stack: str, folder: Path, environment: Mapping[str, str]) -> Path:
+    """Make the environment where it is missing, and install the wheel of this checkout. Returns its folder of commands.
+
+    Raises RuntimeError where pip fails, FileNotFoundError where the stack's Python is missing.
+    """
+    commands = folder / "venv" / "bin"
+    if not commands.exists():
+        subprocess.run([STACKS[stack].python, "-m", "venv", folder / "venv"], check=True, env=environment)
+    for old in folder.glob("roofscope-*.whl"):
+        old.unlink()
+    _pip(commands, environment, "wheel", "--no-deps", "-w", str(folder), str(ROOT))
+    [wheel] = folder.glob("roofscope-*.whl")
+    _pip(commands, environment, "install", "--force-reinstall", "--no-deps", str(wheel))
+    if not (folder / "installed").exists():
+        _pip(commands, environment, "install", "--no-compile", *requirements(stack, wheel, folder))
+        (folder / "installed").touch()
+    return commands
+
+
+def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
+    """Everything that is run in an environment whose commands are in this folder."""
+    python, roofscope = str(commands / "python"), str(commands / "roofscope")
+    tiny = _tiny_model(work)
+    second = "static" if "bitsandbytes" in without else "nf4"
+
+    yield Step("pip check", [python, "-m", "pip", "check"])
+    yield Step("imports", [python, "-c", _IMPORTS])
+    for words in (["--version"], ["doctor"], ["models"], ["count", "gpt2", "--crosscheck"]):
+        yield Step(words[0], [roofscope, *words])
+    for quant in FORMATS:
+        more = ["--trace"] if quant == "none" else QUICK
+        command = [roofscope, "run", str(tiny), *GRID, *more, "--quant", quant, "--out", quant]
+        yield Step(f"--quant {quant}", command, FORMATS[quant] if FORMATS[quant] in without else "")
+    yield Step("--engine static", [roofscope, "run", str(tiny), *GRID, *QUICK, "--engine", "static", "--out", "static"])
+    yield Step("run", [roofscope, "run", "smollm2-135m", *GRID, *QUICK, "--out", "one"])
+    csv = ROOT / "tests" / "data" / "foreign" / "llama-bench.csv"
+    for words in (
+        ["compare", "none", second],
+        ["report", "none", second],
+        ["judge", "one"],
+        ["forecast", "one", "--keep"],
+        ["export", "one", "--format", "parquet", "--out", "one.parquet"],
+        ["place", str(csv), "--model", "smollm2-135m", "--gpu", "T4"],
+    ):
+        yield Step(words[0], [roofscope, *words])
+    for name, test in SIMULATED.items():
+        command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
+        yield Step(f"simulated {name}", command)
+    script = str(ROOT / "tests" / "gpu" / "acceptance.py")
+    yield Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")])
+
+
+def _tiny_model(folder: Path) -> Path:
+    """A Llama of two layers, as a folder with a config and no weights."""
+    path = folder / "tiny-llama"
+    path.mkdir(exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 1024,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def done(step: Step, work: Path, environment: Mapping[str, str], without: Sequence[str]) -> Result:
+    """Run a step. Its output is kept in the folder `logs` next to `work`."""
+    began_s = time.monotonic()
+    where = ROOT if "pytest" in step.command else work
+    try:
+        ended = subprocess.run(
+            step.command, cwd=where, env=environment, capture_output=True, text=True, timeout=_HANGS_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Result(step.name, "failed", f"it did not end in {_HANGS_S} s", time.monotonic() - began_s)
+    log = work.with_name("logs") / f"{re.sub(r'[^a-z0-9.]+', '-', step.name.lower())}.txt"
+    log.write_text(f"{' '.join(step.command)}\nexit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+    outcome, reason = judged(step, ended, without)
+    return Result(step.name, outcome, reason, time.monotonic() - began_s)
+
+
+def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequence[str]) -> tuple[str, str]:
+    """The outcome of a step and its reason."""
+    errors, lines = ended.stderr.strip().splitlines(), ended.stdout.strip().splitlines()
+    if step.name == "pip check":
+        lines = [line for line in lines if not any(f"requires {name}, which is not" in line for name in without)]
+        broken = ended.returncode != 0 and lines
+        return ("failed", "; ".join(lines)) if broken else ("ok", "")
+    if step.lacks:
+        asked = ended.returncode == 2 and len(errors) == 1
+        if asked and "pip install" in errors[0] and step.lacks in errors[0]:
+            return "refused", errors[0]
+        return "failed", f"exit code {ended.returncode}, not refused for want of {step.lacks}: {(errors or ['-'])[-1]}"
+    if ended.returncode:
+        return "failed", f"exit code {ended.returncode}: {(errors or lines or ['it printed nothing'])[-1]}"
+    skipped = next((line for line in lines if line.startswith("SKIPPED")), "")
+    return ("not run", skipped) if skipped else ("ok", "")
+
+
+def tried(stack: str, folder: Path) -> bool:
+    """Make one stack and run its steps. Writes `stack.json`, and returns whether no step failed."""
+    asked = STACKS[stack]
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    for path in (work, folder / "logs", folder / "tmp"):
+        path.mkdir(parents=True, exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment["TMPDIR"] = str(folder / "tmp")
+    began_s = time.monotonic()
+    results, versions = [], {}
+    try:
+        commands = install(stack, folder, environment)
+        versions = json.loads(subprocess.check_output([commands / "python", "-c", _VERSIONS], env=environment))
+    except (RuntimeError, FileNotFoundError, subprocess.CalledProcessError) as error:
+        outcome = "not run" if shutil.which(asked.python) is None else "failed"
+        results.append(Result("install", outcome, str(error), time.monotonic() - began_s))
+    else:
+        results.append(Result("install", "ok", "", time.monotonic() - began_s))
+    _say(stack, results[0])
+    if versions:
+        environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        for step in steps(commands, work, asked.without):
+            results.append(done(step, work, environment, asked.without))
+            _say(stack, results[-1])
+    kept = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "purpose": asked.purpose,
+        "versions": versions,
+        "took_s": time.monotonic() - began_s,
+        "results": [asdict(result) for result in results],
+    }
+    (folder / "stack.json").write_text(json.dumps(kept, indent=1))
+    return all(result.outcome != "failed" for result in results)
+
+
+def _say(stack: str, result: Result) -> None:
+    reason = f": {result.reason[:300]}" if result.reason else ""
+    print(f"{result.outcome:8}{stack}: {result.step} ({result.took_s:.0f} s){reason}", flush=True)
+
+
+def tables(folder: Path) -> str:
+    """Versions and outcomes of every stack in the folder, in Markdown."""
+    found = {name: json.loads(file.read_text()) for name in STACKS if (file := folder / name / "stack.json").exists()}
+    outcomes = {name: {item["step"]: item for item in kept["results"]} for name, kept in found.items()}
+    names = max((list(of) for of in outcomes.values()), key=len, default=[])
+    lines = [_row("stack", "packages", "date", "python", *_SHOWN), _row(*["---"] * (4 + len(_SHOWN)))]
+    for name, kept in found.items():
+        versions = [kept["versions"].get(package, "-") for package in ("python", *_SHOWN)]
+        lines.append(_row(f"`{name}`", kept["purpose"], kept["date"], *versions))
+    lines += ["", _row("step", *(f"`{name}`" for name in found)), _row(*["---"] * (1 + len(found)))]
+    for step in names:
+        lines.append(_row(step, *(of.get(step, {"outcome": "-"})["outcome"] for of in outcomes.values())))
+    bad = [
+        f"- `{name}`, {step}: {item['outcome']}: {item['reason']}"
+        for name, of in outcomes.items()
+        for step, item in of.items()
+        if item["outcome"] in ("failed", "not run")
+    ]
+    return "\n".join([*lines, "", *bad])
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STACKS))
+    parser.add_argument("--folder", type=Path, default=None, help="is made where it is missing, and kept")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in STACKS]:
+        parser.error(f"{', '.join(unknown)} is no stack; use {', '.join(STACKS)}.")
+    folder = (asked.folder or Path(tempfile.mkdtemp(prefix="roofscope-stacks-"))).resolve()
+    good = [tried(name, folder / name) for name in asked.names or STACKS]
+    print(tables(folder))
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
