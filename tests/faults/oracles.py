@@ -213,8 +213,8 @@ def _same_time(base: str, found: str) -> bool:
 
 
 def _cell_of(row: Row) -> str:
-    context = f"{row['prompt_len']}" if row["prompt_len"] != "0" else f"@{row['context_len']}"
-    return f"{row['engine']} {row['batch_size']} x {context}"
+    """As `Call.cell` names it."""
+    return "/".join((row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]))
 
 
 def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:

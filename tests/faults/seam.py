@@ -259,7 +259,7 @@ class Seam:
 
         @wraps(visit)
         def visited(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
-            self._cell = f"{cell.engine} {cell.name}"
+            self._cell = f"{cell.engine}/{cell.batch_size}/{cell.depth}"
             try:
                 return visit(engine, cell, *args, **kwargs)
             finally:

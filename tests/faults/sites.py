@@ -44,7 +44,7 @@ class Call:
     stage: str
     """What the run was doing (`profiler.job.stages.Stages.begin`)."""
     cell: str
-    """The cell that was visited; empty between visits."""
+    """The cell that was visited, as `engine/batch/depth`; empty between visits."""
 
 
 @dataclass(frozen=True, order=True)

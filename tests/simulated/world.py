@@ -41,6 +41,7 @@ ENOUGH = {
     "profiler.job.foundation._WITNESS_S": 0.0,
     "profiler.probes.dispatch._TWIN_STEPS": 8,
     "profiler.probes.replay._ENOUGH_SAMPLES": 8,
+    "profiler.probes.kernels._LOAD_S": 5e-3,
     "profiler.timing.visit._MORE_PREFILLS": 1,
     "profiler.roofs.host._RUN_STEPS": 4,
     "profiler.job.known_kernels._CHAIN": 200,
