@@ -9,7 +9,7 @@ import torch
 
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
-from profiler.roofs.sampling import apart
+from profiler.roofs.sampling import attempt
 from profiler.roofs.values import Look
 
 _BUFFER_BYTES = 256 << 20
@@ -31,7 +31,7 @@ class Sentinel:
         self._calls: tuple[Callable[[], object], Callable[[], object]] | None = None
         self.missing: dict[str, str] = {}
         """Why there are no looks, where its buffers have no room."""
-        with apart("the sentinel", machine, self.missing):
+        with attempt("the sentinel", machine, self.missing):
             buffer = torch.rand(_BUFFER_BYTES // 4, device=machine.device)
             left, right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
             self._calls = buffer.sum, lambda: left @ right
@@ -42,7 +42,7 @@ class Sentinel:
         if self._calls is None:
             return None
         read, multiply = self._calls
-        with apart("the sentinel", self._machine, self.missing), torch.inference_mode():
+        with attempt("the sentinel", self._machine, self.missing), torch.inference_mode():
             return Look(self._settled_s(read), self._settled_s(multiply), self._machine.unix_s())
         return None
 
