@@ -91,9 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="roofscope-faults-") as folder:
         found = {name: recorded(SCENARIOS[name], Path(folder)) for name in names}
         if replayed:
-            trial = tried(
-                replayed, found[replayed.scenario].played, found[replayed.scenario].model, found[replayed.scenario].base
-            )
+            trial = tried(replayed, found[replayed.scenario].played, found[replayed.scenario].model, found[replayed.scenario].base)
             print(trial.said)
             print(*(trial.failures or ("all holds",)), sep="\n")
             sys.exit(1 if trial.failures else 0)
@@ -139,16 +137,6 @@ def report(trials: Sequence[Trial], out: Path | None) -> None:
     own = [clause for clause in clauses.clauses(Path(ROOT)) if clauses.faces_device(clause)]
     print(f"{len(reached & set(own))} of {len(own)} except clauses of the modules that face a device were reached")
     if out is not None:
-        rows = [
-            {
-                "fault": str(t.injection),
-                "code": t.code,
-                "stage": t.stage,
-                "way": t.way,
-                "failures": t.failures,
-                "said": t.said[-2000:],
-            }
-            for t in trials
-        ]
+        rows = [{"fault": str(t.injection), "code": t.code, "stage": t.stage, "way": t.way, "failures": t.failures, "said": t.said[-2000:]} for t in trials]
         out.write_text(json.dumps({"trials": rows, "reached": sorted(reached), "clauses": own}, indent=1))
     sys.exit(1 if failed else 0)

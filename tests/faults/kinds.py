@@ -50,16 +50,12 @@ KINDS: dict[str, Kind] = {
     "not-ready": Kind(_cuda("device not ready", _NOT_READY)),
     "runtime": Kind(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")),
     "no-kernel": Kind(lambda: RuntimeError("No available kernel. Aborting execution.")),
-    "not-set-up": Kind(
-        lambda: RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment")
-    ),
+    "not-set-up": Kind(lambda: RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment")),
     "cupti": Kind(lambda: RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")),
     "inductor": Kind(lambda: RuntimeError("Cannot find a working triton installation.")),
     "assertion": Kind(lambda: AssertionError("int4 needs a group size that divides the inputs")),
     "oom": Kind(lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
-    "unimplemented": Kind(
-        lambda: NotImplementedError("Could not run the operator with arguments from the 'CUDA' backend")
-    ),
+    "unimplemented": Kind(lambda: NotImplementedError("Could not run the operator with arguments from the 'CUDA' backend")),
     "nvml-lost": Kind(lambda: pynvml.NVMLError_GpuIsLost()),
     "nvml-unsupported": Kind(lambda: pynvml.NVMLError_NotSupported()),
     "nvml-library": Kind(lambda: pynvml.NVMLError_LibraryNotFound()),

@@ -98,18 +98,7 @@ def _facts(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {json.dumps(key)} {item.get('operator')}"
 
 
-_UNSTABLE = (
-    "curve",
-    "seconds",
-    "readings",
-    "stage_s",
-    "levers",
-    "conflicts",
-    "signals",
-    "answer",
-    "noise_reasons",
-    "flags",
-)
+_UNSTABLE = ("curve", "seconds", "readings", "stage_s", "levers", "conflicts", "signals", "answer", "noise_reasons", "flags")
 
 
 def _said(value: Any, path: str = "run.json") -> Iterator[str]:
@@ -204,10 +193,7 @@ def _leaves_other_cells_alone(case: Case) -> Iterator[str]:
         if base is None or _cell_of(row) in case.touched:
             continue
         if row["status"] != "ok":
-            if (
-                not (case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2)
-                and base["status"] == "ok"
-            ):
+            if not (case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2) and base["status"] == "ok":
                 yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
             continue
         yield from (f"{'/'.join(key)} {text}" for text in _moved(base, row))
@@ -228,9 +214,7 @@ def _same_time(base: str, found: str) -> bool:
 
 def _cell_of(row: Row) -> str:
     """As `Call.cell` names it."""
-    return "/".join(
-        (row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"])
-    )
+    return "/".join((row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]))
 
 
 def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:

@@ -19,9 +19,7 @@ _DOORS = frozenset(
 )
 """Modules that every room calls a device or the disk through: whoever calls them is the place."""
 
-_LINE = re.compile(
-    r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)"
-)
+_LINE = re.compile(r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)")
 
 
 @dataclass(frozen=True, order=True)

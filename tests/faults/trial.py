@@ -24,7 +24,6 @@ from .scenarios import Played
 from .seam import Seam
 from .sites import ROOT, Injection
 
-
 @dataclass(frozen=True)
 class Trial:
     """A run with one fault, and what does not hold after it."""
@@ -104,9 +103,7 @@ def _traced() -> Iterator[list[str]]:
 
     def complain(error: Exception) -> int:
         frames = traceback.extract_tb(error.__traceback__)
-        way.extend(
-            f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT)
-        )
+        way.extend(f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT))
         return whole(error)
 
     with mock.patch.object(app, "_complain_unexpected", complain):
