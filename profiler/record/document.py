@@ -45,7 +45,7 @@ class CeilingsRecord:
     stream_bytes: int
     beyond_cache: bool
     memory_bytes_per_s: float | None
-    """The memory roof; None where none is known."""
+    """The memory roof; null where none is known."""
     dispatch_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
     """Seconds to dispatch a step, by engine, phase and batch size."""
     curve: tuple[CurvePoint, ...] = ()

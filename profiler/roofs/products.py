@@ -55,8 +55,8 @@ def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
     """FLOP/s of the best of several squares on random data, laid out as a linear layer's: x @ W.T.
 
     Sizes double until one call takes long enough to saturate the device, or the time is spent. On CUDA the last size
-    gets all of the time that is left, about a second of `STAGE_BUDGET_S`: a card under load lowers its clock within a
-    part of a second, and a long prefill runs at the clock that it then keeps.
+    gets all of the time that is left, a second of `STAGE_BUDGET_S` if its calls are short: a card under load lowers its
+    clock within a part of a second, and a long prefill runs at the clock that it then keeps.
     """
     enough_s = _GEMM_ENOUGH_S[machine.device.type]
     deadline = machine.now_s() + budget_s

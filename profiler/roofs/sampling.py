@@ -26,6 +26,8 @@ _LEAST_SAMPLE_S = 1e-3
 # Of a CUDA event (CUDA Runtime API, cudaEventElapsedTime): a shorter call may seem to take nothing.
 _RESOLUTION_S = 0.5e-6
 _CLOCK_LOOKS_S = 0.05
+# Short calls go on for so long: twenty looks at the clock, which a card under load has lowered by then.
+_LOADED_S = 1.0
 # A host that needs more than this share of a call's time to submit it may be what the clock sees.
 _AHEAD_SHARE = 0.5
 # A graph has as many calls as the host submits in this time, and no more than so many: its own launch is a hundredth.
@@ -58,13 +60,13 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> lis
     """Seconds a call: warmed up until three calls in a row agree, then sampled until `budget_s` is spent.
 
     Short calls are timed in groups, so that neither the clock's resolution nor a synchronisation after each matters: a
-    hundred groups fill the time. The device is under load all the while, and its clock settles.
+    hundred groups fill the time, or a second of it. The device is under load all the while, and its clock settles.
     """
     deadline = machine.now_s() + budget_s
     recent = time_calls(call, machine.clock, 3)
     while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline - budget_s / 2:
         recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
-    group_s = max(_LEAST_SAMPLE_S, (deadline - machine.now_s()) / _MOST_SAMPLES)
+    group_s = max(_LEAST_SAMPLE_S, min(deadline - machine.now_s(), _LOADED_S) / _MOST_SAMPLES)
     group = max(1, int(group_s / max(min(recent), _RESOLUTION_S)))
     samples: list[float] = []
     while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,34 @@ def test_a_datasheet_stands_for_roofs_and_says_so(tmp_path: Path, monkeypatch: p
     assert {row.confidence for row in run.measured} <= {"medium", "low"}, "no step is sure under a roof nobody measured"
     assert any("the datasheet's peak stands for the roof of read" in line for line in run.document.warnings)
     assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")
+
+
+def test_ceilings_names_what_it_could_not_measure(
+    roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")))
+    with simulated(H100):
+        shown = roofscope("ceilings", "--device", "cuda")
+        told = roofscope("ceilings", "--device", "cuda", "--format", "json")
+    assert (shown.code, told.code) == (0, 0), shown.err + told.err
+    words = " ".join(shown.out.split())
+    assert "warning: int8 could not be measured: RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED." in words
+    found = json.loads(told.out)
+    assert found["missing"] == {"int8": "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"}
+    assert "int8" not in found["compute"]
+    assert found["compute"]["bfloat16"]["per_s"] == pytest.approx(H100.flops_per_s["bfloat16"], rel=TRUE)
+
+
+@pytest.mark.slow
+def test_weights_that_wait_behind_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card too small for the model, with a link that cannot be measured: what crosses it stays unexplained."""
+    monkeypatch.setattr("profiler.roofs.links.random_bytes", raising(RuntimeError("no room for 256 MiB")))
+    scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
+    run, _ = said(scenario, [T4.but(memory_bytes=4_500_000_000)], tmp_path)
+    assert (run.cells["status"] == "ok").all()
+    assert "the link from host could not be measured: RuntimeError: no room for 256 MiB." in run.document.warnings
+    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
+    crossing_s = run.document.model.offloaded_bytes["host"] / (T4.link_bytes_per_s * T4.pageable_share)
+    assert decode["link_s"] == 0.0
+    assert decode["unexplained_s"] == pytest.approx(crossing_s, rel=0.1)
+    assert decode["regime"] == "inconclusive"

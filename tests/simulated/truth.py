@@ -33,7 +33,7 @@ class Truth:
     l2_bytes: int
     l2_bytes_per_s: float
     l2_writes_back: bool = False
-    """Whether what a kernel wrote lies there until other data needs its place, which then waits for it."""
+    """Whether a write larger than it leaves its end there, until other data needs the place and waits for it."""
     launch_s: float = 7e-6
     """What a kernel costs the host, Python and all."""
     host_operator_s: float = 1e-6

@@ -83,8 +83,8 @@ struct Traffic {
   int64_t memory_bytes = 0, l2_bytes = 0;
 };
 
-// The L2: what was touched last, up to its size; whoever is larger than it streams through. One that writes back keeps
-// what was written until something else takes its place, which then waits for it.
+// The L2: what was touched last, up to its size; whoever is larger than it streams through. Of one that writes back, a
+// write that is larger leaves its end there, until other data takes its place and waits for it.
 struct Cache {
   struct Line {
     Region region;
@@ -92,8 +92,8 @@ struct Cache {
   };
   int64_t nbytes, total = 0;
   bool writes_back;
-  int64_t streamed = 0;  // dirty bytes that a write larger than the cache has left; they leave first
-  std::list<Line> order;
+  int64_t dirty = 0;  // bytes that have yet to be written to memory; they leave before all others
+  std::list<Region> order;
   struct Hash {
     size_t operator()(const Region& region) const { return region.first * 31 + region.second; }
   };
@@ -102,54 +102,44 @@ struct Cache {
   Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
 
   Traffic read(const Region& region) {
-    if (touch(region) != nullptr) return {0, region.second};
-    if (region.second > nbytes) return {region.second + empty(), 0};
-    return {region.second + place({region, false}), 0};
+    if (touch(region)) return {0, region.second};
+    return {region.second + make_room(region), 0};
   }
 
   Traffic write(const Region& region) {
-    if (Line* line = touch(region)) {
-      line->dirty = writes_back;
-      return {0, region.second};
-    }
-    if (region.second <= nbytes) return {place({region, writes_back}), region.second};
-    int64_t written_back = empty();
-    total = streamed = writes_back ? nbytes : 0;
-    return {written_back + region.second - streamed, 0};
+    if (touch(region)) return {0, region.second};
+    int64_t written_back = make_room(region);
+    if (region.second <= nbytes) return {written_back, region.second};
+    total = dirty = writes_back ? nbytes : 0;
+    return {written_back + region.second - dirty, 0};
   }
 
  private:
-  Line* touch(const Region& region) {
-    auto found = lines.find(region);
-    if (found == lines.end()) return nullptr;
+  bool touch(const Region& region) {
+    auto found = held.find(region);
+    if (found == held.end()) return false;
     order.splice(order.end(), order, found->second);
-    return &*found->second;
+    return true;
   }
 
-  // Bytes that are written back for it.
-  int64_t place(const Line& line) {
-    lines[line.region] = order.insert(order.end(), line);
-    total += line.region.second;
-    int64_t written_back = std::clamp<int64_t>(total - nbytes, 0, streamed);
-    streamed -= written_back;
+  // Bytes that are written back for a region, which is there afterwards if it can be.
+  int64_t make_room(const Region& region) {
+    if (region.second > nbytes) {
+      held.clear();
+      order.clear();
+      total = 0;
+      return std::exchange(dirty, 0);
+    }
+    held[region] = order.insert(order.end(), region);
+    total += region.second;
+    int64_t written_back = std::clamp<int64_t>(total - nbytes, 0, dirty);
+    dirty -= written_back;
     total -= written_back;
     while (total > nbytes) {
-      const Line& oldest = order.front();
-      written_back += oldest.dirty ? oldest.region.second : 0;
-      total -= oldest.region.second;
-      lines.erase(oldest.region);
+      total -= order.front().second;
+      held.erase(order.front());
       order.pop_front();
     }
-    return written_back;
-  }
-
-  // The same for all that it holds.
-  int64_t empty() {
-    int64_t written_back = streamed;
-    for (const Line& line : order) written_back += line.dirty ? line.region.second : 0;
-    lines.clear();
-    order.clear();
-    total = streamed = 0;
     return written_back;
   }
 };
