@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from profiler.diagnosis.facts import DispatchSamples
 from profiler.engines.registry import OWNING
-from profiler.errors import told
+from profiler.errors import ModelError, RoofscopeError, first_line, told
 from profiler.grid import PHASES, Phase
 from profiler.job.engines import make_engines
 from profiler.job.request import Prepared
 from profiler.job.stages import Stages
 from profiler.loading.load import load
-from profiler.loading.request import ModelRequest, dtype_name
+from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import software
 from profiler.machine.machine import Machine
 from profiler.probes.dispatch import measure_dispatch
@@ -41,7 +44,7 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     """Load the model, measure the roofs and dispatch: all that a cell is held against."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
-    loaded = load(request, prepared.config)
+    loaded = _loaded(request, prepared.config)
     work = walk(loaded.module)
     for name in OWNING.keys() & set(grid.engines):
         stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
@@ -64,6 +67,21 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
     return subject, ceilings, dispatch_of_twin(prepared, subject, stages, grid.batch_sizes, grid.engines)
+
+
+def _loaded(request: ModelRequest, config: Any) -> LoadedModel:
+    """The model on its device. Raises ModelError whatever keeps it from being there."""
+    try:
+        return load(request, config)
+    except RoofscopeError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{request.source.name} does not fit on {request.device}: {first_line(error)}; use --quant nf4 or a smaller"
+            " model."
+        ) from error
+    except Exception as error:
+        raise ModelError(f"{request.source.name} does not load on {request.device}: {told(error)}.") from error
 
 
 def dispatch_of_twin(

@@ -115,8 +115,8 @@ def _sweep(session: Session, visits: Sweep) -> None:
                 ledger.add(probe.look())
         return swing(ledger.gathered.looks)
 
-    earlier: list[Visit | Gap] = [*ledger.gathered.gaps.values()]
-    earlier += [visit for visits in ledger.gathered.visits.values() for visit in visits]
+    # Cells that have no number yet are tried once more: what they lacked may be there now.
+    earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
         warm_up_s = min(_WARM_UP_SHARE * session.budget_s, _WARM_UP_MOST_S)
         for name, engine in subject.engines.items():

@@ -29,7 +29,7 @@ from profiler.machine.device import resolve_device
 from profiler.machine.ranks import cards
 from profiler.probes.quality import text_ids
 from profiler.record.document import RunDocument
-from profiler.record.run import read_document
+from profiler.record.run import read_document, read_results
 from profiler.work.parallel import check_ranks, replicated_kv_heads
 from profiler.work.step import Attention
 
@@ -162,14 +162,19 @@ def _check_ranks(
         raise RequestError(f"--tp {tp}: --breakdown, --trace and --cold look at one device; leave them out.")
 
 
+_DONE = ("ok", "skipped")
+
+
 def prepare_resume(folder: Path, options: Options) -> Prepared:
-    """The request of an interrupted run, to finish it; its model is needed again where it was a local path.
+    """The request of a run that was interrupted, or in which a cell or a part failed, to finish it.
+
+    Its model is needed again where it was a local path.
 
     Of `options` only what a run folder does not hold is taken: a local path, the device, the budget, what is trusted.
     Raises RunError when the run is finished or cannot be read, and whatever `prepare` raises.
     """
     document = read_document(folder)
-    if document.finished:
+    if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
     return replace(prepare(replace(_asked_again(folder, document, options), out=folder)), resumed=True)
 

@@ -61,6 +61,7 @@ class Gathered:
         match fact:
             case Visit():
                 self.visits.setdefault(fact.cell, []).append(fact)
+                self.gaps.pop(fact.cell, None)  # a resumed run tries it once more
             case Gap():
                 self.gaps[fact.cell] = fact
             case Look():

@@ -121,7 +121,10 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
-    _refuse_impossible([*loop.decode_s, *([] if loop.prefill_s is None else [loop.prefill_s])])
+    of_host_s = [loop.loop_s, loop.issue_s, loop.wall_s, preparation_s + 1.0]  # preparing may take no time
+    _refuse_impossible(
+        [*of_host_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
+    )
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
     _refuse_impossible(more)
