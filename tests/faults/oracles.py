@@ -135,7 +135,9 @@ class Case:
 
     @property
     def why(self) -> str:
-        """What the fault says."""
+        """What the fault says, as the profiler repeats it."""
+        if self.injection.kind == "oom":
+            return "out of memory"
         return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
 
 
