@@ -86,10 +86,6 @@ struct Traffic {
 // The L2: what was touched last, up to its size; whoever is larger than it streams through. Of one that writes back, a
 // write that is larger leaves its end there, until other data takes its place and waits for it.
 struct Cache {
-  struct Line {
-    Region region;
-    bool dirty;
-  };
   int64_t nbytes, total = 0;
   bool writes_back;
   int64_t dirty = 0;  // bytes that have yet to be written to memory; they leave before all others
@@ -97,7 +93,7 @@ struct Cache {
   struct Hash {
     size_t operator()(const Region& region) const { return region.first * 31 + region.second; }
   };
-  std::unordered_map<Region, std::list<Line>::iterator, Hash> lines;
+  std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
 
   Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
 
