@@ -194,8 +194,8 @@ class KeptCache(StaticEngine):
 class CapturableCache(KeptCache):
     """A static cache whose length the host answers at a prefill: 0.
 
-    transformers reads it from the device, for which the host waits; in a capture, where it cannot, it passes a mask that
-    the real step does not have (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`).
+    transformers reads it from the device, for which the host waits. In a capture it cannot, and passes a mask that the
+    real step does not have (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`).
     """
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
