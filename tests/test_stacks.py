@@ -25,7 +25,7 @@ def test_a_bare_stack_asks_for_all_that_is_declared_but_what_it_lacks(name: str,
 
 def test_the_lowest_stack_asks_for_the_lowest_versions(tmp_path: Path) -> None:
     asked = requirements("lowest", WHEEL, tmp_path)
-    assert {"torch==2.7.*", "transformers==5.10.1.*", "torchao==0.15.*"} <= {*asked}
+    assert {"torch==2.7.*", "transformers==5.10.1.*", "bitsandbytes==0.49.*"} <= {*asked}
 
 
 REFUSED = "roofscope: --quant nf4 needs bitsandbytes: pip install bitsandbytes.\n"
