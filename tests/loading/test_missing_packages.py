@@ -109,9 +109,7 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
     monkeypatch.delattr("torch.nn.functional.ScalingType")
     for name in [name for name in sys.modules if name.startswith("torchao.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(
-        RequestError, match=r"torchao .* does not import with torch .*ScalingType.*; install a newer torch"
-    ):
+    with pytest.raises(RequestError, match=r"torchao .* does not import with torch .*ScalingType.*newer torch"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "int8wo")
 
 
