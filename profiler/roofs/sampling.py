@@ -36,7 +36,7 @@ _MOST_RECORDED = 500
 
 
 @contextlib.contextmanager
-def apart(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
+def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
     """One roof by itself: if it fails, `missing` gets its name and the reason, and the device its memory back.
 
     Raises DeviceError where the device is lost.
@@ -84,14 +84,14 @@ def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: flo
     """
     if not machine.captures:
         return sample(call, machine, budget_s)
-    submitted_s = _submitted_s(call, machine)
-    if submitted_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
+    submit_s = _submit_s(call, machine)
+    if submit_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
         return sample(call, machine, budget_s)
-    calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submitted_s)))
-    return [seconds / calls for seconds in sample(recorded(call, machine, calls), machine, budget_s)]
+    calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submit_s)))
+    return [seconds / calls for seconds in sample(record(call, machine, calls), machine, budget_s)]
 
 
-def recorded(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:
+def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:
     """So many of a call as one launch. Raises RequestError where that cannot be."""
 
     def work() -> None:
@@ -106,7 +106,7 @@ def recorded(call: Callable[[], object], machine: Machine, times: int = 1) -> Ca
         raise RequestError(f"its launches would be timed, since {first_line(error)}.") from error
 
 
-def _submitted_s(call: Callable[[], object], machine: Machine) -> float:
+def _submit_s(call: Callable[[], object], machine: Machine) -> float:
     """Seconds that the host needs to submit a call; the fastest of a few."""
     call()
     machine.clock.synchronize()

@@ -5,8 +5,9 @@ Which columns of cells.csv may differ from those of the run without a fault:
 | columns | may move with |
 |---|---|
 | COUNTS | nothing |
-| TIMES | a fault in a visit of that cell; else by one tick of a CUDA event (0.5 us), since what ran before shifts the clock |
-| SAMPLES | a fault in a visit of that cell, or one that ends the run; more after a resume |
+| TIMES | a fault in a visit of that cell; else by one tick of a CUDA event (0.5 us), since what ran before shifts the clock,
+  and by 1 % where the cell has another number of visits |
+| SAMPLES | where a sweep ends: it has fewer visits after a fault, and more after a resume |
 | all others (roofs, split, regime, confidence, memory in use) | any fault: they rest on roofs, the twin and replays |
 """
 
@@ -26,10 +27,11 @@ from .sites import Call, Injection
 Row = dict[str, str]
 
 COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
-TIMES = ("latency_s", "ttft_s", "first_step_s", "p90_s", "p99_s", "issue_s")
-SAMPLES = ("samples", "visits", "stopped", "latency_low_s", "latency_high_s")
+TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
+SAMPLES = ("samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s")
 KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
 _TICK_S = 0.5e-6
+_OTHER_VISITS = 0.01
 _STATUSES = ("ok", "oom", "failed", "skipped")
 _CODES = (0, 2, 3)
 _MORE_S = 60.0
@@ -133,7 +135,9 @@ class Case:
 
     @property
     def why(self) -> str:
-        """What the fault says."""
+        """What the fault says, as the profiler repeats it."""
+        if self.injection.kind == "oom":
+            return "out of memory"
         return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
 
 
@@ -203,13 +207,16 @@ def _moved(base: Row, row: Row) -> Iterator[str]:
     for name in COUNTS:
         if base[name] != row[name]:
             yield f"{name} {base[name]} -> {row[name]}"
+    share = 0.0 if base["visits"] == row["visits"] else _OTHER_VISITS
     for name in TIMES:
-        if (base[name] == "") != (row[name] == "") or not _same_time(base[name], row[name]):
+        if not _same_time(base[name], row[name], share):
             yield f"{name} {base[name]} -> {row[name]}"
 
 
-def _same_time(base: str, found: str) -> bool:
-    return base == found or ("" not in (base, found) and abs(float(base) - float(found)) <= 1.01 * _TICK_S)
+def _same_time(base: str, found: str, share: float) -> bool:
+    if "" in (base, found):
+        return base == found
+    return abs(float(base) - float(found)) <= 1.01 * _TICK_S + share * float(base)
 
 
 def _cell_of(row: Row) -> str:

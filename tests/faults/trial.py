@@ -24,6 +24,10 @@ from .scenarios import Played
 from .seam import Seam
 from .sites import ROOT, Injection
 
+_LATER_S = 3600.0
+"""Between a run and its resume."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A run with one fault, and what does not hold after it."""
@@ -76,6 +80,8 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
             stack.enter_context(mock.patch("profiler.report.page.write_reports"))
         stack.enter_context(mock.patch.object(sys, "argv", words))
         stack.enter_context(mock.patch.object(signal, "signal"))
+        if resume:
+            world.host.unix_at_start_s += _LATER_S
         started_s = world.host.now_s
         with _heard() as heard, _traced() as way:
             code, escaped = _ended()
