@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,11 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
 def _absent() -> list[str]:
     """The needed packages that are not installed. pydantic 2.10 and older need no typing-inspection."""
     absent = [package for name, package in _NEEDED.items() if sys.modules.get(name) is None and find_spec(name) is None]
-    if "pydantic" in absent or any(text.startswith("typing-inspection") for text in requires("pydantic") or ()):
+    try:
+        declared = requires("pydantic") or ()
+    except PackageNotFoundError:
+        return absent
+    if any(text.startswith("typing-inspection") for text in declared):
         return absent
     return [package for package in absent if package != "typing-inspection"]
 
