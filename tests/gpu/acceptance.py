@@ -42,13 +42,10 @@ if TYPE_CHECKING:
     from claims.bench import Attempt, Bench, Check
 
 _BEGAN_S = time.perf_counter()
-_NEEDED = {
-    "torch": "torch", "transformers": "transformers", "accelerate": "accelerate", "jinja2": "jinja2", "numpy": "numpy",
-    "packaging": "packaging", "pandas": "pandas", "psutil": "psutil", "pyarrow": "pyarrow", "pydantic": "pydantic",
-    "pydantic_core": "pydantic-core", "annotated_types": "annotated-types", "typing_inspection": "typing-inspection",
-    "rich": "rich", "safetensors": "safetensors", "seaborn": "seaborn", "typer": "typer", "pynvml": "nvidia-ml-py",
-}  # fmt: skip
-"""Packages by what they are imported as."""
+_NEEDED = (
+    "torch", "transformers", "accelerate", "jinja2", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic",
+    "pydantic_core", "annotated_types", "typing_inspection", "pynvml", "rich", "safetensors", "seaborn", "typer",
+)  # fmt: skip
 _TINY = {
     "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
@@ -175,9 +172,9 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
 
 def main() -> int:
     options = _options()
-    absent = [package for name, package in _NEEDED.items() if sys.modules.get(name) is None and find_spec(name) is None]
-    if absent:
-        print(f"not installed: {', '.join(absent)}; carry their wheels, as --help shows.", file=sys.stderr)
+    if absent := [name for name in _NEEDED if sys.modules.get(name) is None and find_spec(name) is None]:
+        packages = ", ".join(name.replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in absent)
+        print(f"not installed: {packages}; carry their wheels, as --help shows.", file=sys.stderr)
         return 2
     try:
         import torch
