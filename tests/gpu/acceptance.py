@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 _BEGAN_S = time.perf_counter()
 _NEEDED = (
     "torch", "transformers", "accelerate", "jinja2", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic",
-    "pydantic_core", "annotated_types", "typing_inspection", "pynvml", "rich", "safetensors", "seaborn", "typer",
+    "pynvml", "rich", "safetensors", "seaborn", "typer",
 )  # fmt: skip
+"""What is imported, some of it late; what these need themselves is missed as they are imported."""
 _TINY = {
     "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
@@ -170,17 +171,25 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
     return Bench(torch.device("cuda", 0), main_model, "tinyllama-1.1b", folder, minutes, imports_s)
 
 
+def _missing(names: Iterable[str]) -> str:
+    """One line for modules that cannot be imported, by the packages that have them."""
+    packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in names)
+    return f"not installed: {', '.join(packages)}; carry their wheels, as --help shows."
+
+
 def main() -> int:
     options = _options()
     if absent := [name for name in _NEEDED if sys.modules.get(name) is None and find_spec(name) is None]:
-        packages = ", ".join(name.replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in absent)
-        print(f"not installed: {packages}; carry their wheels, as --help shows.", file=sys.stderr)
+        print(_missing(absent), file=sys.stderr)
         return 2
     try:
         import torch
         from transformers import AutoConfig  # noqa: F401  imported as it is first used
 
         every = groups()
+    except ModuleNotFoundError as error:
+        print(_missing([error.name or str(error)]), file=sys.stderr)
+        return 2
     except Exception as error:
         print(f"cannot be imported: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2

@@ -6,18 +6,24 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hidden import hide
 from simulated.native import why_not
 from simulated.scenario import Scenario, said
 from simulated.truth import H100
 
+from profiler.errors import RequestError
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.published import published_form
+from profiler.loading.quantise import is_installed, need_library
+from profiler.loading.skeleton import build_on_meta
+from profiler.machine import packages
 
 HIDDEN = Path(__file__).parents[1] / "hidden.py"
 OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
@@ -92,6 +98,25 @@ def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(
     hide(monkeypatch, package)
     done = roofscope("run", str(tiny_folder), "--quant", quant, *GRID)
     assert (done.code, done.err.strip()) == (2, f"roofscope: --quant {quant} needs {package}: pip install {package}.")
+
+
+def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao 0.15 to 0.17 have no `PrototypeInt4WeightOnlyConfig`, which int4wo uses on a CPU (torchao 0.18)."""
+    monkeypatch.setattr(packages, "_requirement_texts", lambda: ["torch>=2.7", "torchao>=0.18; extra == 'formats'"])
+    monkeypatch.setattr(metadata, "version", {"torchao": "0.17.0", "torch": "2.13.0"}.__getitem__)
+    with pytest.raises(RequestError, match=r"torchao 0\.17\.0 is too old for it: pip install 'torchao>=0\.18'\.$"):
+        need_library("int4wo")
+    assert not is_installed("int4wo"), "no lever tries it"
+
+
+def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao 0.18 imports a name that came with torch 2.10; with torch 2.7 to 2.9 that raises ImportError."""
+    monkeypatch.delitem(sys.modules, "torchao.quantization", raising=False)
+    monkeypatch.delattr("torch.nn.functional.ScalingType")
+    for name in [name for name in sys.modules if name.startswith("torchao.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(RequestError, match=r"torchao .* does not import with torch .*ScalingType.*newer torch"):
+        build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "int8wo")
 
 
 @pytest.mark.slow
