@@ -88,7 +88,8 @@ PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
     "torch.cuda.CUDAGraph": ("passing",),
     "torch.cuda.CUDAGraph.replay": (*_CALL, "oom", "slow"),
     "torch.cuda.graph.__enter__": _CALL,
-    "torch.cuda.graph.__exit__": ("passing", "oom"),
+    "torch.cuda.CUDAGraph.capture_begin": ("passing",),
+    "torch.cuda.CUDAGraph.capture_end": ("passing", "oom"),
     "torch.cuda.stream": ("passing",),
     "torch.cuda.set_stream": ("passing",),
     "torch.cuda.current_stream": ("passing",),
@@ -144,7 +145,7 @@ NEEDS_DEVICE = frozenset(
     {
         "kernel", "torch.cuda.synchronize", "torch.cuda.Event", "torch.cuda.Event.record", "torch.cuda.Event.elapsed_time",
         "torch.cuda.Event.synchronize", "torch.cuda.Stream", "torch.cuda.CUDAGraph.replay", "torch.cuda.graph.__enter__",
-        "torch.cuda.graph.__exit__", "torch.cuda.mem_get_info", "torch.cuda.empty_cache",
+        "torch.cuda.CUDAGraph.capture_end", "torch.cuda.mem_get_info", "torch.cuda.empty_cache",
     }
 )  # fmt: skip
 """APIs that a broken context answers with its error."""

@@ -36,6 +36,7 @@ _STATUSES = ("ok", "oom", "failed", "skipped")
 _CODES = (0, 2, 3)
 _MORE_S = 60.0
 """Simulated seconds that a fault may add to a run: a deadline of every stage."""
+_REPEATED = {"oom": "out of memory", "full": "No space left on device"}
 _FALSE = 0.05
 """A figure that is off by more than this is false."""
 
@@ -136,8 +137,8 @@ class Case:
     @property
     def why(self) -> str:
         """What the fault says, as the profiler repeats it."""
-        if self.injection.kind == "oom":
-            return "out of memory"
+        if said := _REPEATED.get(self.injection.kind):
+            return said
         return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
 
 
