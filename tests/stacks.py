@@ -53,7 +53,8 @@ STACKS = {
     "tested": Stack("constraints.txt, all extras"),
     "bare": Stack("an offline image for inference", {"torch": "2.11.0", **_IMAGE}, without=_OPTIONAL),
     "bare-2.13": Stack("the same with the tested torch", {"torch": "2.13.0", **_IMAGE}, without=_OPTIONAL),
-    "lowest": Stack("the lowest versions that pyproject.toml allows"),
+    "lowest": Stack("the lowest versions of the dependencies", without=("compressed-tensors", "torchao")),
+    "lowest-formats": Stack("the same with the extra `formats`"),
     "newest": Stack("the newest versions, with torch 2.13", {"torch": "2.13.0"}),
     "newest-torch": Stack("the newest versions, torch too"),
     "python3.12": Stack("constraints.txt on Python 3.12", python="python3.12"),
@@ -119,18 +120,19 @@ def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
     """What pip is asked for. Writes the constraints of the stack into `folder`."""
     asked = STACKS[stack]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = [*project["dependencies"], *project["optional-dependencies"]["formats"]]
+    needed, formats = project["dependencies"], project["optional-dependencies"]["formats"]
     pins = [f"{name}=={version}" for name, version in asked.pinned.items()]
     if stack.startswith("newest"):
         return ["--upgrade", "--upgrade-strategy", "eager", f"{wheel}[formats]", *pins, *_TESTING]
-    if stack == "lowest":
-        return [str(wheel), *(f"{text.replace('>=', '==')}.*" for text in declared), *_TESTING]
+    if stack.startswith("lowest"):
+        lowest = dict(text.split(">=") for text in (needed if stack == "lowest" else needed + formats))
+        return [str(wheel), *(f"{name}=={version}.*" for name, version in lowest.items()), *_TESTING]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in asked.pinned))
     if not asked.without:
         return ["-c", str(constraints), f"{wheel}[dev]"]
-    kept = [text for text in declared if re.split("[<>=]", text)[0] not in asked.without]
+    kept = [text for text in needed if text.split(">=")[0] not in asked.without]
     return ["-c", str(constraints), *kept, *pins, *_TESTING]
 
 
@@ -242,7 +244,8 @@ def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequenc
             return "refused", errors[0]
         return "failed", f"exit code {ended.returncode}, not refused for want of {step.lacks}: {(errors or ['-'])[-1]}"
     if ended.returncode:
-        return "failed", f"exit code {ended.returncode}: {(errors or lines or ['it printed nothing'])[-1]}"
+        found = [line for line in lines if line.startswith("E  ")] or errors or lines or ["it printed nothing"]
+        return "failed", f"exit code {ended.returncode}: {found[-1]}"
     skipped = next((line for line in lines if line.startswith("SKIPPED")), "")
     return ("not run", skipped) if skipped else ("ok", "")
 

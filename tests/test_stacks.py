@@ -23,9 +23,14 @@ def test_a_bare_stack_asks_for_all_that_is_declared_but_what_it_lacks(name: str,
     assert "transformers==" not in constraints
 
 
-def test_the_lowest_stack_asks_for_the_lowest_versions(tmp_path: Path) -> None:
+def test_the_lowest_stacks_ask_for_the_lowest_versions(tmp_path: Path) -> None:
+    """The extra `formats` asks for a newer torch than the dependencies do."""
     asked = requirements("lowest", WHEEL, tmp_path)
-    assert {"torch==2.7.*", "transformers==5.10.1.*", "torchao==0.15.*"} <= {*asked}
+    assert {"torch==2.7.*", "transformers==5.10.1.*", "bitsandbytes==0.49.*"} <= {*asked}
+    assert "torchao==0.18.*" not in asked
+    asked = requirements("lowest-formats", WHEEL, tmp_path)
+    assert {"torch==2.10.*", "transformers==5.10.1.*", "torchao==0.18.*"} <= {*asked}
+    assert "torch==2.7.*" not in asked
 
 
 REFUSED = "roofscope: --quant nf4 needs bitsandbytes: pip install bitsandbytes.\n"

@@ -85,7 +85,7 @@ def ceilings(
     from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.products import measurable_dtypes
-    from profiler.roofs.sampling import apart
+    from profiler.roofs.sampling import attempt
     from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S
 
     names = profiled_dtypes(out_dtypes, out) if out is not None else []
@@ -95,7 +95,7 @@ def ceilings(
     measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     links, missing = measure_links(machine.links, machine)
     host = None
-    with quiet_libraries(), apart("the host's pace", machine, missing):
+    with quiet_libraries(), attempt("the host's pace", machine, missing):
         host = measure_host_pace(machine)
     measured = replace(measured, links=links, host=host, missing={**measured.missing, **missing})
     of_profile = write_profile(machine, measured, names, out) if out is not None else []

@@ -71,7 +71,7 @@ def judge_run(facts: Facts) -> Judgement:
     times = {key: _estimate(facts, key, spreads) for key in facts.measured}
     rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
     if not facts.ceilings.judges:
-        return _unjudged(facts, rows, times, spreads)
+        return _times_only(facts, rows, times, spreads)
     compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
     tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
     sides = {test.series: test.sides for test in tests}
@@ -114,11 +114,11 @@ def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult
         elif facts.ceilings.judges:
             found[key] = _judged(facts, key, row, time_s, spreads[key.phase], {}).row
         else:
-            found[key] = _unjudged_row(facts, key, row, time_s)
+            found[key] = _time_row(facts, key, row, time_s)
     return found
 
 
-def _unjudged(
+def _times_only(
     facts: Facts,
     rows: Mapping[CellKey, CellResult],
     times: Mapping[CellKey, Estimate],
@@ -126,7 +126,7 @@ def _unjudged(
 ) -> Judgement:
     """Times and counts: without a roof of memory and one of arithmetic no time is split, and no cell has a regime."""
     return Judgement(
-        cells=tuple(_unjudged_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
+        cells=tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
         evidence=(),
         judged=(),
         scaling=(),
@@ -136,13 +136,13 @@ def _unjudged(
     )
 
 
-def _unjudged_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
+def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
     spans = [(visit.at_unix_s, visit.wall_s) for visit in facts.visits[key.cell]]
     clock_share = _clock_share(facts, facts.timeline.active(spans))
-    return _placed(facts, key, row, time_s, _noise(facts, key, facts.timeline.throttled(spans), clock_share, time_s))
+    return _rated_row(facts, key, row, time_s, _noise(facts, key, facts.timeline.throttled(spans), clock_share, time_s))
 
 
-def _placed(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
+def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
     """A row with its visits, its rates, their shares of the datasheet, and how far its time can be trusted."""
     flops, nbytes = model_work(facts.operators[key])
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
@@ -246,12 +246,12 @@ def _judged(
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
     measurement = measured(facts, parts)
     verdict, roofs = beside(judge(measurement), extremes), measurement.roofs
-    placed = _placed(facts, key, row, time_s, noise)
+    rated = _rated_row(facts, key, row, time_s, noise)
     judged = JudgedCell(
         key=key,
         tokens_per_s=row.tokens_per_s,
-        flops_per_s=placed.flops_per_s,
-        bytes_per_s=placed.bytes_per_s,
+        flops_per_s=rated.flops_per_s,
+        bytes_per_s=rated.bytes_per_s,
         roof_bytes_per_s=roofs.memory_bytes_per_s,
         roof_flops_per_s=_roof_flops_per_s(facts, key),
         split=parts,
@@ -267,7 +267,7 @@ def _judged(
         ways=ragged.ways if ragged else (),
     )
     whole = replace(
-        with_ragged(placed, ragged),
+        with_ragged(rated, ragged),
         attained=parts.attained,
         floor_s=parts.floor_s,
         **{term: getattr(parts, term) for term in TERMS},

@@ -25,7 +25,7 @@ from profiler.roofs.cache import cached
 from profiler.roofs.host import measure_host_pace
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
-from profiler.roofs.sampling import apart
+from profiler.roofs.sampling import attempt
 from profiler.roofs.values import Ceilings
 from profiler.roofs.weights import measure_weights
 from profiler.work.operators import ModelWork
@@ -54,7 +54,7 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
-    with apart("the model's own weights", machine, missing):
+    with attempt("the model's own weights", machine, missing):
         weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_S)
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
@@ -98,7 +98,7 @@ def dispatch_of_twin(
             batch_sizes,
             engines,
             twin_s,
-            on_failure=lambda error: stages.miss(what, told(error), _NO_DISPATCH),
+            on_failure=lambda error: stages.failed(what, error, _NO_DISPATCH),
         )
     return []
 
@@ -113,7 +113,7 @@ def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *
     def measure_missing(known: Ceilings | None) -> Ceilings:
         roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
         missing, host = dict(roofs.missing), roofs.host
-        with apart("the host's pace", machine, missing):
+        with attempt("the host's pace", machine, missing):
             host = host or measure_host_pace(machine)
         return replace(roofs, host=host, missing=missing)
 

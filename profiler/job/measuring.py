@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from profiler.diagnosis.facts import Readings, Replays
 from profiler.diagnosis.parts import held_up, split_of
 from profiler.diagnosis.run import judge_run
-from profiler.errors import told
 from profiler.grid import Cell, CellKey
 from profiler.grid.between import keys_between
 from profiler.job.engines import beside
@@ -204,7 +203,7 @@ def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Rep
     """The kernels of these cells run alone, in a share of the budget."""
 
     def on_failure(error: Exception) -> None:
-        session.stages.miss(_REPLAYS, told(error), _NO_REPLAYS)
+        session.stages.failed(_REPLAYS, error, _NO_REPLAYS)
 
     ceilings = session.ledger.facts.ceilings
     return replay_kernels(session.subject, cells, ceilings, share * session.budget_s, on_failure)
@@ -251,7 +250,7 @@ def _try_levers(session: Session) -> None:
 
 def _failed_trial(session: Session) -> Callable[[str, Exception], None]:
     def failed(form: str, error: Exception) -> None:
-        session.stages.miss(f"trying {form}", told(error), "this change has no trial")
+        session.stages.failed(f"trying {form}", error, "this change has no trial")
 
     return failed
 

@@ -12,7 +12,6 @@ from profiler.diagnosis.dispatch import dispatch_of, dispatch_seconds
 from profiler.diagnosis.facts import DeviceFacts, DispatchSamples
 from profiler.job.request import Prepared
 from profiler.loading.request import dtype_name
-from profiler.machine.clock import instrument_s
 from profiler.machine.device import Device, software
 from profiler.probes.subject import Subject
 from profiler.record.document import (
@@ -34,6 +33,7 @@ def opening(
     dispatch: Sequence[DispatchSamples],
     health: HealthRecord,
     warnings: Sequence[str],
+    instrument_s_per_step: float | None,
 ) -> RunDocument:
     """run.json as it is before anything was timed: model, device, software, roofs, grid."""
     grid = prepared.grid
@@ -50,7 +50,7 @@ def opening(
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
-            instrument_s_per_step=instrument_s(subject.machine.clock),
+            instrument_s_per_step=instrument_s_per_step,
             generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
             owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},

@@ -24,6 +24,7 @@ from profiler.job.stages import Listener, Stages
 from profiler.job.wanted import measure_wanted
 from profiler.job.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.loading.skeleton import quiet_libraries
+from profiler.machine.clock import instrument_s
 from profiler.machine.foreign_load import ForeignLoad
 from profiler.machine.machine import machine_for
 from profiler.machine.ranks import Group
@@ -85,7 +86,10 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     health = HealthRecord(idle_power_w=idle_w)
     with stages.optional("the device's settings", "they are not in the run"):
         health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
-    document = opening(prepared, subject, ceilings, dispatch, health, warnings)
+    clock_s = None
+    with stages.optional("the cost of a time mark", "it is not in the run"):
+        clock_s = instrument_s(machine.clock)
+    document = opening(prepared, subject, ceilings, dispatch, health, warnings, clock_s)
     document = replace(document, ranks=group.size if group else 1)
     ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch])
     session = Session(prepared, subject, ledger, stages, ranks)

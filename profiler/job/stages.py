@@ -56,6 +56,11 @@ class Stages:
             return
         self.machine.recover(what)
 
+    def failed(self, what: str, error: Exception, effect: str) -> None:
+        """Record that a part failed whose own caller goes on. Raises DeviceError where the device is lost since."""
+        self.miss(what, told(error), effect)
+        self.machine.recover(what)
+
     def miss(self, what: str, why: str, effect: str) -> None:
         """Record that a part of the run failed; the first failure of a part is kept."""
         if all(part.what != what for part in self.missing):

@@ -9,9 +9,10 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from profiler.errors import ModelError, RequestError, near_misses
+from profiler.errors import ModelError, RequestError, first_line, near_misses
 from profiler.loading.needs import has, need
 from profiler.machine.device import compute_capability
+from profiler.machine.packages import version_of
 from profiler.machine.unfetched import import_bitsandbytes
 
 Quant = Literal["none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8"]
@@ -182,13 +183,22 @@ def quantise_linears(module: Any, config: Any) -> None:
 
 
 def _torchao_config(quant: Quant, module: Any, device: torch.device) -> Any:
-    """Weight-only int8 and int4, and fp8: with quantised inputs where the device multiplies fp8, else weight-only."""
-    if quant == "int8wo":
-        return _int8()
-    if quant == "fp8":
-        return _fp8(device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY)
-    group_size = _int4_group_size(module)
-    return _int4_tiles(group_size) if device.type == "cuda" else _int4_opaque(group_size)
+    """Weight-only int8 and int4, and fp8: with quantised inputs where the device multiplies fp8, else weight-only.
+
+    Raises RequestError where no group of int4 fits the model, or this torchao does not import with this torch.
+    """
+    try:
+        if quant == "int8wo":
+            return _int8()
+        if quant == "fp8":
+            return _fp8(device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY)
+        group_size = _int4_group_size(module)
+        return _int4_tiles(group_size) if device.type == "cuda" else _int4_opaque(group_size)
+    except ImportError as error:
+        raise RequestError(
+            f"--quant {quant}: torchao {version_of('torchao')} does not import with torch {torch.__version__}"
+            f" ({first_line(error)}); install a newer torch, or use --quant int8 or nf4."
+        ) from error
 
 
 def _int8() -> Any:

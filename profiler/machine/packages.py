@@ -43,6 +43,12 @@ def version_of(package: str) -> str:
         return MISSING
 
 
+def is_too_old(package: str) -> bool:
+    """Whether the installed version is lower than the one that roofscope asks for; not of one that is missing."""
+    found = _requirement(package)
+    return found is not None and version_of(package) != MISSING and not _is_met(found)
+
+
 def packages() -> Finding:
     """Whether every package that each run needs is here and new enough."""
     required = [item for item in _requirements() if _is_for_all(item)]
@@ -71,7 +77,7 @@ def optional(package: str) -> Finding:
 
 
 def install_command(package: str) -> str:
-    """`pip install 'torchao>=0.15'`."""
+    """`pip install 'torchao>=0.18'`."""
     if package == "vllm":
         return _VLLM_INSTALL
     found = _requirement(package)

@@ -191,10 +191,27 @@ class KeptCache(StaticEngine):
         return self._kept
 
 
-class UsedCache(KeptCache):
-    """As graphs and compiled code keep theirs: it was filled before, and emptied. transformers reads its length from
-    the device, for which the host waits, and passes no mask for a prefill, as for a new one. Only where it cannot read
-    it, in a capture, does it pass one (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`)."""
+class CapturableCache(KeptCache):
+    """A static cache whose length the host answers at a prefill: 0.
+
+    transformers reads it from the device, for which the host waits. In a capture it cannot, and passes a mask that the
+    real step does not have (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`).
+    """
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        cache = self._slots(ids_BS.shape[0], slots)
+        names = [name for name in ("get_seq_length", "get_query_offset") if hasattr(cache, name)]
+        for name in names:
+            setattr(cache, name, lambda *_, **__: 0)
+        try:
+            return self._prefill(ids_BS, cache)
+        finally:
+            for name in names:
+                delattr(cache, name)
+
+
+class UsedCache(CapturableCache):
+    """As graphs and compiled code keep theirs: it was filled before, and emptied."""
 
     def prepare(self, batch: int, slots: int) -> None:
         self._kept = unwindowed(static_cache(self._model, slots), slots)
@@ -219,7 +236,7 @@ def _ready_engine(subject: Subject, key: CellKey) -> type[EagerEngine]:
     """What takes the steps of a cell on its kind of cache, one that needs nothing of the host any more."""
     if subject.path_of(key).cache != "static":
         return EmptiedCache
-    return UsedCache if subject.engines[key.cell.engine].keeps_cache else KeptCache
+    return UsedCache if subject.engines[key.cell.engine].keeps_cache else CapturableCache
 
 
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:

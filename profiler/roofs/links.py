@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from profiler.machine.machine import Machine
-from profiler.roofs.sampling import STAGE_BUDGET_S, apart, random_bytes, roof_of, sample
+from profiler.roofs.sampling import STAGE_BUDGET_S, attempt, random_bytes, roof_of, sample
 from profiler.roofs.values import PINNED, Roof
 
 _LINK_BYTES = 256 << 20
@@ -29,7 +29,7 @@ def measure_links(
     found: dict[str, Roof] = {}
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
-        with apart(f"the link from {name}", machine, missing):
+        with attempt(f"the link from {name}", machine, missing):
             found[name] = _LINKS.get(name, partial(_peer_link, name))(machine, budget_s)
     return found, missing
 

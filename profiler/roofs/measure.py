@@ -8,7 +8,7 @@ from functools import partial
 
 from profiler.machine.machine import Machine
 from profiler.roofs.products import measure_gemm, measure_gemv, square_product, square_size
-from profiler.roofs.sampling import STAGE_BUDGET_S, apart, clocked, roof_of, sample
+from profiler.roofs.sampling import STAGE_BUDGET_S, attempt, clocked, roof_of, sample
 from profiler.roofs.streams import measure_page_fault_s, measure_read, measure_streams
 from profiler.roofs.values import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsAgain
 
@@ -39,17 +39,17 @@ def measure(
     missing = {} if known else dict(roofs.missing)
     page_fault_s = roofs.page_fault_s
     if not machine.is_cuda and not page_fault_s:
-        with apart("page faults", machine, missing):
+        with attempt("page faults", machine, missing):
             page_fault_s = measure_page_fault_s(machine)
     memory, compute = dict(roofs.memory), dict(roofs.compute)
     gemv = f"{GEMV} {model_dtype}"
     if model_dtype != "int8" and gemv not in memory:
-        with apart(gemv, machine, missing):
+        with attempt(gemv, machine, missing):
             probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, stage_budget_s)
             memory[gemv] = clocked(probe, machine)
     for dtype in dtypes:
         if dtype not in compute:
-            with apart(dtype, machine, missing):
+            with attempt(dtype, machine, missing):
                 compute[dtype] = clocked(partial(measure_gemm, machine, dtype, stage_budget_s), machine)
     return replace(
         roofs,
@@ -95,7 +95,7 @@ def _outgrown(known: Ceilings, machine: Machine) -> bool:
     """Whether the device is clearly faster now than the roofs that were kept: they are no roofs then. What cannot be
     measured now says nothing against them."""
     faster, found = 1 + AGREE, False
-    with apart("the roofs that were kept", machine, {}):
+    with attempt("the roofs that were kept", machine, {}):
         found = measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
         if (roof := known.compute.get("float32")) is not None and not found:
             found = _product_again(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s

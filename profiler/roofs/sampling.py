@@ -23,8 +23,6 @@ _LEAST_SAMPLES = 5
 _MOST_SAMPLES = 100
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
-# Of a CUDA event (CUDA Runtime API, cudaEventElapsedTime): a shorter call may seem to take nothing.
-_RESOLUTION_S = 0.5e-6
 _CLOCK_LOOKS_S = 0.05
 # Short calls go on for so long: twenty looks at the clock, which a card under load has lowered by then.
 _LOADED_S = 1.0
@@ -36,7 +34,7 @@ _MOST_RECORDED = 500
 
 
 @contextlib.contextmanager
-def apart(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
+def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
     """One roof by itself: if it fails, `missing` gets its name and the reason, and the device its memory back.
 
     Raises DeviceError where the device is lost.
@@ -61,13 +59,16 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> lis
 
     Short calls are timed in groups, so that neither the clock's resolution nor a synchronisation after each matters: a
     hundred groups fill the time, or a second of it. The device is under load all the while, and its clock settles.
+    Raises RuntimeError for a clock that gives no time.
     """
     deadline = machine.now_s() + budget_s
     recent = time_calls(call, machine.clock, 3)
     while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline - budget_s / 2:
         recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
+    if not min(recent) > 0:  # NaN as well
+        raise RuntimeError(f"the clock gave a call of {min(recent):g} s")
     group_s = max(_LEAST_SAMPLE_S, min(deadline - machine.now_s(), _LOADED_S) / _MOST_SAMPLES)
-    group = max(1, int(group_s / max(min(recent), _RESOLUTION_S)))
+    group = max(1, int(group_s / min(recent)))
     samples: list[float] = []
     while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline:
         samples.append(round(sum(time_calls(call, machine.clock, group)) / group, 12))
@@ -84,14 +85,14 @@ def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: flo
     """
     if not machine.captures:
         return sample(call, machine, budget_s)
-    submitted_s = _submitted_s(call, machine)
-    if submitted_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
+    submit_s = _submit_s(call, machine)
+    if submit_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
         return sample(call, machine, budget_s)
-    calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submitted_s)))
-    return [seconds / calls for seconds in sample(recorded(call, machine, calls), machine, budget_s)]
+    calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submit_s)))
+    return [seconds / calls for seconds in sample(record(call, machine, calls), machine, budget_s)]
 
 
-def recorded(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:
+def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:
     """So many of a call as one launch. Raises RequestError where that cannot be."""
 
     def work() -> None:
@@ -106,7 +107,7 @@ def recorded(call: Callable[[], object], machine: Machine, times: int = 1) -> Ca
         raise RequestError(f"its launches would be timed, since {first_line(error)}.") from error
 
 
-def _submitted_s(call: Callable[[], object], machine: Machine) -> float:
+def _submit_s(call: Callable[[], object], machine: Machine) -> float:
     """Seconds that the host needs to submit a call; the fastest of a few."""
     call()
     machine.clock.synchronize()

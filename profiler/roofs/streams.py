@@ -12,7 +12,7 @@ import torch
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import page_faults
-from profiler.roofs.sampling import apart, clocked, random_bytes, roof_of, sample, sample_on_device
+from profiler.roofs.sampling import attempt, clocked, random_bytes, roof_of, sample, sample_on_device
 from profiler.roofs.values import COPY, READ, TRIAD, Ceilings, CurvePoint, Roof, agree
 
 # Four times the last-level caches in all, as BabelStream and STREAM ask for, so that they cannot serve the stream.
@@ -59,7 +59,7 @@ def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
     memory = _streams(machine, stream_bytes, stage_budget_s, missing)
     launch: dict[str, float] = {}
-    with apart("launches", machine, missing):
+    with attempt("launches", machine, missing):
         launch = _launch(machine)
     return Ceilings(
         compute={},
@@ -86,7 +86,7 @@ def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, 
     """Read-dominant stream, copy and triad, each over all of `nbytes`. Bytes by STREAM's convention (a write is counted
     once)."""
     found: dict[str, Roof] = {}
-    with apart(f"{READ}, {COPY} and {TRIAD}", machine, missing):
+    with attempt(f"{READ}, {COPY} and {TRIAD}", machine, missing):
         data = random_bytes(nbytes, machine.device)
         source, target = data.chunk(2)
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
@@ -100,7 +100,7 @@ def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, 
             TRIAD: lambda: probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
         }
         for name, measured in probes.items():
-            with apart(name, machine, missing):
+            with attempt(name, machine, missing):
                 found[name] = clocked(measured, machine)
     return found
 
@@ -115,10 +115,10 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     points: list[CurvePoint] = []
     nbytes = _CURVE_SMALLEST
-    with apart("reads of several sizes", machine, missing):
+    with attempt("reads of several sizes", machine, missing):
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
         while nbytes <= data.nbytes:
-            with apart("reads of some sizes", machine, missing):
+            with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
             nbytes *= 2
         del data

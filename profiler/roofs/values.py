@@ -62,11 +62,11 @@ class Roof:
         return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=())
 
 
-def _unmeasured(per_s: float, method: str) -> Roof:
+def _nominal_roof(per_s: float, method: str) -> Roof:
     return Roof(per_s, per_s, per_s, 0, method)
 
 
-_NO_ROOF = _unmeasured(math.inf, "none")
+_NO_ROOF = _nominal_roof(math.inf, "none")
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class Ceilings:
         compute = {name: self.compute[name] for name in dtypes if name in self.compute}
         if sheet is not None:
             peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes if name not in compute}
-            compute |= {name: _unmeasured(peak, DATASHEET) for name, peak in peaks.items() if peak}
-            memory = memory or {READ: _unmeasured(sheet.bandwidth_bytes_per_s, DATASHEET)}
+            compute |= {name: _nominal_roof(peak, DATASHEET) for name, peak in peaks.items() if peak}
+            memory = memory or {READ: _nominal_roof(sheet.bandwidth_bytes_per_s, DATASHEET)}
         return replace(self, compute=compute, memory=memory)
 
     def times(self, memory: float, compute: float) -> Ceilings:

@@ -11,7 +11,7 @@ import torch
 from profiler.machine.clock import time_calls
 from profiler.machine.machine import Machine
 from profiler.machine.memory import inner_tensors
-from profiler.roofs.sampling import random_bytes, recorded, roof_of
+from profiler.roofs.sampling import random_bytes, record, roof_of
 from profiler.roofs.values import Roof, Witness
 
 # A stream as large as the weights may take this share of the memory that is free; larger models are read in part.
@@ -57,7 +57,7 @@ def _in_turn(
     for each in passes:
         each()
     if machine.captures:
-        passes = [recorded(each, machine) for each in passes]
+        passes = [record(each, machine) for each in passes]
     read_own, read_stream = passes
     own: list[float] = []
     pieces: list[float] = []

@@ -105,12 +105,14 @@ def _in_pieces(text: str, machine: Machine) -> str:
 
 def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:
     machine = bench.machine
+    is_new = cell not in bench.visited
+    if is_new and machine.is_cuda:
+        machine.release()  # segments that smaller cells have cut into pieces would leave no room for a large one
     before_s = machine.now_s()
     engine.prepare(cell.batch_size, cell.slots)
     machine.clock.synchronize()
     preparation_s = machine.now_s() - before_s
     prefills = _prefills(engine, cell, bench)
-    is_new = cell not in bench.visited
     warm_ups = _warm_prefill(prefills) if is_new else []
     # Each decode step of a growing cache is a shape of its own, for which a library may build a plan at its first use.
     first_s = _run(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()

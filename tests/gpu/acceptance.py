@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,10 +174,21 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
     return Bench(torch.device("cuda", 0), main_model, "tinyllama-1.1b", folder, minutes, imports_s)
 
 
+def _absent() -> list[str]:
+    """The needed packages that are not installed. pydantic 2.10 and older need no typing-inspection."""
+    absent = [package for name, package in _NEEDED.items() if sys.modules.get(name) is None and find_spec(name) is None]
+    try:
+        declared = requires("pydantic") or ()
+    except PackageNotFoundError:
+        return absent
+    if any(text.startswith("typing-inspection") for text in declared):
+        return absent
+    return [package for package in absent if package != "typing-inspection"]
+
+
 def main() -> int:
     options = _options()
-    absent = [package for name, package in _NEEDED.items() if sys.modules.get(name) is None and find_spec(name) is None]
-    if absent:
+    if absent := _absent():
         print(f"not installed: {', '.join(absent)}; carry their wheels, as --help shows.", file=sys.stderr)
         return 2
     try:

@@ -101,6 +101,15 @@ def test_what_is_missing_is_named_with_the_wheel_to_carry(
     assert capsys.readouterr().err == "not installed: pydantic, pydantic-core; carry their wheels, as --help shows.\n"
 
 
+def test_an_older_pydantic_needs_no_typing_inspection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pydantic 2.6.4 as its wheel declares it; 2.11 is the first release with typing-inspection."""
+    monkeypatch.setitem(sys.modules, "typing_inspection", None)
+    assert acceptance._absent() == ["typing-inspection"]
+    declared = ["annotated-types>=0.4.0", "pydantic-core==2.16.3", "typing-extensions>=4.6.1"]
+    monkeypatch.setattr(acceptance, "requires", {"pydantic": declared}.get)
+    assert acceptance._absent() == []
+
+
 def test_a_group_that_nobody_knows_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

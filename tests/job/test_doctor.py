@@ -215,7 +215,7 @@ def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytes
     found = packages.packages()
     assert (found.works, "torch 2.6.0 (needs >=2.7)" in found.says) == (False, True)
     assert "bitsandbytes" not in found.says
-    assert packages.install_command("torchao") == "pip install 'torchao>=0.15'"
+    assert packages.install_command("torchao") == "pip install 'torchao>=0.18'"
     monkeypatch.setattr(packages, "_PYPROJECT", tmp_path / "pyproject.toml")
     assert packages.packages().works is None
     assert packages.install_command("torchao") == "pip install torchao"

@@ -293,7 +293,7 @@ FAULTS = {
     ),
     "bytes of a format": Fault("precision", ["nf4"], "nf4: linear bytes / 16 bits", twice_the_bytes),
     "dequantisation forgotten": Fault(
-        "precision", ["int8wo"], "int8wo: the dequantisation term / a loop of its own", no_conversions
+        "precision", ["int8wo"], "int8wo: the dequantisation term / replays of its own", no_conversions
     ),
     "a format that fails": Fault("precision", ["fp4", "another dtype"], "fp4", a_format_that_fails),
     "no power": Fault("telemetry", ["telemetry"], "telemetry", no_power),
@@ -302,7 +302,7 @@ FAULTS = {
         an_unseen_neighbour,
     ),
     "captures on the first card": Fault(
-        "devices", ["two cards in one process"], "a graph on either card moves a model's bytes",
+        "devices", ["two cards in one process"], "a graph's step on the second card / on the first",
         a_plain_capture, cards=2,
     ),
     "doubling that stops early": Fault("doubling", ["doubling"], "doubling ends at a limit", doubling_that_stops),

@@ -58,6 +58,16 @@ def test_the_backend_is_the_one_that_torch_takes(truth: Truth, asked: dict[str, 
     assert int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION) == 3
 
 
+@pytest.mark.parametrize("within", [torch.inference_mode, torch.no_grad])
+def test_the_kernel_is_the_same_without_gradients(within: Any) -> None:
+    with simulated(A100) as world, within():
+        query, key = heads(8, 1), heads(2, 40)
+        world.card.log = log = []
+        scaled_dot_product_attention(query, key, key, enable_gqa=True)
+        world.card.log = None
+    assert [kernel.work.name for kernel in log] == ["flash attention float16"]
+
+
 def test_cudnn_plans_each_shape_once() -> None:
     """By lengths and batch; a mask, strides and the causal flag make others."""
     with simulated(H100.but(plan_s=PLAN_S)) as world, torch.inference_mode():

@@ -40,7 +40,8 @@ def test_a_whole_model_spills_on_a_t4(tmp_path: Path) -> None:
     crossing_s = waiting / (T4.link_bytes_per_s * T4.pageable_share)
     reading_s = (weights - 2 * 32_000 * 4096) / T4.bytes_per_s  # of the embedding a step reads a row
     for row in run.cells.to_dict("records"):
-        assert row["latency_s"] == pytest.approx(crossing_s + reading_s, rel=REST)
+        # Attention in plain products, as a T4 has it, takes its time on top.
+        assert row["latency_s"] - row["avoidable_s"] == pytest.approx(crossing_s + reading_s, rel=REST)
         assert row["link_s"] == pytest.approx(crossing_s, rel=REST)
         assert row["regime"] == "link-bound"
         assert first_lever(run, row) == "memory for all weights on the device"

@@ -313,11 +313,11 @@ def test_ceilings_names_what_it_could_not_measure(
     monkeypatch.setattr(torch, "_int_mm", raising(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")))
     with simulated(H100):
         shown = roofscope("ceilings", "--device", "cuda")
-        told = roofscope("ceilings", "--device", "cuda", "--format", "json")
-    assert (shown.code, told.code) == (0, 0), shown.err + told.err
+        as_json = roofscope("ceilings", "--device", "cuda", "--format", "json")
+    assert (shown.code, as_json.code) == (0, 0), shown.err + as_json.err
     words = " ".join(shown.out.split())
     assert "warning: int8 could not be measured: RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED." in words
-    found = json.loads(told.out)
+    found = json.loads(as_json.out)
     assert found["missing"] == {"int8": "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"}
     assert "int8" not in found["compute"]
     assert found["compute"]["bfloat16"]["per_s"] == pytest.approx(H100.flops_per_s["bfloat16"], rel=TRUE)

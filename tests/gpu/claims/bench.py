@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import clear_frames
@@ -26,6 +27,7 @@ from profiler.record.run import Run, read_facts, read_gathered
 
 Made = TypeVar("Made")
 
+_REPLAYED = 12
 LARGE_CARD_BYTES = 22e9
 """Memory from which a card holds Mistral-7B in 16 bits (14.5 GB) and what its runs need."""
 _RUN_S = 20.0
@@ -227,6 +229,35 @@ def small_run(bench: Bench) -> Run:
 SMALL_BATCHES = {True: [1, 8, 64], False: [1, 2]}
 BRIEF: dict[bool, dict[str, Any]] = {True: {"budget_s": 6.0, "new_tokens": 16}, False: {"dtype": "bfloat16"}}
 """Options of runs on a card, and on a CPU, that differ by the format of their weights: no long sweep is needed."""
+
+
+def flushes(bench: Bench) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What pushes everything else out of the L2: by reading a buffer of twice its size, and by writing it."""
+    buffer = torch.zeros(2 * bench.machine.info.last_level_cache_bytes // 4, device=bench.device)
+    return buffer.sum, partial(buffer.fill_, 1.0)
+
+
+def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Callable[[], object]) -> float:
+    """Seconds of a call, all of them in one graph behind a flush of the L2."""
+    machine, clock = bench.machine, bench.machine.clock
+
+    def every() -> None:
+        for call in calls:
+            call()
+
+    samples: list[float] = []
+    with torch.inference_mode():
+        with machine.beside():
+            every()
+        again = machine.capture(every)
+        for _ in range(_REPLAYED):
+            flush()
+            marks = [clock.mark()]
+            again()
+            marks.append(clock.mark())
+            clock.synchronize()
+            samples += clock.seconds(marks)
+    return statistics.median(samples[2:]) / len(calls)
 
 
 def free() -> None:

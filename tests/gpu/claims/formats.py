@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from profiler.loading.request import dtype_name
-from profiler.machine.clock import time_calls
 from profiler.record.run import Run
 from profiler.work.conversions import conversion_calls
 from profiler.work.formats import stored
 from profiler.work.operators import Linear
 from profiler.work.walk import linear_modules, walk
 
-from .bench import BRIEF, LARGE_CARD_BYTES, SMALL_BATCHES, Attempt, Bench, Check, small_run, within
+from .bench import (
+    BRIEF,
+    LARGE_CARD_BYTES,
+    SMALL_BATCHES,
+    Attempt,
+    Bench,
+    Check,
+    flushes,
+    replayed_s,
+    small_run,
+    within,
+)
 
 _SHARES = {"int8": 0.51, "nf4": 0.28, "fp4": 0.28, "int8wo": 0.51, "fp8": 0.51}
 """Of 16 bits, which a format's linears keep; scales included (nf4: 4 bits and a float32 each 64 weights)."""
@@ -88,28 +97,15 @@ def _format(bench: Bench, quant: str) -> Iterator[Check]:
 
 
 def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: str) -> Check:
-    """The term of the split next to a loop of its own over the same kernel, at every linear of the model."""
-    name = f"{quant}: the dequantisation term / a loop of its own"
+    """The term of the split next to replays of the same kernels, at every linear of the model."""
+    name = f"{quant}: the dequantisation term / replays of its own"
     found = [conversion_calls(modules, rows, bench.dtype) for modules in linear_modules(model).values()]
-    calls = [call for several in found for call in several]
-    if not calls:
+    if not any(found):
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
-
-    def convert() -> None:
-        for call in calls:
-            call()
-
-    run: Callable[[], object] = convert
-    with torch.inference_mode():
-        if bench.cuda:
-            # As a graph: one launch after the other, small kernels would be timed waiting for the host.
-            with bench.machine.beside():
-                convert()
-            run = bench.machine.capture(convert)
-        ratio = term_s / statistics.median(time_calls(run, bench.machine.clock, 12)[2:])
-    if bench.cuda:
-        return within(name, ratio, 0.1)
-    return Check(name, None, ratio, why="on a CPU its calls are dispatch, which a loop cannot leave out")
+    if not bench.cuda:
+        return Check(name, None, term_s, why="on a CPU its calls are dispatch, which a loop cannot leave out")
+    read, _ = flushes(bench)
+    return within(name, term_s / sum(len(calls) * replayed_s(bench, calls, read) for calls in found if calls), 0.1)
 
 
 def _kernel_that_ran(model: Any) -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from profiler.work.attention import AttentionCore
 from profiler.work.operators import Linear
 from profiler.work.walk import called_modules, linear_key, linear_modules, walk
 
-from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, within
+from .bench import Attempt, Bench, Check, NotRunError, facts_of, flushes, main_run, replayed_s, within
 
 _MARK = "acceptance: "
 _FUSED = {"cudnn": ("cudnn",), "flash": ("flash_fwd",), "memory-efficient": ("fmha", "AttentionKernel")}
@@ -34,7 +33,6 @@ _FUSED = {"cudnn": ("cudnn",), "flash": ("flash_fwd",), "memory-efficient": ("fm
 _SHARE = 0.05
 _LEAST_KERNEL_S = 10e-6
 """Operators are judged that take this share of a step, with kernels this long: shorter ones are gaps in large part."""
-_REPLAYS = 12
 _CELL = Cell(1, 512, 32)
 
 
@@ -244,13 +242,12 @@ def _is_traced(key: CellKey, phase: str) -> bool:
 
 def _flushes(bench: Bench) -> Iterator[Check]:
     """Linears of one row behind a buffer that was read, and behind one that was written, next to the run's replays."""
-    model, machine = bench.once(_main_model), bench.machine
-    facts = facts_of(bench.once(main_run))
+    model, facts = bench.once(_main_model), facts_of(bench.once(main_run))
     key = next(key for key in facts.grid.keys if _is_traced(key, "decode"))
     groups: dict[str, list[Any]] = {}
     for module, name in model.hooked.items():
         groups.setdefault(name, []).append(module)
-    buffer = torch.zeros(2 * machine.info.last_level_cache_bytes // 4, device=bench.device)
+    read, write = flushes(bench)
     ratios: dict[str, float] = {}
     written: dict[str, float] = {}
     for name, modules in groups.items():
@@ -258,34 +255,11 @@ def _flushes(bench: Bench) -> Iterator[Check]:
             continue
         x = torch.randn(1, 1, modules[0].in_features, device=bench.device, dtype=bench.dtype)
         calls = [partial(module, x) for module in modules]
-        read_s, write_s = (_behind(bench, calls, flush) for flush in (buffer.sum, partial(buffer.fill_, 1.0)))
+        read_s, write_s = (replayed_s(bench, calls, flush) for flush in (read, write))
         ratios[name], written[name] = replay.whole.median_s / read_s, write_s / read_s
     even = all(abs(ratio - 1) < 0.1 for ratio in ratios.values())
     value = {"run / read flush": ratios, "write flush / read flush": written}
     yield Check("replays of the run / behind a read flush", even, value, "within 10 %")
-
-
-def _behind(bench: Bench, calls: Sequence[Callable[[], object]], flush: Callable[[], object]) -> float:
-    """Seconds of a call, all of them in one graph that follows a flush of the L2."""
-    machine, clock = bench.machine, bench.machine.clock
-
-    def every() -> None:
-        for call in calls:
-            call()
-
-    samples: list[float] = []
-    with torch.inference_mode():
-        with machine.beside():
-            every()
-        again = machine.capture(every)
-        for _ in range(_REPLAYS):
-            flush()
-            marks = [clock.mark()]
-            again()
-            marks.append(clock.mark())
-            clock.synchronize()
-            samples += clock.seconds(marks)
-    return statistics.median(samples[2:]) / len(calls)
 
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:

@@ -4,6 +4,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -259,8 +260,9 @@ void called(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stac
   reading.key.reserve(64);
   reading.key.push_back(reinterpret_cast<int64_t>(&op.schema()));
   for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) reading.add(value);
-  // As torch has it: autograd takes these apart before a mode sees them.
-  bool taken_apart = about.composite && !c10::InferenceMode::is_enabled();
+  // As torch has it: autograd takes these apart before a mode sees them. A whole one has nothing for it without gradients.
+  bool whole = about.whole && !c10::GradMode::is_enabled();
+  bool taken_apart = about.composite && !c10::InferenceMode::is_enabled() && !whole;
   if (reading.of_python || about.ours || taken_apart) return op.redispatchBoxed(below, stack);
   if (!reading.on_card && !reading.asks_for_card) {
     if (reading.names_device || reading.tensors.empty()) return op.redispatchBoxed(below, stack);
@@ -286,7 +288,7 @@ void called(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stac
     }
   }
   known->learned.reset();
-  op.redispatchBoxed(below, stack);
+  op.redispatchBoxed(whole ? below - c10::autograd_dispatch_keyset_with_ADInplaceOrView : below, stack);
   if (reading.alike && known->learned) known->calls.emplace(std::move(reading.key), std::move(*known->learned));
   known->learned.reset();
 }
