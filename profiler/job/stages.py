@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -69,6 +70,6 @@ class Stages:
 
     def _end(self) -> None:
         now_s = self.machine.now_s()
-        if self._now:
+        if self._now and math.isfinite(now_s - self._since_s):
             self._spent_s[self._now] = self._spent_s.get(self._now, 0.0) + now_s - self._since_s
         self._since_s = now_s

@@ -1,4 +1,4 @@
-"""Every call of a run into what may fail passes here: written down by its name, and made to fail where that is asked."""
+"""Every call of a run into what may fail passes here: it is recorded by its name, and fails where that is asked."""
 
 from __future__ import annotations
 
