@@ -104,8 +104,6 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     except KeyboardInterrupt as interrupt:
         # torchrun ends the other ranks as soon as one is gone: then that is the reason.
         ended = group.failure() if group is not None and group.lost() else interrupt
-    if failed := machine.source.failed:
-        stages.miss("telemetry", next(iter(failed.values())), f"readings are missing: {', '.join(failed)}")
     document = replace(_closing(document, subject, stages, finished=ended is None), ended_by=str(ended or ""))
     store.write_document(document)
     del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -70,6 +69,6 @@ class Stages:
 
     def _end(self) -> None:
         now_s = self.machine.now_s()
-        if self._now and math.isfinite(now_s - self._since_s):
+        if self._now:
             self._spent_s[self._now] = self._spent_s.get(self._now, 0.0) + now_s - self._since_s
         self._since_s = now_s

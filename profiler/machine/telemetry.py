@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import psutil
 
-from profiler.errors import first_line, told
 from profiler.machine.clock import now_s
 from profiler.machine.device import processor
 from profiler.machine.foreign_load import ForeignLoad
@@ -29,12 +28,6 @@ _CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
-_UNSUPPORTED = (
-    "AttributeError", "NVMLError_FunctionNotFound", "NVMLError_NoPermission", "NVMLError_NotSupported",
-)  # fmt: skip
-"""Errors of a field that this device, driver, library or user does not have: nothing is wrong."""
-
-
 Facts = dict[str, str | int | float | bool | None]
 """Settings of a device by name; None for what it does not tell."""
 
@@ -45,10 +38,6 @@ class Source(Protocol):
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of what this source cannot see."""
-
-    @property
-    def failed(self) -> Mapping[str, str]:
-        """What failed when it was last asked, with the first line of its error; not what the device does not support."""
 
     def read(self) -> Reading:
         """Look once; never raises."""
@@ -66,7 +55,6 @@ class NvmlSource:
     def __init__(self, uuid: str, nvml: Any) -> None:
         self._nvml = nvml
         self._missing: dict[str, None] = {}
-        self.failed: dict[str, str] = {}
         nvml.nvmlInit()
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
@@ -127,14 +115,8 @@ class NvmlSource:
     def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
         """The first answer; None, and the name among what is missing, where there is none."""
         for question in questions:
-            try:
-                answer = question()
-            except Exception as error:
-                if type(error).__name__ not in _UNSUPPORTED:
-                    self.failed[name] = first_line(error)
-            else:
-                self.failed.pop(name, None)
-                return answer
+            with contextlib.suppress(Exception):
+                return question()
         self._missing[name] = None
         return None
 
@@ -158,10 +140,6 @@ class HostSource:
     @property
     def missing(self) -> tuple[str, ...]:
         return () if self.energy_j() is not None else ("energy",)
-
-    @property
-    def failed(self) -> Mapping[str, str]:
-        return {}
 
     def read(self) -> Reading:
         busy_cores = self._load.cores()
@@ -196,10 +174,6 @@ class NoSource:
 
     missing = ("clock", "power", "temperature", "throttle reasons", "other processes", "energy")
 
-    def __init__(self, why: str = "") -> None:
-        """`why`: what keeps the device's own source from answering; empty where it has none."""
-        self.failed = {"NVML": why} if why else {}
-
     def read(self) -> Reading:
         return Reading()
 
@@ -211,7 +185,7 @@ class NoSource:
 
 
 def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
-    """What reports on a device; of a card whose NVML does not answer nothing is read.
+    """What reports on a device; a card whose NVML does not answer is simply not seen.
 
     Processes `beside` this one work for it (`ForeignLoad`).
     """
@@ -219,8 +193,8 @@ def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
         return HostSource(beside)
     try:
         return nvml_source(device)
-    except Exception as error:
-        return NoSource(told(error))
+    except Exception:
+        return NoSource()
 
 
 def nvml_source(device: torch.device) -> NvmlSource:

@@ -149,7 +149,6 @@ def test_each_field_fails_alone(nvml: State, code: int) -> None:
         source = source_for(CARD)
         assert asdict(source.read()) == {**whole, **dict.fromkeys(fields)}, name
         assert source.missing == (name,)
-        assert not source.failed
 
 
 @pytest.mark.parametrize("nvml", ["old"], indirect=True)
@@ -198,7 +197,6 @@ def test_a_card_that_falls_off_the_bus(nvml: State) -> None:
     assert (first.clock_hz, first.throttle) == (1.98e9, ("power cap",))
     assert {value for name, value in asdict(last).items() if name != "at_unix_s"} == {None}
     assert source.energy_j() is None
-    assert source.failed["clock"] == source.failed["energy"] == str(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     found = health(watch.readings)
     assert found.clock_hz is not None
     assert found.clock_hz.low == 1.98e9
