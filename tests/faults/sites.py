@@ -1,4 +1,4 @@
-"""Where a run calls into a device, a driver, a library or the disk: each call has a name, so that it can be replayed."""
+"""Where a run calls into a device, a driver, a library or the disk: each call has a name to replay it by."""
 
 from __future__ import annotations
 
