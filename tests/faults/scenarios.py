@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..simulated.scenario import Scenario
-from ..simulated.truth import A100, H100, T4, Truth
+from ..simulated.truth import A100, Truth
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
     with simulated(played.truth) as world, contextlib.ExitStack() as stack:
         seam = Seam(world, [folder, Path(os.environ["XDG_CACHE_HOME"])], injection)
         stack.enter_context(_real_nvml_errors())
-        stack.enter_context(mock.patch("profiler.machine.foreign_load.ForeignLoad.cores", lambda _: 0.0))
+        stack.enter_context(mock.patch("profiler.machine.foreign_load.ForeignLoad.cores", return_value=0.0))
         stack.enter_context(seam.installed())
         if not played.pictures:
             stack.enter_context(mock.patch("profiler.report.page.write_reports"))
@@ -109,7 +109,9 @@ def _traced() -> Iterator[list[str]]:
 
     def complain(error: Exception) -> int:
         frames = traceback.extract_tb(error.__traceback__)
-        way.extend(f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT))
+        way.extend(
+            f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT)
+        )
         return whole(error)
 
     with mock.patch.object(app, "_complain_unexpected", complain):
