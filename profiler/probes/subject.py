@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from profiler.diagnosis.facts import NO_AMOUNTS, Amount, ModelFacts, OperatorWork
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell, CellKey, Grid, Phase
+from profiler.grid import PHASES, Cell, CellKey, Grid, Phase
 from profiler.loading.quantise import FOUR_BIT
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.machine.device import compute_capability
@@ -229,16 +229,19 @@ def execution_paths(
     cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
     longest = max((*grid.prompt_lens, *grid.context_lens))
     shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
-    asked = {
-        phase: attention_path(attention, cores, request.device, request.dtype, query=query, keys=keys)
-        for phase, (query, keys) in shapes.items()
-    }
+
+    @cache
+    def asked(phase: Phase, compiled: bool) -> ExecutionPath:
+        query, keys = shapes[phase]
+        where = request.device, request.dtype
+        return attention_path(attention, cores, *where, query=query, keys=keys, compiled=compiled)
+
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
     outliers = _outliers(loaded, grid) if request.quant == "int8" else {}
     for name, engine in engines.items():
-        for phase, path in asked.items():
+        for phase in PHASES:
             paths[name, phase] = replace(
-                path,
+                asked(phase, phase not in engine.eager_phases),
                 cache=engine.cache,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from profiler.work.causes import Cause
+from profiler.work.math_kernel import MathKernel
 from profiler.work.operators import Operator
-from profiler.work.step import Count, ExecutionPath, Step, Work
+from profiler.work.step import Count, ExecutionPath, Heads, Step, Work
 
 SOFTMAX_FLOPS_PER_SCORE = 5
 """Maximum, subtraction, exponential, sum, division."""
 
 _FLOAT32_BYTES = 4
-_GROUPED_HEAD_LIMIT = 256
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,6 @@ class AttentionCore(Operator):
     """Elements cached a token where a compressed latent is cached instead of K and V heads (MLA)."""
     expanded_dim: int | None = None
     """Elements a head that the latent is expanded to over the whole context at every step (MLA in transformers)."""
-
-    @property
-    def groups_in_kernel(self) -> bool:
-        """Whether transformers leaves grouped heads to `sdpa`'s kernel when there is no mask (`use_gqa_in_sdpa`)."""
-        return self.qk_dim == self.v_dim <= _GROUPED_HEAD_LIMIT
 
     @property
     def cached_elements(self) -> int:
@@ -90,6 +85,13 @@ class AttentionCore(Operator):
         past = step.context if self.window is None else np.minimum(step.context, self.window - 1)
         return past + step.query
 
+    def _handed(self, step: Step, path: ExecutionPath) -> Any:
+        """Keys that the kernel multiplies: without a mask `sdpa` cuts the empty slots behind a prompt off."""
+        held = self._held(step, path)
+        if path.cache != "static" or path.attention == "eager":
+            return held
+        return np.where(self.masked(step, path), held, step.query)
+
     def _slots(self, path: ExecutionPath) -> Any:
         """Of a static cache in this layer: no more than its window (cache_utils.py, `StaticSlidingWindowLayer`)."""
         return path.static_cache_len if self.window is None else np.minimum(path.static_cache_len, self.window)
@@ -121,32 +123,52 @@ class AttentionCore(Operator):
         return (np.asarray(held) >= window) | past | path.masks
 
     def _executed_pairs(self, step: Step, path: ExecutionPath) -> Any:
-        full = step.query * self._held(step, path)
+        full = step.query * self._handed(step, path)
         if path.attention == "eager" or not path.fused:
             return full
         return np.where(self.masked(step, path), full, causal_pairs(step.query, step.context, self.window))
 
+    def _hands(self, heads: Heads, step: Step, path: ExecutionPath) -> Any:
+        """Whether transformers hands grouped heads so to the kernel of `sdpa`."""
+        masked = path.masked_heads.get(self.qk_dim)
+        several = np.asarray(step.query) > 1
+        with_mask = np.where(several, heads == "repeated", heads == "packed") if masked is None else masked == heads
+        without = path.heads.get(self.qk_dim, "grouped") == heads
+        return np.where(self.masked(step, path), with_mask, without) & (self.query_heads > self.kv_heads)
+
     def _repeats_heads(self, step: Step, path: ExecutionPath) -> Any:
-        """Whether K and V are written out once a query head, which grouped heads need only for lack of a kernel.
-
-        Eager attention always does. `sdpa` groups them in the kernel when there is no mask and the head is at most
-        256 wide (integrations/sdpa_attention.py, `use_gqa_in_sdpa`), and a single query is packed (`pack_gqa`).
-        """
+        """Whether transformers writes K and V out once a query head, before the kernel; eager attention always does."""
         if path.attention == "eager":
-            return True
-        return (np.asarray(step.query) > 1) & (self.masked(step, path) | (not self.groups_in_kernel))
+            return self.query_heads > self.kv_heads
+        return self._hands("repeated", step, path)
 
-    def _writes_scores(self, step: Step, path: ExecutionPath) -> Any:
-        if path.attention == "eager":
-            return True
-        return np.where(self.masked(step, path), not path.fused_masked, not path.fused)
+    def _runs_math(self, step: Step, path: ExecutionPath) -> Any:
+        """Whether `sdpa` has no fused kernel for the step."""
+        return np.where(self.masked(step, path), not path.fused_masked, not path.fused) & (path.attention != "eager")
+
+    def _math_kernel(self, step: Step, path: ExecutionPath) -> MathKernel:
+        keys = self._handed(step, path)
+        cached = step.batch * keys * np.where(self._repeats_heads(step, path), self.query_heads, self.kv_heads)
+        queries = step.tokens * self.query_heads
+        return MathKernel(
+            itemsize=self.itemsize,
+            q=queries * self.qk_dim,
+            k=cached * self.qk_dim,
+            v=cached * self.v_dim,
+            repeats=np.where(self._hands("grouped", step, path), self.query_heads // self.kv_heads, 1),
+            outputs=queries * self.v_dim,
+            scores=queries * keys,
+            mask=step.tokens * keys,
+            masked=self.masked(step, path) | (np.asarray(step.query) > 1),
+        )
 
     def _avoidable_bytes(self, step: Step, path: ExecutionPath, live: Count) -> dict[Cause, Count]:
         """Traffic beyond reading the live cache once and writing the new tokens once.
 
         Read in transformers 5.23. What a cache copies is read and written before the kernel reads it. A static one is
         read to its last slot, but by `sdpa` without a mask, which is handed the prompt's own. `repeat_kv` writes K and
-        V out once a query head and reads those; an unfused kernel writes its scores out.
+        V out once a query head and reads those, and the math kernel does so itself where heads reach it grouped; an
+        unfused kernel writes its scores out.
         """
         token_bytes = step.batch * self.cached_elements * self.itemsize
         held = self._held(step, path)
@@ -157,19 +179,37 @@ class AttentionCore(Operator):
             bytes_[Cause.UNFILLED_SLOTS] = np.where(read, empty, 0) * token_bytes
         if path.cache == "dynamic" or (path.cache == "static" and self.window is not None):
             bytes_[Cause.CACHE_COPIES] = 2 * self._copied_slots(step, path) * token_bytes
-        groups = self.query_heads // self.kv_heads
-        heads_bytes = step.batch * held * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize
+        repeated_bytes = 2 * self._repeated_bytes(step, path)
+        unfused, math = self._runs_math(step, path), self._math_kernel(step, path)
         if self.expanded_dim is not None:
             expanded = step.batch * held * self.query_heads * self.expanded_dim * self.itemsize
-            bytes_[Cause.LATENT_EXPANDED] = expanded + 2 * heads_bytes
-        elif groups > 1:
-            bytes_[Cause.REPEATED_HEADS] = np.where(self._repeats_heads(step, path), 2 * heads_bytes, 0)
-        upcast = 2 * _FLOAT32_BYTES if self.itemsize < _FLOAT32_BYTES else 0
-        scores = step.tokens * held * self.query_heads
-        bytes_[Cause.ATTENTION_MATRIX] = np.where(
-            self._writes_scores(step, path), scores * (4 * self.itemsize + upcast), 0
-        )
+            bytes_[Cause.LATENT_EXPANDED] = expanded + repeated_bytes
+        elif self.query_heads > self.kv_heads:
+            before = np.where(self._repeats_heads(step, path), repeated_bytes, 0)
+            bytes_[Cause.REPEATED_HEADS] = before + np.where(unfused, math.repeated_bytes, 0)
+        if path.attention == "eager":
+            upcast = 2 * _FLOAT32_BYTES if self.itemsize < _FLOAT32_BYTES else 0
+            bytes_[Cause.ATTENTION_MATRIX] = math.scores * (4 * self.itemsize + upcast)
+        else:
+            bytes_[Cause.ATTENTION_MATRIX] = np.where(unfused, math.traffic_bytes, 0)
         return bytes_
+
+    def _repeated_bytes(self, step: Step, path: ExecutionPath) -> Any:
+        """K and V written out once a query head."""
+        return step.batch * self._handed(step, path) * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize
+
+    def scratch_bytes(self, step: Step, path: ExecutionPath) -> Any:
+        """Most bytes that one layer's attention holds at once beside Q, K, V, its cache and its result.
+
+        Repeated heads, and what an unfused kernel holds. Eager attention holds its scores in the model's dtype, the
+        float32 copy of 16 bits that the softmax reads, and the float32 that it writes.
+        """
+        before = np.where(self._repeats_heads(step, path), self._repeated_bytes(step, path), 0)
+        math = self._math_kernel(step, path)
+        if path.attention == "eager":
+            copies = 2 if self.itemsize < _FLOAT32_BYTES else 1
+            return before + math.scores * (self.itemsize + copies * _FLOAT32_BYTES)
+        return before + np.where(self._runs_math(step, path), math.scratch_bytes, 0)
 
 
 def causal_pairs(query: Count, context: Count, window: int | None = None) -> Any:

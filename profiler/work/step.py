@@ -47,6 +47,9 @@ class Step:
 
 
 UNFUSED_KERNEL = "math"
+Heads = Literal["grouped", "packed", "repeated"]
+"""How transformers hands grouped heads to the kernel of `sdpa`: K and V as they are cached (`grouped`), so with the
+queries of a group as rows of one head (`packed`), or with K and V written out once a query head (`repeated`)."""
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 
@@ -59,6 +62,10 @@ class ExecutionPath:
     """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
     masked_kernel: str = "fused"
     """What it calls when a mask is passed; nothing is skipped then."""
+    heads: Mapping[int, Heads] = field(default_factory=dict)
+    """By the width of a grouped head, how `sdpa` is handed it when no mask is passed; `grouped` where nobody asked."""
+    masked_heads: Mapping[int, Heads] = field(default_factory=dict)
+    """The same when a mask is passed; where nobody asked, `packed` for one query and `repeated` for several."""
     masks: bool = False
     """True when a mask is handed over whatever the shape is: that of a padded batch."""
     cache: Literal["dynamic", "static", "paged"] = "dynamic"

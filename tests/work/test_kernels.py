@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.engines.base import greedy_tokens
-from profiler.engines.transformers import EagerEngine, StaticEngine
+from profiler.engines.transformers import CompileEngine, EagerEngine, StaticEngine
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
@@ -82,13 +83,60 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
     core = core_of(model)
     calls = seen_by_the_kernel(monkeypatch)
     greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
-    path = ExecutionPath()
-    for step, (masked, key_heads, _) in zip(
-        (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1)), calls, strict=True
-    ):
+    steps = (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1))
+    for step, (masked, key_heads, _) in zip(steps, calls, strict=True):
+        path = asked(core, step)
         assert core.masked(step, path) == masked
         repeated = core.each(step, path).avoidable_bytes["repeat_kv copies"] > 0
         assert repeated == (key_heads == core.query_heads)
+
+
+def asked(core: AttentionCore, step: Step, *, compiled: bool = False) -> ExecutionPath:
+    """How a CPU executes the step in float32, as torch and transformers say."""
+    query, keys = int(step.query), int(step.query + step.context)
+    return attention_path("sdpa", [core], CPU, torch.float32, query=query, keys=keys, compiled=compiled)
+
+
+def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -> list[int]:
+    """Bytes of K and V that each call's `repeat_kv` wrote and the kernel read, by the heads that reached it."""
+    width = core.qk_dim + core.v_dim
+    return [2 * keys * heads * width * 4 if heads > core.kv_heads else 0 for _, heads, keys in calls]
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_what_a_static_cache_has_repeated_is_what_transformers_repeats(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """Up to transformers 5.17 a decode step on a static cache repeats all its slots; since `pack_gqa` it does not."""
+    model = tiny_mistral(window)
+    core = core_of(model)
+    calls = seen_by_the_kernel(monkeypatch)
+    greedy_tokens(StaticEngine(model, HOST), torch.arange(40)[None], 3)
+    steps = (Step(1, 40, 0), Step(1, 1, 40), Step(1, 1, 41))
+    paths = [replace(asked(core, step), cache="static", static_cache_len=43) for step in steps]
+    counted = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
+    assert [bytes_["repeat_kv copies"] for bytes_ in counted] == bytes_of_repeated(calls, core)
+
+
+def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pack_gqa` is left out of compiled code (integrations/sdpa_attention.py, 5.23): read off the graph of dynamo."""
+    model = tiny_mistral(None)
+    core = core_of(model)
+    handed: list[tuple[bool, int, int]] = []
+
+    def graph_seen(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        for node in module.graph.nodes:
+            if node.target is F.scaled_dot_product_attention:
+                shape = node.args[1].meta["example_value"].shape
+                handed.append((node.kwargs["attn_mask"] is not None, int(shape[1]), int(shape[2])))
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graph_seen))
+    greedy_tokens(CompileEngine(model, HOST), torch.arange(8)[None], 3)
+    step = Step(1, 1, 9)
+    path = replace(asked(core, step, compiled=True), cache="static", static_cache_len=11)
+    assert core.masked(step, path)
+    assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(handed, core)) != {0}
 
 
 class Recorder(TorchDispatchMode):
