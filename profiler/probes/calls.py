@@ -192,9 +192,9 @@ class KeptCache(StaticEngine):
 
 
 class UsedCache(KeptCache):
-    """As graphs and compiled code keep theirs: it was filled before. The length of such a cache is known to the device
-    alone, so that transformers gives a prefill a mask where a flag does for a new one (masking_utils.py): other
-    kernels."""
+    """As graphs and compiled code keep theirs: it was filled before, and emptied. transformers reads its length from
+    the device, for which the host waits, and passes no mask for a prefill, as for a new one. Only where it cannot read
+    it, in a capture, does it pass one (5.23, masking_utils.py, `_ignore_causal_mask_sdpa`)."""
 
     def prepare(self, batch: int, slots: int) -> None:
         self._kept = unwindowed(static_cache(self._model, slots), slots)

@@ -19,6 +19,7 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
 from profiler.loading.skeleton import build_on_meta
+from profiler.probes.calls import KeptCache, UsedCache
 from profiler.work.attention import AttentionCore
 from profiler.work.causes import Cause
 from profiler.work.formats import stored
@@ -116,6 +117,21 @@ def test_what_a_static_cache_has_repeated_is_what_transformers_repeats(
     paths = [replace(asked(core, step), cache="static", static_cache_len=43) for step in steps]
     counted = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
     assert [bytes_["repeat_kv copies"] for bytes_ in counted] == bytes_of_repeated(calls, core)
+
+
+@pytest.mark.parametrize("cache", [KeptCache, UsedCache])
+def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
+    monkeypatch: pytest.MonkeyPatch, cache: type[KeptCache]
+) -> None:
+    """Filled before or not: transformers reads that the cache is empty."""
+    engine, prompt = cache(tiny_mistral(None), HOST), torch.arange(8)[None]
+    calls = seen_by_the_kernel(monkeypatch)
+    with torch.inference_mode():
+        engine.prepare(1, 16)
+        calls.clear()
+        for _ in range(2):
+            engine.prefill(prompt, 16)
+    assert calls == [(False, 2, 8), (False, 2, 8)]
 
 
 def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
