@@ -135,6 +135,7 @@ class StepCount:
                 "walk_flops": check.walk_flops,
                 "equal": check.equal,
                 "differences": [asdict(item) for item in check.differences],
+                "left_out": [asdict(item) for item in check.left_out],
             }
         return document
 

@@ -82,6 +82,7 @@ class _Crosscheck:
     walk_flops: int | float
     equal: bool
     differences: tuple[_Difference, ...]
+    left_out: tuple[_Difference, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,9 @@ def _table(first: str, *numbers: str) -> Table:
 def _print_crosscheck(check: _Crosscheck, console: Console) -> None:
     if check.equal:
         console.print(f"second opinion: {check.counter} counts {check.flops:,} executed FLOPs as well: equal")
-        return
-    console.print(f"second opinion: {check.counter} counts {check.flops:,}, the walk {check.walk_flops:,}:")
+    else:
+        console.print(f"second opinion: {check.counter} counts {check.flops:,}, the walk {check.walk_flops:,}:")
     for item in check.differences:
         console.print(f"  {item.module or '(the model itself)'}: {item.counter_flops:,}, not {item.walk_flops:,}")
+    for item in check.left_out:
+        console.print(f"  left out: {item.module}, whose angles are a product of {item.counter_flops:,} FLOPs")

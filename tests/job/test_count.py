@@ -36,6 +36,7 @@ def test_decode_of_mistral(roofscope) -> None:  # type: ignore[no-untyped-def]
         "walk_flops": 14_489_747_456,
         "equal": True,
         "differences": [],
+        "left_out": [],
     }
 
 

@@ -128,9 +128,9 @@ def test_traffic_is_that_of_the_recorded_operators(
 
 
 def test_a_token_over_grouped_heads_is_counted_in_float32_copies() -> None:
-    """Float16, four queries a KV head: K and V copied to float32 (4 bytes a number), repeated in it (read 4, written
-    16), K scaled (16 and 16), and both read by the products (16): 88 bytes for a K, 40 for a V, beside the 2 + 2 of the
-    cache. A score is written and read in 36 bytes, and none is masked."""
+    """Float16, four query heads a KV head: K and V are copied to float32 (4 bytes written), repeated (4 read, 16
+    written), K is scaled (16 and 16), and the products read both (16): 72 bytes for a K and 40 for a V, beside 2 + 2 to
+    read the cache. A score takes 36 bytes, and none is masked."""
     core = core_of(torch.float16)
     work = core.each(Step(1, 1, 1023), math_path(core, "grouped"))
     numbers, scores = 1024 * KV_HEADS * WIDTH, 1024 * HEADS
