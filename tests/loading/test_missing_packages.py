@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hidden import hide
@@ -57,37 +59,57 @@ def gguf_header(tmp_path: Path) -> Path:
     return file
 
 
-def refusal(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ...], str]:
-    """A command that needs `package`, and how its error begins."""
+def refused(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ...], str]:
+    """A command that needs `package`, and its one line without it."""
     if package == "compressed-tensors":
         folder = request.getfixturevalue("packed_folder")
         assert published_form(load_config(resolve(str(folder)))) == package
-        return ("count", str(folder)), "a checkpoint stored as compressed-tensors"
-    if package == "gguf":
-        return ("count", str(request.getfixturevalue("gguf_header"))), "a GGUF file"
-    quant = {"bitsandbytes": "nf4", "torchao": "int8wo"}[package]
-    return ("count", "gpt2", "--quant", quant), f"--quant {quant}"
+        command, feature = ("count", str(folder)), "a checkpoint stored as compressed-tensors"
+    elif package == "gguf":
+        command, feature = ("count", str(request.getfixturevalue("gguf_header"))), "a GGUF file"
+    else:
+        quant = {"bitsandbytes": "nf4", "torchao": "int8wo"}[package]
+        command, feature = ("count", "gpt2", "--quant", quant), f"--quant {quant}"
+    return command, f"roofscope: {feature} needs {package}: pip install {package}."
 
 
 @pytest.mark.parametrize("package", OPTIONAL)
-def test_what_needs_a_missing_package_says_how_to_install_it(package: str, request: pytest.FixtureRequest) -> None:
-    arguments, feature = refusal(package, request)
-    done = without(package, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.strip() == f"roofscope: {feature} needs {package}: pip install {package}."
+def test_what_needs_a_missing_package_says_how_to_install_it(
+    package: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
+) -> None:
+    arguments, line = refused(package, request)
+    hide(monkeypatch, package)
+    done = roofscope(*arguments)
+    assert (done.code, done.err.strip()) == (2, line)
 
 
 @pytest.mark.parametrize(
     ("quant", "package"), [("int8", "bitsandbytes"), ("nf4", "bitsandbytes"), ("int4wo", "torchao"), ("fp8", "torchao")]
 )
 def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(
-    tiny_folder: Path, quant: str, package: str
+    tiny_folder: Path, quant: str, package: str, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
-    done = without(package, "run", str(tiny_folder), "--quant", quant, *GRID)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.strip() == f"roofscope: --quant {quant} needs {package}: pip install {package}."
+    hide(monkeypatch, package)
+    done = roofscope("run", str(tiny_folder), "--quant", quant, *GRID)
+    assert (done.code, done.err.strip()) == (2, f"roofscope: --quant {quant} needs {package}: pip install {package}.")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("package", OPTIONAL)
+def test_every_other_run_goes_on_without_the_package(
+    tiny_folder: Path, tmp_path: Path, package: str, request: pytest.FixtureRequest
+) -> None:
+    """In a process that never saw the package."""
+    out = tmp_path / "run"
+    done = without(package, "run", str(tiny_folder), *GRID, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "run.json").read_text())["finished"]
+    arguments, line = refused(package, request)
+    done = without(package, *arguments)
+    assert (done.returncode, done.stderr.strip()) == (2, line)
+
+
+@pytest.mark.slow
 def test_without_accelerate_no_model_loads_but_one_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
     """transformers needs accelerate for any `device_map`."""
     assert without("accelerate", "count", "gpt2").returncode == 0
@@ -95,15 +117,6 @@ def test_without_accelerate_no_model_loads_but_one_is_counted(tiny_folder: Path,
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last == "roofscope: loading a model needs accelerate: pip install accelerate."
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("package", OPTIONAL)
-def test_every_other_run_goes_on_without_the_package(tiny_folder: Path, tmp_path: Path, package: str) -> None:
-    out = tmp_path / "run"
-    done = without(package, "run", str(tiny_folder), *GRID, "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((out / "run.json").read_text())["finished"]
 
 
 @pytest.mark.slow
