@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import clauses
-from .kinds import modes, plausible
+from .kinds import KINDS, modes, plausible
 from .oracles import Ran
 from .pool import Lost, forked
 from .scenarios import SCENARIOS, Played
@@ -57,7 +57,8 @@ def injections(found: Iterable[Recorded]) -> list[Injection]:
         numbers: dict[tuple[Site, str], list[int]] = {}
         for call in each.base.calls:
             numbers.setdefault((call.site, call.stage), []).append(call.number)
-        fresh = {group: own for group, own in numbers.items() if group not in seen}
+        lies = each.played.lies
+        fresh = {group: own for group, own in numbers.items() if lies or group not in seen}
         seen |= set(fresh)
         last = {call.site: call.number for call in each.base.calls}
         planned += {
@@ -65,6 +66,7 @@ def injections(found: Iterable[Recorded]) -> list[Injection]:
             for (site, _), own in fresh.items()
             for number in positions(own)
             for kind in plausible(site.api)
+            if not lies or KINDS[kind].raised is None
             for mode in modes(site.api, kind)
             if mode == "once" or number < last[site]
         }

@@ -281,7 +281,7 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     if case.first.folder is None or case.first.code == 2:
         return
     assert case.base.folder is not None
-    gone = lost(case.base.folder, case.first.folder)
+    gone = [fact for fact in lost(case.base.folder, case.first.folder) if not _is_no_loss(case, fact)]
     if not gone:
         return
     text = f"{len(gone)} facts are gone ({'; '.join(gone[:3])})"
@@ -290,6 +290,16 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     for place, said in (("run.json", json.dumps(case.first.folder.document)), ("the screen", case.first.out)):
         if case.why and _plain(case.why)[:24] not in _plain(said):
             yield f"{place} does not say why ({case.why[:60]}): {text}"
+
+
+def _is_no_loss(case: Case, fact: str) -> bool:
+    """What a device does not offer, which run.json names, and the version of what is not installed."""
+    if case.injection.kind == "nvml-unsupported":
+        assert case.first.folder is not None
+        assert case.base.folder is not None
+        not_seen = [set(ran.document["health"]["not_seen"]) for ran in (case.base.folder, case.first.folder)]
+        return not_seen[0] < not_seen[1]
+    return case.injection.kind == "no-package" and fact.startswith("run.json.software.")
 
 
 def _plain(text: str) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ import torch
 
 from profiler.job.stages import Stages
 
+from ..simulated.card import Card
 from ..simulated.compiled import Compiled
 from ..simulated.host import SimulatedTime
 from ..simulated.world import World
@@ -135,18 +136,23 @@ class Seam:
 
     def _hook_card(self) -> None:
         """Kernels and allocations, which the card in C++ tells of; only where somebody listens, for it costs time."""
-        slow = self._kind is not None and self._kind.slow > 1
         for card in self._world.cards:
             if self._asked("kernel"):
-                if slow:
-                    card.core.times = lambda *_: self._kind.slow if self._reached("kernel", caller(0)) else 1.0
-                else:
-                    card.core.on_kernel = lambda *_: self._fail("kernel")
+                card.core.on_kernel = partial(self._launched, card)
             if self._asked("allocate"):
-                card.memory.on_allocate = lambda _: self._fail("allocate")
+                card.memory.on_allocate = self._allocated
 
-    def _fail(self, api: str) -> None:
-        if self._reached(api, caller(1)) is not None:
+    def _launched(self, card: Card, *kernel: Any) -> None:
+        """Fail what the host launched, or let it take longer; of a replayed graph that is the first kernel."""
+        *_, launched, _operators, duration_s, _start_s = kernel
+        if launched and self._reached("kernel", caller(1)) is not None:
+            assert self._kind is not None
+            if self._kind.raised is not None:
+                raise self._kind.raised()
+            card.stream.core.ready_s += (self._kind.slow - 1) * duration_s
+
+    def _allocated(self, _bytes: int) -> None:
+        if self._reached("allocate", caller(1)) is not None:
             assert self._kind is not None
             assert self._kind.raised is not None
             raise self._kind.raised()
