@@ -47,8 +47,8 @@ def _small(engine: str = "eager", prompts: tuple[int, ...] = (16, 32), **changes
     return Scenario("smollm2-135m", 1, "float16", engine, prompts, (1, 2), 8, **changes)
 
 
-def _one(model: str) -> Scenario:
-    return Scenario(model, 1, "bfloat16", "eager", (16,), (1,), 8)
+def _one(model: str, layers: int = 1) -> Scenario:
+    return Scenario(model, layers, "bfloat16", "eager", (16,), (1,), 8)
 
 
 _MIXTRAL = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -63,7 +63,9 @@ SCENARIOS: dict[str, Played] = {
         Played("fp8", replace(_one("smollm2-135m"), quant="fp8"), H100, libraries=("torchao",)),
         Played("experts", replace(_one("mixtral-8x7b"), changes=_MIXTRAL), A100),
         Played("engines", _small("static,compile,generate", (16,)), A100, {"budget": 20}),
-        Played("inside", _small(prompts=(16,)), A100, {"trace": True, "no_levers": None}, libraries=("torchao",)),
+        Played(
+            "inside", _one("smollm2-135m", layers=4), A100, {"trace": True, "no_levers": None}, libraries=("torchao",)
+        ),
         Played("pictures", _small(prompts=(16,)), A100, pictures=True, libraries=("matplotlib.pyplot",)),
         Played("sure", Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4, lies=True),
     )
