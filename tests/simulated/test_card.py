@@ -250,6 +250,25 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
         assert world.cards[0].busy_s == 0.0
 
 
+def test_a_capture_without_a_stream_goes_to_the_card_of_the_first_one() -> None:
+    """torch.cuda.graph keeps one capture stream a process (`default_capture_stream`): the second card's work runs at
+    once beside it, and the graph is empty."""
+    with simulated(H100, H100) as world:
+        tensors = [torch.zeros(1 << 20, device=f"cuda:{index}") for index in range(2)]
+
+        def captured_on(index: int) -> bool:
+            torch.cuda.set_device(index)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                tensors[index].add_(1)
+            busy_s = world.cards[index].busy_s
+            graph.replay()
+            return world.cards[index].busy_s > busy_s
+
+        assert captured_on(0)
+        assert not captured_on(1)
+
+
 def test_a_watch_reads_by_the_simulated_clock(world: World, machine: Machine) -> None:
     with Watch(machine.source, interval_s=0.5) as watch:
         world.host.advance(2.2)

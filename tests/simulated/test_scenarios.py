@@ -15,12 +15,12 @@ import torch
 from profiler.diagnosis.regimes import Flag
 from profiler.engines.transformers import GraphEngine
 from profiler.machine.readings import Timeline
-from profiler.record.run import read_gathered
+from profiler.record.run import read_gathered, read_run
 
 from .held import REST, ROOFS, first_lever, held
 from .native import why_not
 from .oracle import pairs
-from .scenario import Scenario, said, so
+from .scenario import Scenario, command_line, said, so
 from .stream import CAPTURING
 from .truth import A100, H100, RTX_4090, T4, Throttle
 from .world import simulated
@@ -131,6 +131,25 @@ def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> Non
     assert world.cards[0].busy_s == 0.0
     for phase, row in pairs(so(scenario, slow, tmp_path), run.cells):
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+
+
+def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
+    """The second one's graphs hold its own work: its steps take what its memory, half as fast, takes."""
+    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64], batch_sizes=[1])
+    truths = A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)
+    folder = str(scenario.folder(tmp_path))
+    with simulated(*truths):
+        for index in range(2):
+            code = command_line(
+                "run", folder, device=f"cuda:{index}", engine="graph", dtype="float16", prompt_lens=64, batch_sizes=1,
+                new_tokens=8, fresh=True, no_levers=True, out=tmp_path / str(index),
+            )  # fmt: skip
+            assert code == 0
+    for index, truth in enumerate(truths):
+        run = read_run(tmp_path / str(index))
+        assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
+        for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
+            assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
 
 
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
