@@ -117,6 +117,18 @@ def test_memory_ends(world: World) -> None:
     torch.empty(12 << 30, dtype=torch.uint8, device="cuda")
 
 
+def test_a_short_kernel_takes_as_long_as_the_shortest() -> None:
+    """However few bytes it moves, launched alone or replayed."""
+    with simulated(H100) as world:
+        x = torch.zeros(16, device="cuda")
+        replay = machine_for(CARD).capture(lambda: x.add_(1))
+        world.card.log = log = []
+        x.add_(1)
+        replay()
+        world.card.log = None
+    assert [kernel.duration_s for kernel in log] == [H100.smallest_kernel_s] * 2
+
+
 def test_a_cache_serves_what_was_just_touched() -> None:
     with simulated(H100.but(smallest_kernel_s=0.0)) as world:
         x = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda").fill_(1)

@@ -22,7 +22,7 @@ from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, command_line, said, so
 from .stream import CAPTURING
-from .truth import A100, H100, RTX_4090, T4, Throttle
+from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 
 pytestmark = [
@@ -259,6 +259,28 @@ def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> N
     assert {item.noise_reasons for item in run.document.evidence if item.phase == "decode"} == {()}
     assert all(Flag.POWER_CAPPED in item.flags and Flag.THROTTLED not in item.flags for item in run.document.evidence)
     assert any("power cap" in warning for warning in run.document.warnings)
+
+
+def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> None:
+    """Products run at 0.8 of the clock, streams at all of it; each roof is that of its own clock, as a prefill is."""
+    truth = H100.but(power_cap=PowerCap(after_computing_s=0.05, share=0.8))
+    scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
+    run, _ = said(scenario, [truth], tmp_path)
+    ceilings = run.document.ceilings
+    products, read = ceilings.compute["float16"], ceilings.memory["read"]
+    assert products.per_s == pytest.approx(0.8 * truth.flops_per_s["float16"], rel=ROOFS)
+    assert products.clock_hz == pytest.approx(0.8 * truth.clock_hz, rel=1e-3)
+    assert (read.per_s, read.clock_hz) == (pytest.approx(truth.bytes_per_s, rel=ROOFS), truth.clock_hz)
+    evidence = {item.phase: item for item in run.document.evidence}
+    assert Flag.POWER_CAPPED in evidence["prefill"].flags
+    assert Flag.THROTTLED not in evidence["prefill"].flags
+    assert not any("throttled" in reason for reason in evidence["prefill"].noise_reasons)
+    assert evidence["prefill"].regime == "compute-bound"
+    assert evidence["decode"].regime == "memory-bound"
+    at_full_clock = {phase.phase: phase.latency_s for phase in so(scenario, H100, tmp_path)}
+    latency_s = {row["phase"]: row["latency_s"] for row in run.cells.to_dict("records")}
+    assert 1.1 * at_full_clock["prefill"] < latency_s["prefill"] < at_full_clock["prefill"] / 0.8
+    assert latency_s["decode"] == pytest.approx(at_full_clock["decode"], rel=REST)
 
 
 def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
