@@ -121,7 +121,7 @@ def wrong_slots() -> Planted:
 
 def reserved_as_used() -> Planted:
     """What torch keeps for its next tensors counts as somebody's."""
-    return mock.patch.object(memory, "_kept_bytes", return_value=0)
+    return mock.patch.object(memory, "_unused_bytes", return_value=0)
 
 
 def warm_replays() -> Planted:

@@ -81,6 +81,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(no_gc())
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch.accelerator, "synchronize", driver.names()["synchronize"]))
         for name, value in driver.names_of_c().items():
             stack.enter_context(mock.patch.object(torch._C, name, value))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
