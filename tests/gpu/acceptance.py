@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +42,11 @@ if TYPE_CHECKING:
     from claims.bench import Attempt, Bench, Check
 
 _BEGAN_S = time.perf_counter()
-_NEEDED = {
-    "torch": "torch", "transformers": "transformers", "accelerate": "accelerate", "jinja2": "jinja2", "numpy": "numpy",
-    "packaging": "packaging", "pandas": "pandas", "psutil": "psutil", "pyarrow": "pyarrow", "pydantic": "pydantic",
-    "pydantic_core": "pydantic-core", "annotated_types": "annotated-types", "typing_inspection": "typing-inspection",
-    "rich": "rich", "safetensors": "safetensors", "seaborn": "seaborn", "typer": "typer", "pynvml": "nvidia-ml-py",
-}  # fmt: skip
-"""Packages by what they are imported as."""
+_NEEDED = (
+    "torch", "transformers", "accelerate", "jinja2", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic",
+    "pynvml", "rich", "safetensors", "seaborn", "typer",
+)  # fmt: skip
+"""What is imported, some of it late; what these need themselves is missed as they are imported."""
 _TINY = {
     "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
@@ -73,9 +70,7 @@ def groups() -> Groups:
 
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
     """Every check of a group. An attempt that raises is a red check with one line, and the next one goes on."""
-    from claims.bench import Check, NotRunError, free
-
-    from profiler.errors import first_line
+    from claims.bench import Check, NotRunError, failed, free
 
     for attempt in attempts:
         if lost := bench.cuda and bench.machine.trouble():
@@ -90,7 +85,7 @@ def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
         except NotRunError as reason:
             yield Check(attempt.name, None, why=str(reason))
         except Exception as error:
-            yield Check(attempt.name, False, why=f"{type(error).__name__}: {first_line(error)}"[:500])
+            yield failed(attempt.name, error)
         free()
         yield from bench.memory_checks(runs)
 
@@ -174,30 +169,27 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
     return Bench(torch.device("cuda", 0), main_model, "tinyllama-1.1b", folder, minutes, imports_s)
 
 
-def _absent() -> list[str]:
-    """The needed packages that are not installed. pydantic 2.10 and older need no typing-inspection."""
-    absent = [package for name, package in _NEEDED.items() if sys.modules.get(name) is None and find_spec(name) is None]
-    try:
-        declared = requires("pydantic") or ()
-    except PackageNotFoundError:
-        return absent
-    if any(text.startswith("typing-inspection") for text in declared):
-        return absent
-    return [package for package in absent if package != "typing-inspection"]
+def _missing(names: Iterable[str]) -> str:
+    """One line for modules that cannot be imported, by the packages that have them."""
+    packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in names)
+    return f"not installed: {', '.join(packages)}; carry their wheels, as --help shows."
 
 
 def main() -> int:
     options = _options()
-    if absent := _absent():
-        print(f"not installed: {', '.join(absent)}; carry their wheels, as --help shows.", file=sys.stderr)
+    if absent := [name for name in _NEEDED if sys.modules.get(name) is None and find_spec(name) is None]:
+        print(_missing(absent), file=sys.stderr)
         return 2
     try:
         import torch
         from transformers import AutoConfig  # noqa: F401  imported as it is first used
 
         every = groups()
+    except ModuleNotFoundError as error:
+        print(_missing([error.name or str(error)]), file=sys.stderr)
+        return 2
     except Exception as error:
-        print(f"cannot be imported: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
         return 2
     imports_s, names = time.perf_counter() - _BEGAN_S, options.only.split(",") if options.only else list(every)
     if unknown := [name for name in names if name not in every]:
@@ -219,11 +211,17 @@ def main() -> int:
 
 
 def _run(bench: Bench, chosen: Groups, out: Path) -> int:
+    from claims.bench import failed
+
     board = Scoreboard(bench, out, list(chosen))
     for name, attempts in chosen.items():
         board.begin(name)
-        runs = len(bench.memory)
-        for check in checks(bench, attempts(bench)):
+        runs, tried = len(bench.memory), []
+        try:
+            tried = list(attempts(bench))
+        except Exception as error:
+            board.add(name, failed(name, error))
+        for check in checks(bench, tried):
             board.add(name, check)
         bench.forget()
         if len(bench.memory) > runs:

@@ -50,19 +50,12 @@ def heard(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
 
 @dataclass
 class Event:
-    """What the script asks of torch.autograd.profiler_util.FunctionEvent; times in microseconds."""
+    """What the script asks of torch.autograd.profiler_util.FunctionEvent; durations in microseconds."""
 
     name: str
-    device_type: Any
-    start: float = 0.0
-    end: float = 0.0
+    device_type: Any = torch.autograd.DeviceType.CPU
     kernels: list[Any] = field(default_factory=list)
     cpu_children: list[Event] = field(default_factory=list)
-    is_user_annotation: bool = False
-
-    @property
-    def time_range(self) -> Any:
-        return SimpleNamespace(start=self.start, end=self.end)
 
 
 def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
@@ -70,13 +63,12 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
 
     @contextlib.contextmanager
     def recorded(*, cuda: bool) -> Iterator[Any]:
-        host, device = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
         found: list[Event] = []
         marks: list[Event] = []
 
         @contextlib.contextmanager
         def record_function(name: str) -> Iterator[None]:
-            mark = Event(name, host, is_user_annotation=True)
+            mark = Event(name)
             found.append(mark)
             for above in marks[-1:]:
                 above.cpu_children.append(mark)
@@ -85,14 +77,13 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
             marks.pop()
 
         def tell(kernel: Kernel) -> None:
-            start, took = kernel.start_s * 1e6, kernel.duration_s * 1e6
             name = next(
                 (name for part, name in _KERNELS.items() if kernel.work.name.startswith(part)), kernel.work.name
             )
-            launch = Event(f"aten::{name}", host, kernels=[SimpleNamespace(name=name, duration=took)])
+            launch = Event("a launch", kernels=[SimpleNamespace(name=name, duration=kernel.duration_s * 1e6)])
             for above in marks[-1:]:
                 above.cpu_children.append(launch)
-            found.extend([launch, Event(name, device, start, start + took)])
+            found.append(launch)
 
         with heard(world.card, tell), mock.patch.object(torch.profiler, "record_function", record_function):
             yield SimpleNamespace(events=lambda: found)

@@ -10,9 +10,8 @@ import torch
 
 from profiler.diagnosis.step_time import TERMS
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell, make_grid
+from profiler.grid import Cell
 from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.sweep import Plan, sweep
 from profiler.timing.visit import Bench as VisitBench
 from profiler.timing.visit import seeded_prompts, visit_safely, warm_up
 
@@ -34,26 +33,32 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("the host's time for a step", _issued, least_s=30.0)
 
 
-def _eager(bench: Bench) -> tuple[Any, EagerEngine]:
+def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
     model = bench.load(bench.small)
-    return model, EagerEngine(model, bench.machine)
+    return model, EagerEngine(model, bench.machine), VisitBench(bench.machine, model.config.vocab_size)
 
 
 def _plain(bench: Bench) -> Iterator[Check]:
-    (model, engine), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
+    (model, engine, _), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
     vocab = model.config.vocab_size
     warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
-    ids, grid = seeded_prompts(cell, vocab).to(bench.device), make_grid([_PROMPT], [1], _NEW_TOKENS)
+    ids = seeded_prompts(cell, vocab).to(bench.device)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
-    for _ in range(_INTERLEAVED):
-        [visit] = list(sweep({"eager": engine}, Plan(grid, budget_s=1e-9), machine=bench.machine, vocab_size=vocab))
-        if isinstance(visit, Gap):
-            raise RuntimeError(visit.reason)
+    for turn in range(_INTERLEAVED):
+        visit = _visit(bench, cell, turn)
         prefills_s, steps_s = _loop(bench, model, ids)
         ratios["prefill"].append(statistics.median(visit.prefills_s) / statistics.median(prefills_s))
         ratios["decode"].append(statistics.median(visit.decode_s[1:]) / statistics.median(steps_s[1:]))
     for phase, found in ratios.items():
         yield within(f"{phase}: ours / a plain loop", statistics.median(found), 0.02 if bench.cuda else 0.5)
+
+
+def _visit(bench: Bench, cell: Cell, turn: int) -> Visit:
+    _, engine, at = bench.once(_eager)
+    visit = visit_safely(engine, cell, turn, at)
+    if isinstance(visit, Gap):
+        raise RuntimeError(visit.reason)
+    return visit
 
 
 def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], list[float]]:
@@ -81,18 +86,13 @@ def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], lis
 
 def _twice(bench: Bench) -> Iterator[Check]:
     """A library that plans for each new length (cuDNN's attention) pays in the first loop; a visit must not."""
-    model, engine = bench.once(_eager)
-    vocab = model.config.vocab_size
+    model, *_ = bench.once(_eager)
     plain, visited = (Cell(1, prompt, _NEW_TOKENS) for prompt in _FRESH_PROMPTS)
-    ids = seeded_prompts(plain, vocab).to(bench.device)
+    ids = seeded_prompts(plain, model.config.vocab_size).to(bench.device)
     first, second = (sum(_loop(bench, model, ids)[1]) for _ in range(2))
     why = "reported only: what a new length costs whoever meets it first"
     yield Check("a plain decode loop of a new shape: first / second", None, first / second, why=why)
-    at = VisitBench(bench.machine, vocab)
-    visits = [visit_safely(engine, visited, turn, at) for turn in range(2)]
-    if gaps := [visit for visit in visits if not isinstance(visit, Visit)]:
-        raise RuntimeError(gaps[0].reason)
-    once, again = (statistics.median(visit.decode_s[1:]) for visit in visits if isinstance(visit, Visit))
+    once, again = (statistics.median(_visit(bench, visited, turn).decode_s[1:]) for turn in range(2))
     yield within("a visit of a new shape: first / second", once / again, 0.05)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.diagnosis.facts import REST
+from profiler.diagnosis.facts import REST, Facts
 from profiler.engines.transformers import EagerEngine, GraphEngine, StaticEngine
 from profiler.grid import PHASES, Cell, CellKey
 from profiler.loading.catalog import resolve
@@ -35,6 +35,9 @@ _LEAST_KERNEL_S = 10e-6
 """Operators are judged that take this share of a step, with kernels this long: shorter ones are gaps in large part."""
 _CELL = Cell(1, 512, 32)
 
+Kernel = tuple[str, float]
+"""Its name and seconds."""
+
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("the main run", _main, least_s=60.0, cuda=False)
@@ -45,15 +48,9 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 @dataclass(frozen=True)
-class _Kernel:
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class _Traced:
-    kernels: tuple[_Kernel, ...]
-    parts: Mapping[str, tuple[_Kernel, ...]]
+    kernels: list[Kernel]
+    parts: Mapping[str, list[Kernel]]
     """By operator."""
     launching: int
     """Operators of torch that launch something: cuBLAS and attention may launch one kernel more for a large shape."""
@@ -61,24 +58,21 @@ class _Traced:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model and the names of the modules whose kernels are told apart."""
+    """A model and its operators' modules, whose kernels are told apart as replays tell them."""
 
     module: Any
-    hooked: Mapping[nn.Module, str]
+    names: Mapping[nn.Module, str]
     cores: Mapping[nn.Module, str]
+    """Those of attention."""
 
 
 def _named(module: Any) -> _Model:
-    work = walk(module)
-    linears, names = linear_modules(module), work.names
-    found = {
-        op: linears[linear_key(op)] for op in work.operators if isinstance(op, Linear) and linear_key(op) in linears
-    }
-    called = called_modules(module, work)
-    found |= {op: several for op, several in called.items() if not isinstance(op, AttentionCore)}
-    cores = {op: several for op, several in called.items() if isinstance(op, AttentionCore)}
-    hooked, attending = ({each: names[op] for op, several in ops.items() for each in several} for ops in (found, cores))
-    return _Model(module, hooked, attending)
+    work, linears = walk(module), linear_modules(module)
+    found = {op: linears.get(linear_key(op), []) for op in work.operators if isinstance(op, Linear)}
+    found |= called_modules(module, work)
+    names = {each: work.names[op] for op, several in found.items() for each in several}
+    attending = [op for op in found if isinstance(op, AttentionCore)]
+    return _Model(module, names, {each: names[each] for op in attending for each in found[op]})
 
 
 def _main_model(bench: Bench) -> _Model:
@@ -91,8 +85,7 @@ def _small_model(bench: Bench) -> _Model:
 
 def _twin(bench: Bench) -> _Model:
     source = resolve(bench.model)
-    request = ModelRequest(source, bench.device, bench.dtype)
-    return _named(load(request, hollow_config(load_config(source))).module)
+    return _named(load(ModelRequest(source, bench.device, bench.dtype), hollow_config(load_config(source))).module)
 
 
 def _main(bench: Bench) -> Iterator[Check]:
@@ -118,61 +111,56 @@ def _traced(bench: Bench, model: _Model, step: Callable[[], object]) -> _Traced:
         with _marked(model), recorded(cuda=True) as profile:
             step()
             bench.machine.clock.synchronize()
-    host: list[Any] = []
-    kernels: list[_Kernel] = []
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CPU:
-            host.append(event)
-        elif not (event.is_user_annotation or event.name.startswith(_MARK)):
-            kernels.append(_Kernel(event.name, (event.time_range.end - event.time_range.start) * 1e-6))
+    host = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CPU]
+    kernels = [kernel for event in host for kernel in _launched(event)]
     if not kernels:
         raise NotRunError("torch's profiler sees no kernel here (no CUPTI, or counters are not permitted)")
-    parts: dict[str, tuple[_Kernel, ...]] = {}
+    parts: dict[str, list[Kernel]] = {}
     for event in host:
         if event.name.startswith(_MARK):
-            name = event.name.removeprefix(_MARK)
-            parts[name] = (*parts.get(name, ()), *_below(event))
-    return _Traced(tuple(kernels), parts, sum(bool(_own(event)) for event in host))
+            parts.setdefault(event.name.removeprefix(_MARK), []).extend(_below(event))
+    return _Traced(kernels, parts, sum(bool(_launched(event)) for event in host))
 
 
-def _own(event: Any) -> list[_Kernel]:
-    """Kernels that an event of the host launched itself; a mark's own span on the card is none."""
-    return [_Kernel(each.name, each.duration * 1e-6) for each in event.kernels if not each.name.startswith(_MARK)]
+def _launched(event: Any) -> list[Kernel]:
+    """Kernels that an event of the host launched itself; the span that a mark has on the card is none."""
+    return [(each.name, each.duration * 1e-6) for each in event.kernels if not each.name.startswith(_MARK)]
 
 
-def _below(event: Any) -> Iterator[_Kernel]:
-    yield from _own(event)
+def _below(event: Any) -> Iterator[Kernel]:
+    yield from _launched(event)
     for child in event.cpu_children:
         yield from _below(child)
 
 
 @contextmanager
 def _marked(model: _Model) -> Iterator[None]:
-    """Within, torch's profiler sees which operator a kernel belongs to, as replays tell them apart."""
+    """Within, torch's profiler sees the operator that each kernel belongs to."""
     from transformers import AttentionInterface
 
     running: list[Any] = []
+    plain = AttentionInterface.get_interface
 
     def enter(module: nn.Module, *_: Any) -> None:
-        running.append(torch.profiler.record_function(_MARK + model.hooked[module]))
+        running.append(torch.profiler.record_function(_MARK + model.names[module]))
         running[-1].__enter__()
 
     def leave(*_: Any) -> None:
         running.pop().__exit__(None, None, None)
 
-    plain = AttentionInterface.get_interface
-
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = plain(self, name, default)
 
         def attend(module: nn.Module, *args: Any, **options: Any) -> Any:
-            with torch.profiler.record_function(_MARK + model.cores.get(module, "other attention")):
-                return function(module, *args, **options)
+            enter(module)
+            result = function(module, *args, **options)
+            leave()
+            return result
 
         return attend
 
     with ExitStack() as stack:
-        for module in model.hooked:
+        for module in model.names.keys() - model.cores.keys():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave).remove)
         AttentionInterface.get_interface = get_interface
@@ -180,83 +168,76 @@ def _marked(model: _Model) -> Iterator[None]:
         yield
 
 
-def _backend(kernels: Sequence[_Kernel]) -> str:
-    found = [name for name, words in _FUSED.items() if any(word in kernel.name for kernel in kernels for word in words)]
+def _attention(model: _Model, traced: _Traced) -> list[str]:
+    """Names of the kernels of attention, each once."""
+    parts = (traced.parts.get(name, []) for name in set(model.cores.values()))
+    return sorted({name[:100] for kernels in parts for name, _ in kernels})
+
+
+def _backend(names: list[str]) -> str:
+    found = [backend for backend, words in _FUSED.items() if any(word in name for name in names for word in words)]
     return "+".join(sorted(found)) or "math"
-
-
-def _attention(model: _Model, traced: _Traced) -> list[_Kernel]:
-    return [kernel for name in {*model.cores.values()} for kernel in traced.parts.get(name, ())]
 
 
 def _kernels(bench: Bench, phase: str) -> Iterator[Check]:
     model, run = bench.once(_main_model), bench.once(main_run)
     traced = _traced(bench, model, _step(bench, model, phase, _CELL))
-    path = run.document.counting.paths[f"eager {phase}"]
-    attention = _attention(model, traced)
-    found = _backend(attention)
-    names = sorted({kernel.name[:100] for kernel in attention})
+    path, names = run.document.counting.paths[f"eager {phase}"], _attention(model, traced)
+    found = _backend(names)
     yield Check(f"{phase}: attention kernel", found == path.kernel, {"traced": found, "names": names}, path.kernel)
-    yield from _replays(bench, phase, traced)
+    yield from _replays(facts_of(run), phase, traced)
     twin = bench.once(_twin)
     alone = _traced(bench, twin, _step(bench, twin, phase, Cell(1, 8, 24)))
     value = {
-        "model": traced.launching,
-        "twin": alone.launching,
+        "operators": {"model": traced.launching, "twin": alone.launching},
         "kernels": {"model": len(traced.kernels), "twin": len(alone.kernels)},
     }
     same = traced.launching == alone.launching
     yield Check(f"{phase}: operators that launch, twin = model", same, value, "equal")
 
 
-def _replays(bench: Bench, phase: str, traced: _Traced) -> Iterator[Check]:
+def _replays(facts: Facts, phase: str, traced: _Traced) -> Iterator[Check]:
     """Kernels in the step next to the same ones alone, as the run replayed them."""
-    facts = facts_of(bench.once(main_run))
-    key = next(key for key in facts.grid.keys if _is_traced(key, phase))
+    key = _key(facts, phase)
     counts = {item.operator: item.count for item in facts.operators[key]}
-    total_s = sum(kernel.seconds for kernel in traced.kernels)
-    in_step = {name: sum(kernel.seconds for kernel in kernels) for name, kernels in traced.parts.items()}
+    total_s = sum(seconds for _, seconds in traced.kernels)
+    in_step = {name: sum(seconds for _, seconds in kernels) for name, kernels in traced.parts.items()}
     in_step[REST] = total_s - sum(in_step.values())
-    lengths = {name: in_step[name] / max(1, len(kernels)) for name, kernels in traced.parts.items()}
-    alone = {
-        name: replay.whole.median_s * counts.get(name, 1)
-        for name, replay in facts.replays.get(key, {}).items()
-        if name in in_step
-    }
+    replays = {name: replay for name, replay in facts.replays.get(key, {}).items() if name in in_step}
+    alone = {name: replay.whole.median_s * counts.get(name, 1) for name, replay in replays.items()}
     if not alone:
         raise NotRunError(f"the main run has no replays of its {phase}")
+    shortest_s = {name: _LEAST_KERNEL_S * len(traced.parts.get(name, traced.kernels)) for name in alone}
+    judged = [name for name in alone if in_step[name] > max(_SHARE * total_s, shortest_s[name])]
     ratios = {name: in_step[name] / alone[name] for name in alone}
-    judged = [name for name in alone if in_step[name] > _SHARE * total_s and lengths.get(name, 0.0) > _LEAST_KERNEL_S]
     value = {"step_s": total_s, "judged": judged, "ratios": ratios, "traced_s": in_step}
     even = all(abs(ratios[name] - 1) < 0.1 for name in judged)
-    yield Check(f"{phase}: traced / replayed kernels, by operator", even if judged else None, value, "within 10 %",
-                "" if judged else "no operator has kernels long enough")  # fmt: skip
-    yield within(
-        f"{phase}: traced / replayed kernels, all", sum(in_step[name] for name in alone) / sum(alone.values()), 0.1
-    )
+    name, why = f"{phase}: traced / replayed kernels", "" if judged else "no operator has kernels long enough"
+    yield Check(f"{name}, by operator", even if judged else None, value, "within 10 %", why)
+    yield within(f"{name}, all", sum(in_step[each] for each in alone) / sum(alone.values()), 0.1)
 
 
-def _is_traced(key: CellKey, phase: str) -> bool:
-    return key.phase == phase and (key.cell.batch_size, key.cell.prompt_len) == (_CELL.batch_size, _CELL.prompt_len)
+def _key(facts: Facts, phase: str) -> CellKey:
+    """The traced step among those of the main run."""
+    asked = phase, _CELL.batch_size, _CELL.prompt_len
+    return next(key for key in facts.grid.keys if (key.phase, key.cell.batch_size, key.cell.prompt_len) == asked)
 
 
 def _flushes(bench: Bench) -> Iterator[Check]:
     """Linears of one row behind a buffer that was read, and behind one that was written, next to the run's replays."""
     model, facts = bench.once(_main_model), facts_of(bench.once(main_run))
-    key = next(key for key in facts.grid.keys if _is_traced(key, "decode"))
+    replays = facts.replays[_key(facts, "decode")]
     groups: dict[str, list[Any]] = {}
-    for module, name in model.hooked.items():
-        groups.setdefault(name, []).append(module)
+    for module, name in model.names.items():
+        if name in replays and isinstance(module, nn.Linear):
+            groups.setdefault(name, []).append(module)
     read, write = flushes(bench)
     ratios: dict[str, float] = {}
     written: dict[str, float] = {}
     for name, modules in groups.items():
-        if (replay := facts.replays[key].get(name)) is None or not hasattr(modules[0], "in_features"):
-            continue
         x = torch.randn(1, 1, modules[0].in_features, device=bench.device, dtype=bench.dtype)
-        calls = [partial(module, x) for module in modules]
-        read_s, write_s = (replayed_s(bench, calls, flush) for flush in (read, write))
-        ratios[name], written[name] = replay.whole.median_s / read_s, write_s / read_s
+        read_s, write_s = (replayed_s(bench, [partial(each, x) for each in modules], flush) for flush in (read, write))
+        ratios[name], written[name] = replays[name].whole.median_s / read_s, write_s / read_s
     even = all(abs(ratio - 1) < 0.1 for ratio in ratios.values())
     value = {"run / read flush": ratios, "write flush / read flush": written}
     yield Check("replays of the run / behind a read flush", even, value, "within 10 %")
@@ -270,7 +251,6 @@ def _kept_caches(bench: Bench) -> Iterator[Check]:
         engine = kind(model.module, bench.machine)
         with torch.inference_mode():
             engine.prepare(1, _CELL.slots)
-        traced = _traced(bench, model, lambda engine=engine: engine.prefill(ids, _CELL.slots))
-        found[engine.name] = sorted({kernel.name[:100] for kernel in _attention(model, traced)})
+        found[engine.name] = _attention(model, _traced(bench, model, partial(engine.prefill, ids, _CELL.slots)))
     same = found["static"] == found["graph"]
     yield Check("attention kernels of a static and a graph prefill", same, found, "equal")
