@@ -265,7 +265,7 @@ def tried(stack: str, folder: Path) -> bool:
         commands = install(stack, folder, environment)
         versions = json.loads(subprocess.check_output([commands / "python", "-c", _VERSIONS], env=environment))
     except (RuntimeError, FileNotFoundError, subprocess.CalledProcessError) as error:
-        outcome = "not run" if shutil.which(asked.python) is None else "failed"
+        outcome = "not run" if _is_missing(asked.python) else "failed"
         results.append(Result("install", outcome, str(error), time.monotonic() - began_s))
     else:
         results.append(Result("install", "ok", "", time.monotonic() - began_s))
@@ -284,6 +284,13 @@ def tried(stack: str, folder: Path) -> bool:
     }
     (folder / "stack.json").write_text(json.dumps(kept, indent=1))
     return all(result.outcome != "failed" for result in results)
+
+
+def _is_missing(python: str) -> bool:
+    """Whether no interpreter answers by this name; pyenv has a command for every one that it could choose."""
+    return (
+        shutil.which(python) is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode > 0
+    )
 
 
 def _say(stack: str, result: Result) -> None:

@@ -76,7 +76,7 @@ def ceilings(
     from dataclasses import asdict, replace
 
     from profiler.job.profiling import profiled_dtypes, write_profile
-    from profiler.job.warnings import device_warnings, health_warnings, roof_warnings
+    from profiler.job.warnings import device_warnings, health_warnings, missing_roofs, roof_warnings
     from profiler.loading.skeleton import quiet_libraries
     from profiler.machine.device import resolve_device
     from profiler.machine.foreign_load import ForeignLoad
@@ -105,6 +105,7 @@ def ceilings(
     warnings = [
         *device_warnings(info, foreign),
         *health_warnings(info, measured),
+        *missing_roofs(measured),
         *roof_warnings(measured),
         *of_profile,
     ]

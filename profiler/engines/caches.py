@@ -91,12 +91,6 @@ def _random_like(held_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noqa:
     return torch.randn(batch, heads, tokens, width, dtype=held_BHSD.dtype, device=held_BHSD.device)
 
 
-def cache_of(output: Any) -> Any:
-    """The cache a model hands back: `past_key_values`, or the state of a recurrent model."""
-    cache = getattr(output, "past_key_values", None)
-    return cache if cache is not None else getattr(output, "cache_params", None)
-
-
 def greedy_token(output: Any) -> torch.Tensor:
     tokens: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
     return tokens

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from profiler.engines.base import DecodeState
-from profiler.engines.caches import cache_of, deepen, greedy_token
+from profiler.engines.caches import deepen, greedy_token
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.grid import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Batch
+from profiler.machine.cache_name import cache_of
 from profiler.machine.machine import Machine
 
 
@@ -74,8 +75,8 @@ class PaddedEngine(EagerEngine):
         output = self._model(
             input_ids=state.token_B1,
             attention_mask=mask_BS,
-            past_key_values=state.cache,
             use_cache=True,
+            **{self._cache_name: state.cache},
             **self._at(position_B1),
         )
         return PaddedState(cache_of(output), greedy_token(output), mask_BS, position_B1)

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from profiler.engines.base import DecodeState
-from profiler.engines.caches import cache_of, deepen, greedy_token, moving_window, static_cache, unwindowed
+from profiler.engines.caches import deepen, greedy_token, moving_window, static_cache, unwindowed
 from profiler.engines.scheduled import OwnedModel, Scheduled
 from profiler.grid import PHASES, Cell, Phase
+from profiler.machine.cache_name import argument_name, cache_of
 from profiler.machine.kineto import recorded
 from profiler.machine.machine import Machine
 from profiler.machine.memory import storage_bytes
@@ -56,6 +57,7 @@ class EagerEngine:
         self._model = model
         self._machine = machine
         parameters = inspect.signature(model.forward).parameters
+        self._cache_name = argument_name(model)
         self.keeps_last_logits = "logits_to_keep" in parameters
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
@@ -76,7 +78,7 @@ class EagerEngine:
         return state
 
     def decode(self, state: DecodeState) -> DecodeState:
-        output = self._model(input_ids=state.token_B1, past_key_values=state.cache, use_cache=True)
+        output = self._model(input_ids=state.token_B1, use_cache=True, **{self._cache_name: state.cache})
         return DecodeState(cache_of(output), greedy_token(output))
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
@@ -93,7 +95,7 @@ class EagerEngine:
         return torch.cat(tokens, dim=1)
 
     def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
-        given = {} if cache is None else {"past_key_values": cache}
+        given = {} if cache is None else {self._cache_name: cache}
         output = self._model(input_ids=ids_BS, use_cache=True, **given, **self._prefill_options)
         return DecodeState(cache_of(output), greedy_token(output))
 
@@ -189,7 +191,7 @@ class CompileEngine(StaticEngine):
         return cache
 
     def _token(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
-        return greedy_token(self._model(input_ids=token_B1, past_key_values=cache, use_cache=True))
+        return greedy_token(self._model(input_ids=token_B1, use_cache=True, **{self._cache_name: cache}))
 
     def _token_moving(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
         """The same under a name of its own: torch keeps compiled code by function."""
@@ -279,5 +281,5 @@ class GraphEngine(StaticEngine):
         return cache
 
     def _advance(self, state: DecodeState) -> None:
-        output = self._model(input_ids=state.token_B1, past_key_values=state.cache, use_cache=True)
+        output = self._model(input_ids=state.token_B1, use_cache=True, **{self._cache_name: state.cache})
         state.token_B1.copy_(greedy_token(output))

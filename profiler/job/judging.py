@@ -19,9 +19,10 @@ from profiler.record.store import write_cells, write_document, write_operators
 from profiler.timing.outcomes import Visit
 
 
-def judge_folder(folder: Path) -> Run:
+def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     """Judge a run by its facts on disk and write what follows from them: run.json, cells.csv, operators.csv.
 
+    `finished` marks a run as such with the last file, so that one whose table could not be written can be resumed.
     Neither torch nor a device is needed. Raises RunError for a folder whose facts are damaged or were not kept.
     """
     document = read_document(folder)
@@ -40,6 +41,7 @@ def judge_folder(folder: Path) -> Run:
     }
     document = replace(
         document,
+        finished=finished or document.finished,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         ceilings=replace(
             document.ceilings, dispatch_s=dispatch_seconds(gathered.dispatch) or document.ceilings.dispatch_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -104,12 +104,12 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     except KeyboardInterrupt as interrupt:
         # torchrun ends the other ranks as soon as one is gone: then that is the reason.
         ended = group.failure() if group is not None and group.lost() else interrupt
-    document = replace(_closing(document, subject, stages, finished=ended is None), ended_by=str(ended or ""))
+    document = replace(_closing(document, subject, stages), ended_by=str(ended or ""))
     store.write_document(document)
     del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory
     if ended:
         clear_frames(ended.__traceback__)  # so do the calls that it came out of
-    run = judge_folder(store.folder)
+    run = judge_folder(store.folder, finished=ended is None)
     if isinstance(ended, RankError):
         raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
     stages.listener.stage("writing the report")
@@ -122,7 +122,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     write_reports([run], guard)
     if len(stages.missing) > len(document.missing):
         store.write_document(replace(document, missing=tuple(stages.missing)))
-        run = judge_folder(store.folder)
+        run = judge_folder(store.folder, finished=ended is None)
         write_pages(run, guard)
     if ended:
         raise ended
@@ -159,15 +159,24 @@ def _kept_rows(folder: Path) -> tuple[CellResult, ...]:
         return ()
 
 
-def _closing(document: RunDocument, subject: Subject, stages: Stages, *, finished: bool) -> RunDocument:
+def _closing(document: RunDocument, subject: Subject, stages: Stages) -> RunDocument:
     """What is known at the end alone."""
     breaks = {name: engine.graph_breaks for name, engine in subject.engines.items() if engine.graph_breaks is not None}
     skips = {name: engine.graph_skips for name, engine in subject.engines.items() if engine.graph_skips is not None}
+    for why, names in _by_reason(subject.machine.source.failures).items():
+        stages.miss("telemetry", why, f"{', '.join(names)} cannot be seen")
     return replace(
         document,
         engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
         health=replace(document.health, not_seen=subject.machine.source.missing),
         missing=tuple(stages.missing),
         stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
-        finished=finished,
     )
+
+
+def _by_reason(failures: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names by what they failed of."""
+    names: dict[str, list[str]] = {}
+    for name, why in failures.items():
+        names.setdefault(why, []).append(name)
+    return names

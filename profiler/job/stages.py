@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -62,13 +63,13 @@ class Stages:
         self.machine.recover(what)
 
     def miss(self, what: str, why: str, effect: str) -> None:
-        """Record that a part of the run failed; the first failure of a part is kept."""
-        if all(part.what != what for part in self.missing):
+        """Record that a part of the run failed; of several failures for one reason the first is kept."""
+        if all((part.what, part.why) != (what, why) for part in self.missing):
             self.missing.append(Missing(what, why, effect))
             self.listener.stage(self.missing[-1].sentence)
 
     def _end(self) -> None:
         now_s = self.machine.now_s()
-        if self._now:
+        if self._now and math.isfinite(now_s - self._since_s):
             self._spent_s[self._now] = self._spent_s.get(self._now, 0.0) + now_s - self._since_s
         self._since_s = now_s

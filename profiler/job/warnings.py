@@ -117,6 +117,11 @@ def _named(tensors: Sequence[str]) -> str:
     return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 
+def missing_roofs(ceilings: Ceilings) -> list[str]:
+    """A line for each roof that could not be measured; a run names them among its missing parts."""
+    return [f"{name} could not be measured: {why.rstrip('.')}." for name, why in ceilings.missing.items()]
+
+
 def roof_warnings(ceilings: Ceilings) -> list[str]:
     """Roofs that could not be measured, and a memory roof that a cache may have a part in."""
     return [*_missing(ceilings), *_of_memory(ceilings)]

@@ -6,14 +6,15 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import psutil
 
+from profiler.errors import told
 from profiler.machine.clock import now_s
 from profiler.machine.device import processor
 from profiler.machine.foreign_load import ForeignLoad
@@ -39,6 +40,10 @@ class Source(Protocol):
     def missing(self) -> tuple[str, ...]:
         """Names of what this source cannot see."""
 
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Why it cannot see what it could be expected to, by name; without what the device does not offer."""
+
     def read(self) -> Reading:
         """Look once; never raises."""
 
@@ -49,12 +54,17 @@ class Source(Protocol):
         """A counter of joules since some fixed moment, or None."""
 
 
+_NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions")
+"""What NVML says of a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
+
+
 class NvmlSource:
     """NVML through nvidia-ml-py. A field that fails is left out and named; nothing is ever set."""
 
     def __init__(self, uuid: str, nvml: Any) -> None:
         self._nvml = nvml
         self._missing: dict[str, None] = {}
+        self.failures: dict[str, str] = {}
         nvml.nvmlInit()
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
 
@@ -115,8 +125,12 @@ class NvmlSource:
     def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
         """The first answer; None, and the name among what is missing, where there is none."""
         for question in questions:
-            with contextlib.suppress(Exception):
+            try:
                 return question()
+            except Exception as error:
+                # An older nvidia-ml-py lacks the newer names.
+                if not isinstance(error, AttributeError) and not str(error).startswith(_NOT_OFFERED):
+                    self.failures.setdefault(name, told(error))
         self._missing[name] = None
         return None
 
@@ -131,6 +145,8 @@ def _others(pids: Sequence[int]) -> int | None:
 
 class HostSource:
     """The machine itself: clock, what others take of this process's cores, and RAPL where it can be read."""
+
+    failures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, beside: Sequence[int] = ()) -> None:
         self._beside = beside
@@ -170,9 +186,12 @@ class HostSource:
 
 
 class NoSource:
-    """A device that says nothing."""
+    """A device that reports nothing, and `why`."""
 
     missing = ("clock", "power", "temperature", "throttle reasons", "other processes", "energy")
+
+    def __init__(self, why: str = "") -> None:
+        self.failures = dict.fromkeys(self.missing, why) if why else {}
 
     def read(self) -> Reading:
         return Reading()
@@ -193,8 +212,8 @@ def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
         return HostSource(beside)
     try:
         return nvml_source(device)
-    except Exception:
-        return NoSource()
+    except Exception as error:
+        return NoSource(told(error))
 
 
 def nvml_source(device: torch.device) -> NvmlSource:

@@ -68,12 +68,21 @@ def replay_kernels(
     shapes = _alike(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
     for users in shapes.values():
         share_s = budget_s * (1 - _CALLS_SHARE) / len(shapes)
-        of_linears = partial(_linears_alone, subject, linears, users[0], ceilings, share_s)
+        of_linears = partial(_linears_under_load, subject, linears, users[0], ceilings, share_s)
         yield Replays(tuple(users), _tolerated(of_linears, subject, on_failure))
     keys = [key for users in shapes.values() for key in users]
     for key in keys:
         of_calls = partial(_calls_alone, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
         yield Replays((key,), _tolerated(of_calls, subject, on_failure))
+
+
+def _linears_under_load(
+    subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
+) -> Iterator[Replay]:
+    """Every linear of a cell's step, on a card after some time of the cell's own prefills."""
+    if subject.machine.captures and key.phase == "prefill":
+        _run_prefills(subject, key, min(_LOAD_S, budget_s / 2))
+    yield from _linears_alone(subject, linears, key, ceilings, budget_s)
 
 
 def _tolerated(
@@ -212,8 +221,6 @@ def _linears_alone(
 ) -> Iterator[Replay]:
     """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
-    if machine.captures and key.phase == "prefill":
-        _run_prefills(subject, key, min(_LOAD_S, budget_s / 2))
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     last = key.cell.batch_size
     sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]

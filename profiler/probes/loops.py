@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from profiler.diagnosis.seen import Call, Read
+from profiler.machine.cache_name import argument_name, cache_of
 from profiler.probes.repeats import Candidate, Group, repeat
 from profiler.units import duration
 
@@ -41,9 +42,10 @@ def loop_without_cache(group: Group) -> Candidate | None:
     def changed() -> None:
         with torch.set_grad_enabled(gradients):
             ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
-            cache = model(ids, use_cache=True).past_key_values
+            cache = cache_of(model(ids, use_cache=True))
+            name = argument_name(model)
             for _ in range(len(kept) - 1):
-                cache = model(ids[:, :1], past_key_values=cache, use_cache=True).past_key_values
+                cache = cache_of(model(ids[:, :1], use_cache=True, **{name: cache}))
 
     return Candidate(
         "cache-off",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from profiler.diagnosis.seen import Call, steady_s
+from profiler.machine.cache_name import argument_name, cache_of
 from profiler.watching.noted import Noted
 
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
@@ -117,14 +118,15 @@ def repeat(
 def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> Run:
     """A forward behind a cache, which is filled before the first run and cut back before each other."""
     filled: list[Any] = []
+    name = argument_name(model)
 
     def run() -> object:
         with mode():
             if not filled:
                 ids = torch.zeros(call.batch_size, call.context_len, dtype=torch.long, device=model.device)
-                filled.append(model(ids, use_cache=True).past_key_values)
+                filled.append(cache_of(model(ids, use_cache=True)))
             else:
                 filled[0].crop(-call.prompt_len)
-            return model(*args, **named, past_key_values=filled[0])
+            return model(*args, **named, **{name: filled[0]})
 
     return run

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from profiler.machine.cache_name import argument_name, cache_of
 from profiler.machine.clock import CoreClock, no_gc, time_calls, undisturbed
 from profiler.machine.machine import Machine
 from profiler.roofs.values import HostPace
@@ -50,11 +51,11 @@ def measure_host_pace(machine: Machine, budget_s: float = _BUDGET_S) -> HostPace
 def _steps(model: Any) -> list[float]:
     """Seconds of decode steps in a row."""
     first = model(input_ids=torch.zeros(1, _PROMPT, dtype=torch.long), use_cache=True, logits_to_keep=1)
-    cache, token = first.past_key_values, first.logits[:, -1:].argmax(-1)
+    name, cache, token = argument_name(model), cache_of(first), first.logits[:, -1:].argmax(-1)
 
     def step() -> None:
         nonlocal token
-        token = model(input_ids=token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        token = model(input_ids=token, use_cache=True, **{name: cache}).logits[:, -1:].argmax(-1)
 
     return time_calls(step, CoreClock(), _RUN_STEPS)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from profiler.diagnosis.seen import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
 from profiler.errors import told
+from profiler.machine.cache_name import without_cache
 from profiler.machine.clock import OwnTime, clock_for, now_s
 from profiler.watching.compiling import Compiling
 from profiler.watching.noted import Again, Noted, Thread, users_line
@@ -298,7 +299,7 @@ class Recorder:
         # Compiled code is bound to what it was compiled with: it is not tried again.
         if not compiled and len(self.notes) < _MOST_KEPT and self.kept_bytes + nbytes <= _MOST_KEPT_BYTES:
             self.kept_bytes += nbytes
-            kept = {name: value for name, value in named.items() if name not in ("past_key_values", "streamer")}
+            kept = {name: value for name, value in without_cache(named).items() if name != "streamer"}
             noted.arguments = (args, kept)
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.diagnosis.seen import Kind
+from profiler.machine.cache_name import given_cache
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
 _OF_A_CONFIG = (
@@ -65,7 +66,7 @@ def _seen_cheaply(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[
         torch.is_grad_enabled(),
         torch.get_num_threads(),
         _kernel(),
-        type(named.get("past_key_values")),
+        type(given_cache(named)),
         *(config.get(name) for name in _OF_A_CONFIG),
         *(bool(named[name]) if name in named else None for name in ("use_cache", *_EXTRAS)),
     )
@@ -116,7 +117,7 @@ def _kernel() -> str:
 
 def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> str:
     """What holds keys and values: the class that was handed over, or what `generate` is to make."""
-    given = named.get("past_key_values")
+    given = given_cache(named)
     if given is not None:
         return type(given).__name__
     return str((option(model, named, "cache_implementation") if generates else None) or "DynamicCache")
@@ -149,7 +150,7 @@ def times_computed(settings: Mapping[str, str]) -> int:
 
 def context_len(named: Mapping[str, Any]) -> int:
     """Tokens in a cache that grows, told by its shapes: asking a static one may wait for the device."""
-    layers = getattr(named.get("past_key_values"), "layers", None) or []
+    layers = getattr(given_cache(named), "layers", None) or []
     keys = getattr(layers[0], "keys", None) if layers else None
     return int(keys.shape[-2]) if keys is not None and keys.dim() == 4 else 0
 

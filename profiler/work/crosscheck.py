@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from profiler.machine.cache_name import argument_name, cache_of
 from profiler.work.attention import AttentionCore
 from profiler.work.operators import ModelWork
 from profiler.work.step import ExecutionPath, Step
 from profiler.work.walk import collapse_numbers, walk
-
-_CACHES = ("past_key_values", "cache_params", "state")
 
 COUNTER = "torch.utils.flop_counter.FlopCounterMode"
 
@@ -107,10 +106,10 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     with torch.no_grad():
         if context:
             filled = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)
-            key = next((name for name in _CACHES if getattr(filled, name, None) is not None), None)
-            if key is None:
+            held = cache_of(filled)
+            if held is None:
                 raise ValueError(f"{type(model).__name__} keeps no cache, so that it has no decode step")
-            options[key] = getattr(filled, key)
+            options[argument_name(model)] = held
         counter = FlopCounterMode(display=False, custom_mapping=_grouped_products())
         with counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import random
 import sys
 import tempfile
@@ -58,17 +57,17 @@ def injections(found: Iterable[Recorded]) -> list[Injection]:
         numbers: dict[tuple[Site, str], list[int]] = {}
         for call in each.base.calls:
             numbers.setdefault((call.site, call.stage), []).append(call.number)
-        fresh = {group: own for group, own in numbers.items() if group not in seen}
+        lies = each.played.lies
+        fresh = {group: own for group, own in numbers.items() if lies or group not in seen}
         seen |= set(fresh)
-        last = {site: max(own) for (site, _), own in sorted(numbers.items())}
-        for call in each.base.calls:
-            last[call.site] = max(last.get(call.site, 0), call.number)
+        last = {call.site: call.number for call in each.base.calls}
         planned += {
             Injection(site, number, kind, mode, each.played.name)
             for (site, _), own in fresh.items()
             for number in positions(own)
             for kind in plausible(site.api)
-            for mode in modes(kind)
+            if not lies or KINDS[kind].raised is None
+            for mode in modes(site.api, kind)
             if mode == "once" or number < last[site]
         }
     planned.sort()
@@ -91,7 +90,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="roofscope-faults-") as folder:
         found = {name: recorded(SCENARIOS[name], Path(folder)) for name in names}
         if replayed:
-            trial = tried(replayed, found[replayed.scenario].played, found[replayed.scenario].model, found[replayed.scenario].base)
+            trial = tried(
+                replayed, found[replayed.scenario].played, found[replayed.scenario].model, found[replayed.scenario].base
+            )
             print(trial.said)
             print(*(trial.failures or ("all holds",)), sep="\n")
             sys.exit(1 if trial.failures else 0)
@@ -137,6 +138,16 @@ def report(trials: Sequence[Trial], out: Path | None) -> None:
     own = [clause for clause in clauses.clauses(Path(ROOT)) if clauses.faces_device(clause)]
     print(f"{len(reached & set(own))} of {len(own)} except clauses of the modules that face a device were reached")
     if out is not None:
-        rows = [{"fault": str(t.injection), "code": t.code, "stage": t.stage, "way": t.way, "failures": t.failures, "said": t.said[-2000:]} for t in trials]
+        rows = [
+            {
+                "fault": str(t.injection),
+                "code": t.code,
+                "stage": t.stage,
+                "way": t.way,
+                "failures": t.failures,
+                "said": t.said[-2000:],
+            }
+            for t in trials
+        ]
         out.write_text(json.dumps({"trials": rows, "reached": sorted(reached), "clauses": own}, indent=1))
     sys.exit(1 if failed else 0)

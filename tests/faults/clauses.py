@@ -80,7 +80,7 @@ class _Telling(ast.NodeTransformer):
     def __init__(self, file: str) -> None:
         self._file = file
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:  # noqa: N802
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
         self.generic_visit(node)
         name = ast.copy_location(ast.Name(_HOOK, ast.Load()), node.body[0])
         told = ast.Call(name, [ast.Constant(f"{self._file}:{node.lineno}")], [])

@@ -50,12 +50,16 @@ KINDS: dict[str, Kind] = {
     "not-ready": Kind(_cuda("device not ready", _NOT_READY)),
     "runtime": Kind(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")),
     "no-kernel": Kind(lambda: RuntimeError("No available kernel. Aborting execution.")),
-    "not-set-up": Kind(lambda: RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment")),
+    "not-set-up": Kind(
+        lambda: RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment")
+    ),
     "cupti": Kind(lambda: RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")),
     "inductor": Kind(lambda: RuntimeError("Cannot find a working triton installation.")),
     "assertion": Kind(lambda: AssertionError("int4 needs a group size that divides the inputs")),
     "oom": Kind(lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
-    "unimplemented": Kind(lambda: NotImplementedError("Could not run the operator with arguments from the 'CUDA' backend")),
+    "unimplemented": Kind(
+        lambda: NotImplementedError("Could not run the operator with arguments from the 'CUDA' backend")
+    ),
     "nvml-lost": Kind(lambda: pynvml.NVMLError_GpuIsLost()),
     "nvml-unsupported": Kind(lambda: pynvml.NVMLError_NotSupported()),
     "nvml-library": Kind(lambda: pynvml.NVMLError_LibraryNotFound()),
@@ -77,7 +81,7 @@ _CALL = ("passing", "sticky")
 _SET_UP = ("not-set-up",)
 
 PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
-    "kernel": ("sticky", "passing", "runtime", "slow"),
+    "kernel": ("sticky", "passing", "slow"),
     "allocate": ("oom",),
     "torch.cuda.synchronize": (*_CALL, "slow"),
     "torch.cuda.Event": ("passing",),
@@ -88,7 +92,8 @@ PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
     "torch.cuda.CUDAGraph": ("passing",),
     "torch.cuda.CUDAGraph.replay": (*_CALL, "oom", "slow"),
     "torch.cuda.graph.__enter__": _CALL,
-    "torch.cuda.graph.__exit__": ("passing", "oom"),
+    "torch.cuda.CUDAGraph.capture_begin": ("passing",),
+    "torch.cuda.CUDAGraph.capture_end": ("passing", "oom"),
     "torch.cuda.stream": ("passing",),
     "torch.cuda.set_stream": ("passing",),
     "torch.cuda.current_stream": ("passing",),
@@ -136,15 +141,22 @@ def plausible(api: str) -> tuple[str, ...]:
     return ()
 
 
-def modes(kind: str) -> tuple[str, ...]:
-    return ("once",) if KINDS[kind].sticky else ("once", "on")
+_ONCE = frozenset(
+    {"torch.cuda.Event", "torch.cuda.current_stream", "torch.cuda.memory_allocated", "torch.cuda.memory_reserved"}
+)
+"""APIs that ask a driver for nothing: they fail rarely, and one failure of each call site is enough."""
+
+
+def modes(api: str, kind: str) -> tuple[str, ...]:
+    return ("once",) if KINDS[kind].sticky or api in _ONCE else ("once", "on")
 
 
 NEEDS_DEVICE = frozenset(
     {
-        "kernel", "torch.cuda.synchronize", "torch.cuda.Event", "torch.cuda.Event.record", "torch.cuda.Event.elapsed_time",
-        "torch.cuda.Event.synchronize", "torch.cuda.Stream", "torch.cuda.CUDAGraph.replay", "torch.cuda.graph.__enter__",
-        "torch.cuda.graph.__exit__", "torch.cuda.mem_get_info", "torch.cuda.empty_cache",
+        "kernel", "torch.cuda.synchronize", "torch.cuda.Event", "torch.cuda.Event.record",
+        "torch.cuda.Event.elapsed_time", "torch.cuda.Event.synchronize", "torch.cuda.Stream",
+        "torch.cuda.CUDAGraph.replay", "torch.cuda.CUDAGraph.capture_end", "torch.cuda.graph.__enter__",
+        "torch.cuda.mem_get_info", "torch.cuda.empty_cache",
     }
 )  # fmt: skip
 """APIs that a broken context answers with its error."""

@@ -1,12 +1,12 @@
-"""What must hold after any fault: nothing is lost without a word, nothing that it did not touch moves, and a resume heals.
+"""What must hold after a fault: nothing is lost in silence, no figure moves that it did not touch, and a resume heals.
 
 Which columns of cells.csv may differ from those of the run without a fault:
 
 | columns | may move with |
 |---|---|
 | COUNTS | nothing |
-| TIMES | a fault in a visit of that cell; else by one tick of a CUDA event (0.5 us), since what ran before shifts the clock,
-  and by 1 % where the cell has another number of visits |
+| TIMES | a fault in a visit of that cell; else one tick of a CUDA event (0.5 us), since the clock is shifted by what
+  ran before, and 1 % where the cell has another number of visits |
 | SAMPLES | where a sweep ends: it has fewer visits after a fault, and more after a resume |
 | all others (roofs, split, regime, confidence, memory in use) | any fault: they rest on roofs, the twin and replays |
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ _STATUSES = ("ok", "oom", "failed", "skipped")
 _CODES = (0, 2, 3)
 _MORE_S = 60.0
 """Simulated seconds that a fault may add to a run: a deadline of every stage."""
+_REPEATED = {"oom": "out of memory", "full": "No space left on device"}
 _FALSE = 0.05
 """A figure that is off by more than this is false."""
 
@@ -100,7 +101,18 @@ def _facts(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {json.dumps(key)} {item.get('operator')}"
 
 
-_UNSTABLE = ("curve", "seconds", "readings", "stage_s", "levers", "conflicts", "signals", "answer", "noise_reasons", "flags")
+_UNSTABLE = (
+    "curve",
+    "seconds",
+    "readings",
+    "stage_s",
+    "levers",
+    "conflicts",
+    "signals",
+    "answer",
+    "noise_reasons",
+    "flags",
+)
 
 
 def _said(value: Any, path: str = "run.json") -> Iterator[str]:
@@ -136,8 +148,8 @@ class Case:
     @property
     def why(self) -> str:
         """What the fault says, as the profiler repeats it."""
-        if self.injection.kind == "oom":
-            return "out of memory"
+        if said := _REPEATED.get(self.injection.kind):
+            return said
         return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
 
 
@@ -197,7 +209,10 @@ def _leaves_other_cells_alone(case: Case) -> Iterator[str]:
         if base is None or _cell_of(row) in case.touched:
             continue
         if row["status"] != "ok":
-            if not (case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2) and base["status"] == "ok":
+            if (
+                not (case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2)
+                and base["status"] == "ok"
+            ):
                 yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
             continue
         yield from (f"{'/'.join(key)} {text}" for text in _moved(base, row))
@@ -221,7 +236,9 @@ def _same_time(base: str, found: str, share: float) -> bool:
 
 def _cell_of(row: Row) -> str:
     """As `Call.cell` names it."""
-    return "/".join((row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]))
+    return "/".join(
+        (row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"])
+    )
 
 
 def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
@@ -264,7 +281,7 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     if case.first.folder is None or case.first.code == 2:
         return
     assert case.base.folder is not None
-    gone = lost(case.base.folder, case.first.folder)
+    gone = [fact for fact in lost(case.base.folder, case.first.folder) if not _is_no_loss(case, fact)]
     if not gone:
         return
     text = f"{len(gone)} facts are gone ({'; '.join(gone[:3])})"
@@ -273,6 +290,16 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     for place, said in (("run.json", json.dumps(case.first.folder.document)), ("the screen", case.first.out)):
         if case.why and _plain(case.why)[:24] not in _plain(said):
             yield f"{place} does not say why ({case.why[:60]}): {text}"
+
+
+def _is_no_loss(case: Case, fact: str) -> bool:
+    """What a device does not offer, which run.json names, and the version of what is not installed."""
+    if case.injection.kind == "nvml-unsupported":
+        assert case.first.folder is not None
+        assert case.base.folder is not None
+        not_seen = [set(ran.document["health"]["not_seen"]) for ran in (case.base.folder, case.first.folder)]
+        return not_seen[0] < not_seen[1]
+    return case.injection.kind == "no-package" and fact.startswith("run.json.software.")
 
 
 def _plain(text: str) -> str:

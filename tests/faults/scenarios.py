@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,17 @@ class Played:
     asked: Scenario
     truth: Truth
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the command line, beside those of the scenario."""
+    """Of the command line, beside those of the scenario; None leaves one out."""
     pictures: bool = False
     """Whether report.html and the pictures are written as well: they take seconds."""
     libraries: tuple[str, ...] = ()
     """Imported before the run is recorded."""
+    lies: bool = False
+    """Only what is false or slow is tried: the cells of this run are otherwise sure."""
 
     def arguments(self, folder: Path) -> dict[str, Any]:
         asked = self.asked
-        return {
+        every = {
             "dtype": asked.dtype,
             "quant": asked.quant,
             "engine": asked.engine,
@@ -39,11 +40,18 @@ class Played:
             "out": folder,
             **self.options,
         }
+        return {name: value for name, value in every.items() if value is not None}
 
 
-def _small(engine: str = "eager", **changes: Any) -> Scenario:
-    return Scenario("smollm2-135m", 1, "float16", engine, (16, 32), (1, 2), 8, **changes)
+def _small(engine: str = "eager", prompts: tuple[int, ...] = (16, 32), **changes: Any) -> Scenario:
+    return Scenario("smollm2-135m", 1, "float16", engine, prompts, (1, 2), 8, **changes)
 
+
+def _one(model: str, layers: int = 1) -> Scenario:
+    return Scenario(model, layers, "bfloat16", "eager", (16,), (1,), 8)
+
+
+_MIXTRAL = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 SCENARIOS: dict[str, Played] = {
     played.name: played
@@ -51,5 +59,14 @@ SCENARIOS: dict[str, Played] = {
         Played("eager", _small(), A100),
         Played("graph", _small("graph"), A100),
         Played("nf4", _small(quant="nf4"), A100),
+        Played("int8", _small(prompts=(16,), quant="int8"), A100),
+        Played("fp8", replace(_one("smollm2-135m"), quant="fp8"), H100, libraries=("torchao",)),
+        Played("experts", replace(_one("mixtral-8x7b"), changes=_MIXTRAL), A100),
+        Played("engines", _small("static,compile,generate", (16,)), A100, {"budget": 20}),
+        Played(
+            "inside", _one("smollm2-135m", layers=4), A100, {"trace": True, "no_levers": None}, libraries=("torchao",)
+        ),
+        Played("pictures", _small(prompts=(16,)), A100, pictures=True, libraries=("matplotlib.pyplot",)),
+        Played("sure", Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4, lies=True),
     )
 }

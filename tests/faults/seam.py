@@ -1,4 +1,4 @@
-"""Every call of a run into what may fail passes here: written down by its name, and made to fail where that is asked."""
+"""Every call of a run into what may fail passes here: it is recorded by its name, and fails where that is asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ import torch
 
 from profiler.job.stages import Stages
 
+from ..simulated.card import Card
 from ..simulated.compiled import Compiled
 from ..simulated.host import SimulatedTime
 from ..simulated.world import World
@@ -34,10 +35,14 @@ _FUNCTIONS = (
 _METHODS = {
     "Event": ("__init__", "record", "elapsed_time", "synchronize"),
     "Stream": ("__init__",),
-    "CUDAGraph": ("__init__", "replay"),
-    "graph": ("__enter__", "__exit__"),
+    "CUDAGraph": ("__init__", "capture_begin", "capture_end", "replay"),
+    "graph": ("__enter__",),
 }
 """Of classes of torch.cuda."""
+_WITHIN_TORCH = frozenset({"torch.cuda.CUDAGraph.capture_begin", "torch.cuda.CUDAGraph.capture_end"})
+"""Called by `torch.cuda.graph`, which the simulated card brings along."""
+_FAILS_AT_ITS_END = frozenset({"torch.cuda.CUDAGraph.capture_end"})
+"""The capture has ended by then, whatever becomes of the graph (aten/src/ATen/cuda/CUDAGraph.cpp)."""
 _OPERATORS = ("_fused_sdp_choice", "_scaled_mm", "_int_mm", "_grouped_mm")
 """Of torch, called by name."""
 _PROFILER = ("__enter__", "__exit__", "events", "export_chrome_trace")
@@ -86,13 +91,15 @@ class Seam:
     def call(self, api: str, real: Wrapped, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What stands for a call of `real`; the caller of the caller made it."""
         frame = caller(2)
-        if from_simulator(frame):
+        if from_simulator(frame) and api not in _WITHIN_TORCH:
             return real(*args, **kwargs)
         call = self._reached(api, frame)
         if call is None:
             return real(*args, **kwargs)
         assert self._kind is not None
         if self._kind.raised is not None:
+            if api in _FAILS_AT_ITS_END:
+                real(*args, **kwargs)
             raise self._kind.raised()
         if self._kind.lie is not None:
             return self._kind.lie(real(*args, **kwargs))
@@ -129,18 +136,23 @@ class Seam:
 
     def _hook_card(self) -> None:
         """Kernels and allocations, which the card in C++ tells of; only where somebody listens, for it costs time."""
-        slow = self._kind is not None and self._kind.slow > 1
         for card in self._world.cards:
             if self._asked("kernel"):
-                if slow:
-                    card.core.times = lambda *_: self._kind.slow if self._reached("kernel", caller(0)) else 1.0
-                else:
-                    card.core.on_kernel = lambda *_: self._fail("kernel")
+                card.core.on_kernel = partial(self._launched, card)
             if self._asked("allocate"):
-                card.memory.on_allocate = lambda _: self._fail("allocate")
+                card.memory.on_allocate = self._allocated
 
-    def _fail(self, api: str) -> None:
-        if self._reached(api, caller(1)) is not None:
+    def _launched(self, card: Card, *kernel: Any) -> None:
+        """Fail what the host launched, or let it take longer; of a replayed graph that is the first kernel."""
+        *_, launched, _operators, duration_s, _start_s = kernel
+        if launched and self._reached("kernel", caller(1)) is not None:
+            assert self._kind is not None
+            if self._kind.raised is not None:
+                raise self._kind.raised()
+            card.stream.core.ready_s += (self._kind.slow - 1) * duration_s
+
+    def _allocated(self, _bytes: int) -> None:
+        if self._reached("allocate", caller(1)) is not None:
             assert self._kind is not None
             assert self._kind.raised is not None
             raise self._kind.raised()

@@ -1,4 +1,4 @@
-"""Where a run calls into a device, a driver, a library or the disk: each call has a name that can be called for again."""
+"""Where a run calls into a device, a driver, a library or the disk: each call has a name to replay it by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _DOORS = frozenset(
 )
 """Modules that every room calls a device or the disk through: whoever calls them is the place."""
 
-_LINE = re.compile(r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)")
+_LINE = re.compile(
+    r"(?P<api>.+)@(?P<place>[^@#]+:\d+)#(?P<number>\d+) (?P<kind>\S+) (?P<mode>once|on) (?P<scenario>\S+)"
+)
 
 
 @dataclass(frozen=True, order=True)

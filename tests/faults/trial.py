@@ -24,6 +24,10 @@ from .scenarios import Played
 from .seam import Seam
 from .sites import ROOT, Injection
 
+_BRIEF = {"profiler.roofs.sampling._LOADED_S": 0.02, "profiler.roofs.sampling._MOST_RECORDED": 20}
+"""A card that is not accurate to a thousandth fails all the same, and a thousand runs are shorter."""
+_AGAIN = ("no_levers", "budget", "trace")
+"""Options of a run that its resume is given again."""
 _LATER_S = 3600.0
 """Between a run and its resume."""
 
@@ -67,14 +71,16 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
     """Run the command once on cards of its own, with everything that it says."""
     options = played.arguments(folder)
     if resume:
-        options = {name: options[name] for name in ("no_levers", "budget") if name in options} | {"resume": folder}
+        options = {name: options[name] for name in _AGAIN if name in options} | {"resume": folder}
     else:
         options["weights"] = "random"
     words = ["roofscope", "run", str(model), *_flags({**options, "device": "cuda"}), "--quiet", "--plain"]
     with simulated(played.truth) as world, contextlib.ExitStack() as stack:
         seam = Seam(world, [folder, Path(os.environ["XDG_CACHE_HOME"])], injection)
+        for name, value in _BRIEF.items():
+            stack.enter_context(mock.patch(name, value))
         stack.enter_context(_real_nvml_errors())
-        stack.enter_context(mock.patch("profiler.machine.foreign_load.ForeignLoad.cores", lambda _: 0.0))
+        stack.enter_context(mock.patch("profiler.machine.foreign_load.ForeignLoad.cores", return_value=0.0))
         stack.enter_context(seam.installed())
         if not played.pictures:
             stack.enter_context(mock.patch("profiler.report.page.write_reports"))
@@ -109,7 +115,9 @@ def _traced() -> Iterator[list[str]]:
 
     def complain(error: Exception) -> int:
         frames = traceback.extract_tb(error.__traceback__)
-        way.extend(f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT))
+        way.extend(
+            f"{frame.filename[len(ROOT) :]}:{frame.lineno}" for frame in frames if frame.filename.startswith(ROOT)
+        )
         return whole(error)
 
     with mock.patch.object(app, "_complain_unexpected", complain):

@@ -53,13 +53,11 @@ class Card:
         self.truth = truth
         self.host = host
         self.memory = native().Allocator(truth.memory_bytes, truth.taken_bytes)
-        throttle = truth.throttle
         self.core = native().Card(
             index,
             host.core,
             speeds(truth),
-            math.inf if throttle is None else throttle.after_busy_s,
-            1.0 if throttle is None else throttle.share,
+            _clock(truth),
             # cuBLAS keeps a workspace a stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
             truth.l2_bytes,
@@ -128,6 +126,14 @@ def speeds(truth: Truth) -> Any:
         truth.host_operator_s,
         dict(truth.flops_per_s),
         list(truth.kernel_share.items()),
+    )
+
+
+def _clock(truth: Truth) -> Any:
+    throttle, cap = truth.throttle, truth.power_cap
+    return native().Clock(
+        *((math.inf, 1.0) if throttle is None else (throttle.after_busy_s, throttle.share)),
+        *((math.inf, 1.0) if cap is None else (cap.after_computing_s, cap.share)),
     )
 
 

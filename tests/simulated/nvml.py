@@ -10,6 +10,8 @@ from typing import Any
 from .card import Card
 from .cuda import uuid_of
 
+_POWER_CAP = 0x4
+"""nvml.h, nvmlClocksEventReasonSwPowerCap."""
 _WINDOW_S = 1 / 6
 """Utilisation is of the last sixth of a second to second (nvml.h, nvmlUtilization_t)."""
 
@@ -20,6 +22,15 @@ def answers(cards: Sequence[Card]) -> Any:
 
     def processes(card: Card) -> list[Any]:
         return [types.SimpleNamespace(pid=pid) for pid in (os.getpid(), *range(1, 1 + card.truth.other_processes))]
+
+    def reasons(card: Card) -> int:
+        if card.clock_share == 1.0:
+            return 0
+        return _POWER_CAP if card.truth.throttle is None else card.truth.throttle.reason
+
+    def power_mw(card: Card) -> int:
+        """All that it may take where that limits its clock, else nine tenths."""
+        return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else 900))
 
     def utilisation(card: Card) -> Any:
         share = round(100 * card.active_share(_WINDOW_S))
@@ -34,8 +45,8 @@ def answers(cards: Sequence[Card]) -> Any:
         nvmlSystemGetDriverVersion=lambda: "580.00",
         nvmlSystemGetCudaDriverVersion=lambda: 13000,
         nvmlDeviceGetClockInfo=lambda card, kind: round(card.truth.clock_hz * card.clock_share / 1e6),
-        nvmlDeviceGetCurrentClocksEventReasons=lambda card: card.truth.throttle.reason if card.clock_share < 1 else 0,
-        nvmlDeviceGetPowerUsage=lambda card: round(card.truth.power_w * 900),
+        nvmlDeviceGetCurrentClocksEventReasons=reasons,
+        nvmlDeviceGetPowerUsage=power_mw,
         nvmlDeviceGetEnforcedPowerLimit=lambda card: round(card.truth.power_w * 1000),
         nvmlDeviceGetPowerManagementDefaultLimit=lambda card: round(card.truth.power_w * 1000),
         nvmlDeviceGetUtilizationRates=utilisation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiler.engines.generate import GenerateEngine
 from profiler.errors import RequestError
 from profiler.machine.machine import Machine, machine_for
+from profiler.machine.readings import POWER_CAP
 from profiler.machine.telemetry import Watch
 
 from .mode import CardMode
 from .native import why_not
-from .truth import H100, T4
+from .truth import H100, T4, PowerCap
 from .world import World, simulated
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -116,6 +117,18 @@ def test_memory_ends(world: World) -> None:
     torch.empty(12 << 30, dtype=torch.uint8, device="cuda")
 
 
+def test_a_short_kernel_takes_as_long_as_the_shortest() -> None:
+    """However few bytes it moves, launched alone or replayed."""
+    with simulated(H100) as world:
+        x = torch.zeros(16, device="cuda")
+        replay = machine_for(CARD).capture(lambda: x.add_(1))
+        world.card.log = log = []
+        x.add_(1)
+        replay()
+        world.card.log = None
+    assert [kernel.duration_s for kernel in log] == [H100.smallest_kernel_s] * 2
+
+
 def test_a_cache_serves_what_was_just_touched() -> None:
     with simulated(H100.but(smallest_kernel_s=0.0)) as world:
         x = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
@@ -158,6 +171,39 @@ def test_what_is_written_is_written_to_memory_once() -> None:
     written = sum(kernel.memory_bytes for kernel in log) - 200 * MIB
     assert written == 5 * 200 * MIB
     assert [kernel.memory_bytes for kernel in log[:3]] == [150 * MIB, 200 * MIB, 200 * MIB]
+
+
+def test_arithmetic_lowers_the_clock_of_a_card_at_its_power_cap() -> None:
+    """8192^3 products for a tenth of a second, and the clock falls; as much of other work, and it is back."""
+    with simulated(H100.but(power_cap=PowerCap(after_computing_s=0.1, share=0.8))) as world:
+        a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
+        stream = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
+        source = machine_for(CARD).source
+        product_s = 2 * 8192**3 / H100.flops_per_s["bfloat16"]
+
+        def seconds(work: Callable[[], object], total_s: float) -> float:
+            """Of one more call, after so many of them."""
+            start_s = world.host.now_s
+            while world.host.now_s - start_s < total_s:
+                work()
+                torch.cuda.synchronize()
+            world.card.log = log = []
+            work()
+            world.card.log = None
+            return float(log[0].duration_s)
+
+        assert seconds(stream.sum, 0.2) == pytest.approx(300 * MIB / H100.bytes_per_s)
+        assert source.read().clock_hz == H100.clock_hz
+        assert source.read().throttle == ()
+        assert seconds(lambda: a @ a, 0.05) == pytest.approx(product_s)
+        assert seconds(lambda: a @ a, 0.1) == pytest.approx(product_s / 0.8)
+        reading = source.read()
+        assert reading.clock_hz == pytest.approx(0.8 * H100.clock_hz, rel=1e-3)
+        assert reading.throttle == (POWER_CAP,)
+        assert reading.power_w == reading.power_limit_w == H100.power_w
+        assert seconds(stream.sum, 0.2) == pytest.approx(300 * MIB / H100.bytes_per_s)
+        assert source.read().clock_hz == H100.clock_hz
+        assert seconds(lambda: a @ a, 0.0) == pytest.approx(product_s)
 
 
 def test_a_replay_is_one_launch_of_all_kernels(world: World, machine: Machine) -> None:
@@ -214,6 +260,25 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
         machine.capture(lambda: x.add_(1))()
         assert world.cards[1].busy_s > busy_s
         assert world.cards[0].busy_s == 0.0
+
+
+def test_a_capture_without_a_stream_goes_to_the_card_of_the_first_one() -> None:
+    """torch.cuda.graph keeps one capture stream a process (`default_capture_stream`): the second card's work runs at
+    once beside it, and the graph is empty."""
+    with simulated(H100, H100) as world:
+        tensors = [torch.zeros(1 << 20, device=f"cuda:{index}") for index in range(2)]
+
+        def captured_on(index: int) -> bool:
+            torch.cuda.set_device(index)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                tensors[index].add_(1)
+            busy_s = world.cards[index].busy_s
+            graph.replay()
+            return world.cards[index].busy_s > busy_s
+
+        assert captured_on(0)
+        assert not captured_on(1)
 
 
 def test_a_watch_reads_by_the_simulated_clock(world: World, machine: Machine) -> None:

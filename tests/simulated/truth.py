@@ -19,6 +19,15 @@ class Throttle:
 
 
 @dataclass(frozen=True)
+class PowerCap:
+    """After so many seconds of arithmetic the clock falls to a share of itself, until as many of other work or of rest:
+    products draw all the power that the card may take, streams do not."""
+
+    after_computing_s: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Truth:
     """A card as it is. Speeds are attained ones, not a datasheet's."""
 
@@ -54,6 +63,7 @@ class Truth:
     clock_hz: float = 1.5e9
     power_w: float = 300.0
     throttle: Throttle | None = None
+    power_cap: PowerCap | None = None
     other_processes: int = 0
     taken_bytes: int = 300 << 20
     """Memory that the driver's context and others take."""

@@ -54,8 +54,38 @@ struct Work {
   double link_s;  // over a link, for a copy from elsewhere
 };
 
-struct Throttle {
-  double after_busy_s = std::numeric_limits<double>::infinity(), share = 1.0;
+// What lowers the clock: so many busy seconds for good, or so many seconds of arithmetic, which draw all the power that
+// the card may take; as many of other work or of rest let it rise again.
+struct Clock {
+  double after_busy_s, busy_share, after_computing_s, capped_share;
+  double busy_s = 0.0, computing_s = 0.0, end_s = 0.0;
+  bool capped = false;
+  std::deque<std::pair<double, double>> changes;  // from when, and to which share of the rated clock
+
+  // For the next kernel.
+  double share() const { return (busy_s >= after_busy_s ? busy_share : 1.0) * (capped ? capped_share : 1.0); }
+
+  double share_at(double moment_s) const {
+    for (auto each = changes.rbegin(); each != changes.rend(); ++each)
+      if (each->first <= moment_s) return each->second;
+    return 1.0;
+  }
+
+  void run(double start_s, double seconds, bool computes) {
+    double before = share();
+    heat(end_s - start_s);
+    heat(computes ? seconds : -seconds);
+    busy_s += seconds;
+    end_s = start_s + seconds;
+    if (share() != before) changes.emplace_back(end_s, share());
+  }
+
+ private:
+  void heat(double seconds) {
+    computing_s = std::clamp(computing_s + seconds, 0.0, after_computing_s);
+    if (computing_s == after_computing_s) capped = true;
+    if (computing_s == 0.0) capped = false;
+  }
 };
 
 struct Speeds {
@@ -67,15 +97,23 @@ struct Speeds {
   double duration_s(
       const std::string& name, int64_t memory_bytes, int64_t l2_bytes, double flops, const std::string& dtype,
       double link_s, double clock_share) const {
-    double moving_s = memory_bytes / bytes_per_s + l2_bytes / (l2_bytes_per_s * clock_share);
-    double computing_s = flops != 0.0 ? flops / (flops_per_s.at(dtype) * clock_share) : 0.0;
+    double moving = moving_s(memory_bytes, l2_bytes, clock_share);
+    double computing = computing_s(flops, dtype, clock_share);
     double share = 1.0;
     for (const auto& [part, reached] : kernel_share)
       if (name.find(part) != std::string::npos) {
         share = reached;
         break;
       }
-    return std::max({moving_s / share, computing_s / share, link_s, smallest_kernel_s});
+    return std::max({moving / share, computing / share, link_s, smallest_kernel_s});
+  }
+
+  double moving_s(int64_t memory_bytes, int64_t l2_bytes, double clock_share) const {
+    return memory_bytes / bytes_per_s + l2_bytes / (l2_bytes_per_s * clock_share);
+  }
+
+  double computing_s(double flops, const std::string& dtype, double clock_share) const {
+    return flops != 0.0 ? flops / (flops_per_s.at(dtype) * clock_share) : 0.0;
   }
 };
 
@@ -198,31 +236,28 @@ struct Kernel {
   int64_t memory_bytes = 0, l2_bytes = 0;
   bool launched;
   double duration_s = 0.0;
+  bool computes = false;  // it takes its time for arithmetic
 };
 
 struct Card {
   int64_t index;
   Host& host;
   Speeds speeds;
-  Throttle throttle;
+  Clock clock;
   int64_t workspace_bytes;
   Cache cache;
   Values values;
   std::shared_ptr<Allocator> memory;
   Queue* queue = nullptr;  // the current one
   bool generator_captures = false;  // as torch's default generator of this card believes
-  double busy_s = 0.0;
   std::deque<std::pair<double, double>> spans;  // start and end of what kept it busy lately
   py::object on_kernel = py::none();
   py::object times = py::none();  // how many times as long kernels take, where something is planted
   int64_t operators_before = 0;
 
-  Card(int64_t at, Host& on, Speeds fast, Throttle slowed, int64_t workspace, Cache l2, std::shared_ptr<Allocator> held)
-      : index(at), host(on), speeds(std::move(fast)), throttle(slowed), workspace_bytes(workspace),
+  Card(int64_t at, Host& on, Speeds fast, Clock ticks, int64_t workspace, Cache l2, std::shared_ptr<Allocator> held)
+      : index(at), host(on), speeds(std::move(fast)), clock(std::move(ticks)), workspace_bytes(workspace),
         cache(std::move(l2)), memory(std::move(held)) {}
-
-  // The clock now, as a share of its rated one.
-  double clock_share() const { return busy_s >= throttle.after_busy_s ? throttle.share : 1.0; }
 
   // Send one kernel to the current stream, or into what it captures.
   void launch(Work work) {
@@ -267,8 +302,11 @@ struct Card {
       add(cache.write(region));
       values.forget(region);
     }
+    double share = clock.share();
     kernel.duration_s = speeds.duration_s(
-        *work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, *work.dtype, work.link_s, clock_share());
+        *work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, *work.dtype, work.link_s, share);
+    kernel.computes = speeds.computing_s(work.flops, *work.dtype, share) >
+        speeds.moving_s(kernel.memory_bytes, kernel.l2_bytes, share);
     if (!times.is_none()) {
       py::gil_scoped_acquire held;
       kernel.duration_s *= times(*work.name, work.reads, work.flops).cast<double>();
@@ -280,7 +318,11 @@ struct Card {
     double seconds = 0.0;
     for (const Kernel& kernel : kernels) seconds += kernel.duration_s;
     double start_s = queue->submit(host, seconds, host_s);
-    busy_s += seconds;
+    double end_s = start_s;
+    for (const Kernel& kernel : kernels) {
+      clock.run(end_s, kernel.duration_s, kernel.computes);
+      end_s += kernel.duration_s;
+    }
     if (!spans.empty() && start_s - spans.back().second < LULL_S) {
       spans.back().second = start_s + seconds;
     } else {

@@ -54,6 +54,11 @@ struct Allocator {
 
   Allocator(int64_t total, int64_t taken) : total_bytes(total), taken_bytes(taken) {}
 
+  ~Allocator() {  // by the last tensor, which torch may free without Python's lock
+    py::gil_scoped_acquire held;
+    on_allocate = py::object();
+  }
+
   int64_t driver_free() const { return total_bytes - taken_bytes - reserved; }
 
   Block* allocate(int64_t nbytes, const std::shared_ptr<Pool>& pool) {

@@ -86,6 +86,11 @@ PYBIND11_MODULE(native, module) {
                     std::vector<std::pair<std::string, double>>>())
       .def("duration_s", &Speeds::duration_s);
 
+  py::class_<Clock>(module, "Clock").def(
+      py::init([](double after_busy_s, double busy_share, double after_computing_s, double capped_share) {
+        return Clock{after_busy_s, busy_share, after_computing_s, capped_share};
+      }));
+
   py::class_<Recording>(module, "Recording")
       .def(py::init<>())
       .def_readwrite("invalid", &Recording::invalid)
@@ -104,21 +109,21 @@ PYBIND11_MODULE(native, module) {
       .def_readwrite("capture", &Queue::capture);
 
   py::class_<Card>(module, "Card")
-      .def(py::init([](int64_t index, Host& host, Speeds speeds, double after_busy_s, double share,
+      .def(py::init([](int64_t index, Host& host, Speeds speeds, Clock clock,
                        int64_t workspace_bytes, int64_t l2_bytes, bool writes_back, std::shared_ptr<Allocator> memory) {
              return new Card(
-                 index, host, std::move(speeds), {after_busy_s, share}, workspace_bytes, {l2_bytes, writes_back},
+                 index, host, std::move(speeds), std::move(clock), workspace_bytes, {l2_bytes, writes_back},
                  std::move(memory));
            }),
            py::keep_alive<1, 3>())
       .def_readonly("index", &Card::index)
       .def_readonly("memory", &Card::memory)
-      .def_readonly("busy_s", &Card::busy_s)
+      .def_property_readonly("busy_s", [](const Card& card) { return card.clock.busy_s; })
       .def_readwrite("queue", &Card::queue)
       .def_readwrite("generator_captures", &Card::generator_captures)
       .def_readwrite("on_kernel", &Card::on_kernel)
       .def_readwrite("times", &Card::times)
-      .def_property_readonly("clock_share", &Card::clock_share)
+      .def_property_readonly("clock_share", [](const Card& card) { return card.clock.share_at(card.host.now_s); })
       .def("active_share", &Card::active_share)
       .def("replay", &Card::replay)
       .def("value", [](const Card& card, const Region& region) { return card.values.get(region); })
