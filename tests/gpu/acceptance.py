@@ -70,7 +70,7 @@ def groups() -> Groups:
 
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
     """Every check of a group. An attempt that raises is a red check with one line, and the next one goes on."""
-    from claims.bench import Check, NotRunError, failed, free
+    from claims.bench import Check, NotRunError, free, red
 
     for attempt in attempts:
         if lost := bench.cuda and bench.machine.trouble():
@@ -85,7 +85,7 @@ def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
         except NotRunError as reason:
             yield Check(attempt.name, None, why=str(reason))
         except Exception as error:
-            yield failed(attempt.name, error)
+            yield red(attempt.name, error)
         free()
         yield from bench.memory_checks(runs)
 
@@ -169,7 +169,7 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
     return Bench(torch.device("cuda", 0), main_model, "tinyllama-1.1b", folder, minutes, imports_s)
 
 
-def _missing(names: Iterable[str]) -> str:
+def _not_installed(names: Iterable[str]) -> str:
     """One line for modules that cannot be imported, by the packages that have them."""
     packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in names)
     return f"not installed: {', '.join(packages)}; carry their wheels, as --help shows."
@@ -178,7 +178,7 @@ def _missing(names: Iterable[str]) -> str:
 def main() -> int:
     options = _options()
     if absent := [name for name in _NEEDED if sys.modules.get(name) is None and find_spec(name) is None]:
-        print(_missing(absent), file=sys.stderr)
+        print(_not_installed(absent), file=sys.stderr)
         return 2
     try:
         import torch
@@ -186,7 +186,7 @@ def main() -> int:
 
         every = groups()
     except ModuleNotFoundError as error:
-        print(_missing([error.name or str(error)]), file=sys.stderr)
+        print(_not_installed([error.name or str(error)]), file=sys.stderr)
         return 2
     except Exception as error:
         print(f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
@@ -211,17 +211,17 @@ def main() -> int:
 
 
 def _run(bench: Bench, chosen: Groups, out: Path) -> int:
-    from claims.bench import failed
+    from claims.bench import red
 
     board = Scoreboard(bench, out, list(chosen))
     for name, attempts in chosen.items():
         board.begin(name)
-        runs, tried = len(bench.memory), []
+        runs, listed = len(bench.memory), []
         try:
-            tried = list(attempts(bench))
+            listed = list(attempts(bench))
         except Exception as error:
-            board.add(name, failed(name, error))
-        for check in checks(bench, tried):
+            board.add(name, red(name, error))
+        for check in checks(bench, listed):
             board.add(name, check)
         bench.forget()
         if len(bench.memory) > runs:

@@ -34,14 +34,14 @@ pytestmark = [
 Planted = contextlib.AbstractContextManager[Any]
 
 
-def changed(name: str, change: Callable[..., Any]) -> Planted:
+def with_result(name: str, change: Callable[..., Any]) -> Planted:
     """Within, a function's result is what `change` makes of it and of its arguments."""
     module, _, own = name.rpartition(".")
     right = getattr(__import__(module, fromlist=[own]), own)
     return mock.patch(name, lambda *args, **more: change(right(*args, **more), *args))
 
 
-def method_changed(owner: type, name: str, change: Callable[..., Any]) -> Planted:
+def with_method_result(owner: type, name: str, change: Callable[..., Any]) -> Planted:
     right = getattr(owner, name)
     return mock.patch.object(owner, name, lambda self, *args, **more: change(right(self, *args, **more), self, *args))
 
@@ -70,7 +70,7 @@ def halved_roof() -> Planted:
     def half(roof: Any, *args: Any) -> Any:
         return replace(roof, per_s=roof.per_s / 2)
 
-    return changed("claims.roofs.measure_gemm", half)
+    return with_result("claims.roofs.measure_gemm", half)
 
 
 def gemv_by_its_launches() -> Planted:
@@ -78,14 +78,14 @@ def gemv_by_its_launches() -> Planted:
         memory = {name: replace(roof, per_s=roof.per_s / 2) for name, roof in roofs.memory.items()}
         return replace(roofs, memory={**roofs.memory, **{name: memory[name] for name in memory if "gemv" in name}})
 
-    return changed("claims.roofs.measure", slow)
+    return with_result("claims.roofs.measure", slow)
 
 
 def doubled_replays() -> Planted:
     def twice(times: Any, *args: Any) -> Any:
         return {name: tuple(2 * second for second in seconds) for name, seconds in times.items()}
 
-    return changed("profiler.probes.kernels.replay_linears", twice)
+    return with_result("profiler.probes.kernels.replay_linears", twice)
 
 
 def another_layer(name: str) -> Callable[[], Planted]:
@@ -127,22 +127,22 @@ def other_tokens() -> Planted:
     def others(tokens: Any, engine: Any, *args: Any) -> Any:
         return torch.full(tokens.shape, 7) if engine.name == "graph" else tokens
 
-    return changed("claims.tokens.greedy_tokens", others)
+    return with_result("claims.tokens.greedy_tokens", others)
 
 
 def one_linear_less(name: str) -> Callable[[], Planted]:
     def less(work: ModelWork, *args: Any) -> ModelWork:
         return replace(work, operators=tuple(op for op in work.operators if not op.name.endswith("up_proj")))
 
-    return lambda: changed(name, less)
+    return lambda: with_result(name, less)
 
 
 def half_a_stream() -> Planted:
-    return changed("claims.dram.random_bytes", lambda data, *args: data[: data.numel() // 2])
+    return with_result("claims.dram.random_bytes", lambda data, *args: data[: data.numel() // 2])
 
 
 def twice_the_bytes() -> Planted:
-    return changed("profiler.work.formats.storage_bytes", lambda nbytes, *args: 2 * nbytes)
+    return with_result("profiler.work.formats.storage_bytes", lambda nbytes, *args: 2 * nbytes)
 
 
 def no_conversions() -> Planted:
@@ -163,11 +163,11 @@ def a_format_that_fails() -> Planted:
 
 
 def half_the_energy() -> Planted:
-    return method_changed(NvmlSource, "energy_j", lambda joules, *args: joules / 2)
+    return with_method_result(NvmlSource, "energy_j", lambda joules, *args: joules / 2)
 
 
 def no_power() -> Planted:
-    return method_changed(NvmlSource, "read", lambda reading, *args: replace(reading, power_w=None))
+    return with_method_result(NvmlSource, "read", lambda reading, *args: replace(reading, power_w=None))
 
 
 def an_unseen_neighbour() -> Planted:
@@ -175,8 +175,13 @@ def an_unseen_neighbour() -> Planted:
 
 
 def a_run_that_keeps_memory() -> Planted:
-    kept = []
-    return changed("profiler.profile", lambda run, *args: (kept.append(torch.empty(1 << 30, device="cuda")), run)[1])
+    leak = []
+
+    def keep(run: Any, *args: Any) -> Any:
+        leak.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+        return run
+
+    return with_result("profiler.profile", keep)
 
 
 def doubling_that_stops() -> Planted:
@@ -185,11 +190,11 @@ def doubling_that_stops() -> Planted:
     def cut_short(prepared: Any, options: Any, *args: Any) -> Any:
         return prepare(replace(options, batch_sizes=[1, 2]))
 
-    return changed("claims.doubling.prepare_batch_test", cut_short)
+    return with_result("claims.doubling.prepare_batch_test", cut_short)
 
 
 def half_the_peak() -> Planted:
-    return method_changed(Subject, "predicted_peak", lambda nbytes, *args: nbytes // 2)
+    return with_method_result(Subject, "predicted_peak", lambda nbytes, *args: nbytes // 2)
 
 
 @dataclass(frozen=True)
@@ -304,7 +309,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def made(fault: Fault, folder: Path, *, planted: bool) -> dict[str, bool | None]:
+def results_of(fault: Fault, folder: Path, *, planted: bool) -> dict[str, bool | None]:
     """What the checks of a fault's attempts say on an H100, with the fault or without it."""
     card = fault.spoilt(CARDS["H100"]) if planted else CARDS["H100"]
     with on_card(*[card] * fault.cards) as acceptance, cut(acceptance, folder, 1):
@@ -327,9 +332,9 @@ def test_a_planted_fault_turns_its_check_red(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     key = fault.group, tuple(fault.attempts)
     if key not in _SOUND:
-        _SOUND[key] = made(fault, tmp_path / "sound", planted=False)
+        _SOUND[key] = results_of(fault, tmp_path / "sound", planted=False)
     assert False not in _SOUND[key].values()
-    assert made(fault, tmp_path / "planted", planted=True)[fault.check] is False
+    assert results_of(fault, tmp_path / "planted", planted=True)[fault.check] is False
 
 
 def test_there_is_a_fault_for_every_group(tmp_path: Path) -> None:

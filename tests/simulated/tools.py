@@ -26,7 +26,7 @@ _KERNELS = {
 _COLUMNS = ("ID", "Kernel Name", "Stream", "Metric Name", "Metric Unit", "Metric Value")
 
 
-class _Heard(list[Kernel]):
+class _ListenedLog(list[Kernel]):
     """A card's log that also tells somebody of each kernel as it is sent."""
 
     def __init__(self, tell: Callable[[Kernel], None]) -> None:
@@ -39,9 +39,9 @@ class _Heard(list[Kernel]):
 
 
 @contextlib.contextmanager
-def heard(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
+def listening(card: Card, tell: Callable[[Kernel], None]) -> Iterator[None]:
     """Within, `tell` is called with every kernel of a card."""
-    card.log = _Heard(tell)
+    card.log = _ListenedLog(tell)
     try:
         yield
     finally:
@@ -85,7 +85,7 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
                 above.cpu_children.append(launch)
             found.append(launch)
 
-        with heard(world.card, tell), mock.patch.object(torch.profiler, "record_function", record_function):
+        with listening(world.card, tell), mock.patch.object(torch.profiler, "record_function", record_function):
             yield SimpleNamespace(events=lambda: found)
 
     return recorded
@@ -105,7 +105,7 @@ def ncu(world: World, target: Callable[[str], None]) -> Callable[..., Any]:
                     rows.append(",".join(f'"{value}"' for value in row))
 
         with (
-            heard(card, tell),
+            listening(card, tell),
             mock.patch.object(torch.cuda.profiler, "start", partial(on.append, True)),
             mock.patch.object(torch.cuda.profiler, "stop", on.clear),
         ):
@@ -120,18 +120,18 @@ class Neighbour:
 
     def __init__(self, world: World, *_: Any, **__: Any) -> None:
         self._card = world.card
-        self._alone = world.card.truth
-        self._card.truth = self._alone.but(other_processes=1)
+        self._truth_before = world.card.truth
+        self._card.truth = self._truth_before.but(other_processes=1)
 
     def kill(self) -> None:
-        self._card.truth = self._alone
+        self._card.truth = self._truth_before
 
     def wait(self) -> None:
         pass
 
 
 @contextlib.contextmanager
-def hidden(packages: Sequence[str]) -> Iterator[None]:
+def without_packages(packages: Sequence[str]) -> Iterator[None]:
     """Within, these packages are not installed: neither their modules nor their metadata are found."""
     found = importlib.metadata.distribution
 

@@ -28,7 +28,7 @@ from profiler.record.run import Run, read_facts, read_gathered
 
 Made = TypeVar("Made")
 
-_REPLAYED = 12
+_SAMPLES = 12
 LARGE_CARD_BYTES = 22e9
 """Memory from which a card holds Mistral-7B in 16 bits (14.5 GB) and what its runs need."""
 _RUN_S = 20.0
@@ -58,7 +58,7 @@ class Check:
         self.passed = None if self.passed is None else bool(self.passed)
 
 
-def failed(name: str, error: Exception) -> Check:
+def red(name: str, error: Exception) -> Check:
     """A red check with one line."""
     return Check(name, False, why=f"{type(error).__name__}: {first_line(error)}"[:500])
 
@@ -255,11 +255,11 @@ def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Calla
     with torch.inference_mode():
         with machine.beside():
             every()
-        again = machine.capture(every)
-        for _ in range(_REPLAYED):
+        replay = machine.capture(every)
+        for _ in range(_SAMPLES):
             flush()
             marks = [clock.mark()]
-            again()
+            replay()
             marks.append(clock.mark())
             clock.synchronize()
             samples += clock.seconds(marks)

@@ -26,7 +26,7 @@ _METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _STREAM_BYTES = 1 << 30
 _PROMPT, _SLOTS = 512, 520
 _PARTS = ("stream", "decode", "prefill")
-"""Each runs on a stream of its own, by which Nsight Compute's rows are told apart, in the order of their launch."""
+"""Each runs on a stream of its own; Nsight Compute's rows name the stream, in the order of launches."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:

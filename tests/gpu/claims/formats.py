@@ -55,7 +55,7 @@ def formats(bench: Bench) -> list[str]:
 
 
 def _half(bench: Bench) -> Iterator[Check]:
-    yield _ended("16 bits", bench.once(small_run))
+    yield _cells_end("16 bits", bench.once(small_run))
 
 
 def _half_bytes(bench: Bench) -> int:
@@ -67,20 +67,20 @@ def _linear_bytes(model: Any) -> int:
     return sum(op.count * op.weight.weight_bytes for op in linears)
 
 
-def _brief(bench: Bench, name: str, **options: Any) -> Run:
+def _short_run(bench: Bench, name: str, **options: Any) -> Run:
     given = {"prompt_lens": [32], "batch_sizes": SMALL_BATCHES[bench.cuda], **BRIEF[bench.cuda], **options}
     return bench.run(name, **given)
 
 
-def _ended(name: str, run: Run) -> Check:
+def _cells_end(name: str, run: Run) -> Check:
     decode = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
     value = {"step_s": decode["latency_s"].to_dict(), "warnings": list(run.document.warnings)}
     return Check(f"{name}: every cell ends", bool((run.cells["status"] == "ok").all()), value, "ok")
 
 
 def _format(bench: Bench, quant: str) -> Iterator[Check]:
-    run = _brief(bench, f"precision-{quant}", model=bench.small, quant=quant)
-    yield _ended(quant, run)
+    run = _short_run(bench, f"precision-{quant}", model=bench.small, quant=quant)
+    yield _cells_end(quant, run)
     if bench.cuda:
         drawn = torch.randn(8, device=bench.device)  # captures fail in this format's steps, which must leave no trace
         bench.machine.clock.synchronize()
@@ -124,20 +124,20 @@ def _kernel_that_ran(model: Any) -> Check:
 
 def _other_dtype(bench: Bench) -> Iterator[Check]:
     other = "float16" if bench.dtype == torch.bfloat16 else "float32"
-    run = _brief(bench, f"precision-{other}", model=bench.small, dtype=other)
-    yield _ended(f"{other} next to {dtype_name(bench.dtype)}", run)
+    run = _short_run(bench, f"precision-{other}", model=bench.small, dtype=other)
+    yield _cells_end(f"{other} next to {dtype_name(bench.dtype)}", run)
 
 
 def _experts(bench: Bench) -> Iterator[Check]:
     """Where torch's product by experts asks the card for its offsets, captures of such a step fail."""
     folder = bench.made_model("mixtral-8x7b", "small-mixtral", "MixtralForCausalLM", **_MIXTRAL)
-    run = _brief(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
-    yield _ended("a Mixtral of four layers", run)
+    run = _short_run(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
+    yield _cells_end("a Mixtral of four layers", run)
     drawn = torch.randn(8, device=bench.device)
     bench.machine.clock.synchronize()
     yield Check("experts: random numbers are drawn after the run", drawn.shape == (8,), run.model.experts, "no error")
 
 
 def _mistral(bench: Bench) -> Iterator[Check]:
-    run = _brief(bench, "mistral-nf4", model="mistral-7b-v0.1", quant="nf4", prompt_lens=[128], batch_sizes=[1, 4])
-    yield _ended("Mistral-7B in nf4", run)
+    run = _short_run(bench, "mistral-nf4", model="mistral-7b-v0.1", quant="nf4", prompt_lens=[128], batch_sizes=[1, 4])
+    yield _cells_end("Mistral-7B in nf4", run)

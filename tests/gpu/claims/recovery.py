@@ -18,19 +18,19 @@ _ALLOCATED_BYTES = 256 << 20
 _LEFT_BYTES = 96 << 20
 """cuBLAS and the capture's stream may take a workspace each; less than what the capture allocated."""
 
-_DRAWN = "after a failed capture: random numbers are drawn"
-_GIVEN = "after a failed capture: empty_cache gives memory back"
-_REPLAYED = "after a failed capture: another one replays"
+RANDOM_NUMBERS = "after a failed capture: random numbers are drawn"
+EMPTY_CACHE = "after a failed capture: empty_cache gives memory back"
+NEXT_CAPTURE = "after a failed capture: another one replays"
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    yield Attempt("a capture that fails", _failed)
-    yield Attempt(_DRAWN, _random)
-    yield Attempt(_GIVEN, _memory)
-    yield Attempt(_REPLAYED, _captured)
+    yield Attempt("a capture that fails", _failing_capture)
+    yield Attempt(RANDOM_NUMBERS, _random_numbers)
+    yield Attempt(EMPTY_CACHE, _memory)
+    yield Attempt(NEXT_CAPTURE, _next_capture)
 
 
-def _failed(bench: Bench) -> Iterator[Check]:
+def _failing_capture(bench: Bench) -> Iterator[Check]:
     """The step allocates, multiplies and then waits for a value, which no capture holds."""
     x = torch.ones(64, 64, device=bench.device)
 
@@ -57,10 +57,10 @@ def _failed(bench: Bench) -> Iterator[Check]:
     yield Check("after a failed capture: what it allocated is given back", left < _LEFT_BYTES, left, limit)
 
 
-def _random(bench: Bench) -> Iterator[Check]:
+def _random_numbers(bench: Bench) -> Iterator[Check]:
     drawn = torch.rand(8, device=bench.device) + torch.randn(8, device=bench.device)
     bench.machine.clock.synchronize()
-    yield Check(_DRAWN, drawn.shape == (8,), str(torch.__version__), "torch.rand and torch.randn raise nothing")
+    yield Check(RANDOM_NUMBERS, drawn.shape == (8,), str(torch.__version__), "torch.rand and torch.randn raise nothing")
 
 
 def _memory(bench: Bench) -> Iterator[Check]:
@@ -69,13 +69,13 @@ def _memory(bench: Bench) -> Iterator[Check]:
     del data
     free()
     given = held - torch.cuda.memory_reserved(bench.device)
-    yield Check(_GIVEN, given >= 4 * _ALLOCATED_BYTES, given, f">= {4 * _ALLOCATED_BYTES}")
+    yield Check(EMPTY_CACHE, given >= 4 * _ALLOCATED_BYTES, given, f">= {4 * _ALLOCATED_BYTES}")
 
 
-def _captured(bench: Bench) -> Iterator[Check]:
+def _next_capture(bench: Bench) -> Iterator[Check]:
     x = torch.zeros(1, device=bench.device)
     with bench.machine.beside():
         x.add_(1)
     x.zero_()
     bench.machine.capture(lambda: x.add_(1))()
-    yield Check(_REPLAYED, x.item() == 1.0, x.item(), "1 added to 0")
+    yield Check(NEXT_CAPTURE, x.item() == 1.0, x.item(), "1 added to 0")

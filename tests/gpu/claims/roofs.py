@@ -32,16 +32,16 @@ _GEMV_SIDE = 4096
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    yield Attempt("streams", _streams, least_s=30.0, cuda=False)
+    yield Attempt("streams", _stream_roof, least_s=30.0, cuda=False)
     for dtype in measurable_dtypes(bench.device):
-        yield Attempt(f"{dtype} product", partial(_product, dtype=dtype), cuda=False)
+        yield Attempt(f"{dtype} product", partial(_product_roof, dtype=dtype), cuda=False)
     for name in (READ, "GEMV", "GEMM"):
         yield Attempt(f"{name} in a graph", partial(_in_a_graph, name=name))
     yield Attempt("energy next to power", _energy)
     yield Attempt("selftest", _selftest, least_s=40.0, cuda=False)
 
 
-def measured(bench: Bench) -> Ceilings:
+def first_roofs(bench: Bench) -> Ceilings:
     """The roofs, after some seconds of products: a card that is cold would be faster the first time."""
     if bench.cuda:
         _load(bench, _HEATING_S)
@@ -61,10 +61,10 @@ def _load(bench: Bench, seconds: float) -> None:
         bench.machine.clock.synchronize()
 
 
-def _streams(bench: Bench) -> Iterator[Check]:
-    first = bench.once(measured)
-    again, clocks = _again(bench, partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench)))
-    yield _twice(bench, "stream", first.memory[READ], again, clocks)
+def _stream_roof(bench: Bench) -> Iterator[Check]:
+    first = bench.once(first_roofs)
+    second, clocks = _roof_with_clocks(bench, partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench)))
+    yield _twice(bench, "stream", first.memory[READ], second, clocks)
     sheet = bench.machine.info.datasheet
     if sheet is None:
         yield Check("stream / datasheet", None, why="this device is not in the table of datasheets")
@@ -73,12 +73,12 @@ def _streams(bench: Bench) -> Iterator[Check]:
         yield Check("stream / datasheet", 0.6 < share < 1.02, share, "0.6 .. 1.02")
 
 
-def _product(bench: Bench, dtype: str) -> Iterator[Check]:
-    first = bench.once(measured).compute.get(dtype)
+def _product_roof(bench: Bench, dtype: str) -> Iterator[Check]:
+    first = bench.once(first_roofs).compute.get(dtype)
     if first is None:
         raise NotRunError(f"this card and torch have no {dtype} product")
-    again, clocks = _again(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
-    yield _twice(bench, f"{dtype} product", first, again, clocks)
+    second, clocks = _roof_with_clocks(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
+    yield _twice(bench, f"{dtype} product", first, second, clocks)
     sheet = bench.machine.info.datasheet
     if sheet is None:
         return
@@ -91,7 +91,7 @@ def _product(bench: Bench, dtype: str) -> Iterator[Check]:
         yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
 
 
-def _again(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, dict[str, float | None]]:
+def _roof_with_clocks(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, dict[str, float | None]]:
     """A roof once more, with the card's clock as it began, while it ran (median), and as it ended."""
     source = bench.machine.source
     start_hz = source.read().clock_hz
@@ -102,9 +102,9 @@ def _again(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, dict[str, flo
     return roof, {"start": start_hz, "middle": statistics.median(seen) if seen else None, "end": end_hz}
 
 
-def _twice(bench: Bench, name: str, first: Roof, again: Roof, clocks: dict[str, float | None]) -> Check:
+def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str, float | None]) -> Check:
     """Raw or at one clock: looks at a clock are few and a card at its power cap changes it between them."""
-    raw = again.per_s / first.per_s
+    raw = second.per_s / first.per_s
     now_hz = clocks["middle"] or clocks["end"]
     level = raw * first.clock_hz / now_hz if first.clock_hz and now_hz else raw
     value = {
@@ -121,7 +121,7 @@ def _twice(bench: Bench, name: str, first: Roof, again: Roof, clocks: dict[str, 
 
 def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
     """The same work without the host: a roof that is lower was timed by its launches."""
-    roofs, machine, dtype = bench.once(measured), bench.machine, dtype_name(bench.dtype)
+    roofs, machine, dtype = bench.once(first_roofs), bench.machine, dtype_name(bench.dtype)
     kind = DTYPES[dtype]
     if name == READ:
         roof, data = roofs.memory[READ], random_bytes(roofs.stream_bytes, bench.device)
@@ -170,7 +170,7 @@ def _energy(bench: Bench) -> Iterator[Check]:
 
 
 def _selftest(bench: Bench) -> Iterator[Check]:
-    for number, result in enumerate(run_selftest(bench.machine, bench.once(measured))):
+    for number, result in enumerate(run_selftest(bench.machine, bench.once(first_roofs))):
         right = result.right if bench.cuda else None
         why = "" if bench.cuda else "judged on cards only"
         yield Check(f"selftest: {result.name}", right, str(result.label), str(result.expected), why)

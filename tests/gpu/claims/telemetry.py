@@ -21,11 +21,11 @@ _SPIN = "import torch\nx = torch.randn(4096, 4096, device='cuda')\nwhile True: x
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    yield Attempt("telemetry", _seen, cuda=False)
-    yield Attempt("a second process on the card is noticed", _second, least_s=40.0)
+    yield Attempt("telemetry", _readings, cuda=False)
+    yield Attempt("a second process on the card is noticed", _second_process, least_s=40.0)
 
 
-def _seen(bench: Bench) -> Iterator[Check]:
+def _readings(bench: Bench) -> Iterator[Check]:
     with Watch(bench.machine.source, interval_s=0.1) as watch:
         x = torch.randn(2048 if bench.cuda else 256, 2048, device=bench.device)
         end_s = now_s() + _SECONDS
@@ -41,7 +41,7 @@ def _seen(bench: Bench) -> Iterator[Check]:
     yield Check("cost of telemetry", judged, share, "< 5 % at ten looks a second", why)
 
 
-def _second(bench: Bench) -> Iterator[Check]:
+def _second_process(bench: Bench) -> Iterator[Check]:
     source = bench.machine.source
     neighbour = subprocess.Popen([sys.executable, "-c", _SPIN])
     try:

@@ -27,10 +27,10 @@ _HOST_BOUND = 0.9
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    yield Attempt("ours / a plain loop", _plain, cuda=False)
-    yield Attempt("a shape twice in a row", _twice)
+    yield Attempt("ours / a plain loop", _plain_loop, cuda=False)
+    yield Attempt("a shape twice in a row", _new_shape)
     yield Attempt("the split of the main run", _split, least_s=60.0, cuda=False)
-    yield Attempt("the host's time for a step", _issued, least_s=30.0)
+    yield Attempt("the host's time for a step", _host_time, least_s=30.0)
 
 
 def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
@@ -38,7 +38,7 @@ def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
     return model, EagerEngine(model, bench.machine), VisitBench(bench.machine, model.config.vocab_size)
 
 
-def _plain(bench: Bench) -> Iterator[Check]:
+def _plain_loop(bench: Bench) -> Iterator[Check]:
     (model, engine, _), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
     vocab = model.config.vocab_size
     warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
@@ -84,16 +84,18 @@ def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], lis
     return prefills_s, clock.seconds(marks)
 
 
-def _twice(bench: Bench) -> Iterator[Check]:
+def _new_shape(bench: Bench) -> Iterator[Check]:
     """A library that plans for each new length (cuDNN's attention) pays in the first loop; a visit must not."""
     model, *_ = bench.once(_eager)
-    plain, visited = (Cell(1, prompt, _NEW_TOKENS) for prompt in _FRESH_PROMPTS)
-    ids = seeded_prompts(plain, model.config.vocab_size).to(bench.device)
+    first_cell, second_cell = (Cell(1, prompt, _NEW_TOKENS) for prompt in _FRESH_PROMPTS)
+    ids = seeded_prompts(first_cell, model.config.vocab_size).to(bench.device)
     first, second = (sum(_loop(bench, model, ids)[1]) for _ in range(2))
-    why = "reported only: what a new length costs whoever meets it first"
+    why = "reported only: what the first use of a length costs"
     yield Check("a plain decode loop of a new shape: first / second", None, first / second, why=why)
-    once, again = (statistics.median(_visit(bench, visited, turn).decode_s[1:]) for turn in range(2))
-    yield within("a visit of a new shape: first / second", once / again, 0.05)
+    first_visit_s, second_visit_s = (
+        statistics.median(_visit(bench, second_cell, turn).decode_s[1:]) for turn in range(2)
+    )
+    yield within("a visit of a new shape: first / second", first_visit_s / second_visit_s, 0.05)
 
 
 def _split(bench: Bench) -> Iterator[Check]:
@@ -115,7 +117,7 @@ def _split(bench: Bench) -> Iterator[Check]:
     yield Check("instrument / fastest step", cost < 0.005, cost, "< 0.5 %")
 
 
-def _issued(bench: Bench) -> Iterator[Check]:
+def _host_time(bench: Bench) -> Iterator[Check]:
     """What the host takes to issue a decode step of the small model, next to the hollow twin's whole step."""
     facts = facts_of(bench.once(small_run))
     cell, twin = facts.grid.cells[0], facts.dispatch.get(("eager", "decode", 1))

@@ -1,4 +1,4 @@
-"""A step under torch's profiler next to what was predicted of it: kernels by name, launches, their times alone."""
+"""A step under torch's profiler next to what was predicted of it: kernels by name, launches, their times in replays."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ Kernel = tuple[str, float]
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    yield Attempt("the main run", _main, least_s=60.0, cuda=False)
+    yield Attempt("the main run", _main_cells, least_s=60.0, cuda=False)
     for phase in PHASES:
         yield Attempt(f"{phase}: kernels", partial(_kernels, phase=phase), least_s=20.0)
-    yield Attempt("replays behind two kinds of flush", _flushes, least_s=20.0)
+    yield Attempt("replays behind two kinds of flush", _two_flushes, least_s=20.0)
     yield Attempt("attention of a static and a graph prefill", _kept_caches, least_s=20.0)
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _Trace:
     kernels: list[Kernel]
     parts: Mapping[str, list[Kernel]]
     """By operator."""
@@ -58,7 +58,7 @@ class _Traced:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model and its operators' modules, whose kernels are told apart as replays tell them."""
+    """A model and the modules of its operators, as replays distinguish them."""
 
     module: Any
     names: Mapping[nn.Module, str]
@@ -66,7 +66,7 @@ class _Model:
     """Those of attention."""
 
 
-def _named(module: Any) -> _Model:
+def _with_names(module: Any) -> _Model:
     work, linears = walk(module), linear_modules(module)
     found = {op: linears.get(linear_key(op), []) for op in work.operators if isinstance(op, Linear)}
     found |= called_modules(module, work)
@@ -76,19 +76,19 @@ def _named(module: Any) -> _Model:
 
 
 def _main_model(bench: Bench) -> _Model:
-    return _named(bench.load(bench.model))
+    return _with_names(bench.load(bench.model))
 
 
 def _small_model(bench: Bench) -> _Model:
-    return _named(bench.load(bench.small))
+    return _with_names(bench.load(bench.small))
 
 
 def _twin(bench: Bench) -> _Model:
     source = resolve(bench.model)
-    return _named(load(ModelRequest(source, bench.device, bench.dtype), hollow_config(load_config(source))).module)
+    return _with_names(load(ModelRequest(source, bench.device, bench.dtype), hollow_config(load_config(source))).module)
 
 
-def _main(bench: Bench) -> Iterator[Check]:
+def _main_cells(bench: Bench) -> Iterator[Check]:
     run = bench.once(main_run)
     ended = bool((run.cells["status"] == "ok").all())
     yield Check("every cell of the main run ends", ended, list(run.document.answer), "ok")
@@ -104,37 +104,37 @@ def _step(bench: Bench, model: _Model, phase: str, cell: Cell) -> Callable[[], o
     return lambda: engine.decode(state)
 
 
-def _traced(bench: Bench, model: _Model, step: Callable[[], object]) -> _Traced:
+def _trace(bench: Bench, model: _Model, step: Callable[[], object]) -> _Trace:
     with torch.inference_mode():
         step()  # kernels are chosen and loaded as they are first used
         bench.machine.clock.synchronize()
-        with _marked(model), recorded(cuda=True) as profile:
+        with _marks(model), recorded(cuda=True) as profile:
             step()
             bench.machine.clock.synchronize()
     host = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CPU]
-    kernels = [kernel for event in host for kernel in _launched(event)]
+    kernels = [kernel for event in host for kernel in _own_kernels(event)]
     if not kernels:
         raise NotRunError("torch's profiler sees no kernel here (no CUPTI, or counters are not permitted)")
     parts: dict[str, list[Kernel]] = {}
     for event in host:
         if event.name.startswith(_MARK):
-            parts.setdefault(event.name.removeprefix(_MARK), []).extend(_below(event))
-    return _Traced(kernels, parts, sum(bool(_launched(event)) for event in host))
+            parts.setdefault(event.name.removeprefix(_MARK), []).extend(_all_kernels(event))
+    return _Trace(kernels, parts, sum(bool(_own_kernels(event)) for event in host))
 
 
-def _launched(event: Any) -> list[Kernel]:
-    """Kernels that an event of the host launched itself; the span that a mark has on the card is none."""
+def _own_kernels(event: Any) -> list[Kernel]:
+    """Kernels that an event of the host launched itself; a mark's own span on the card is not one of them."""
     return [(each.name, each.duration * 1e-6) for each in event.kernels if not each.name.startswith(_MARK)]
 
 
-def _below(event: Any) -> Iterator[Kernel]:
-    yield from _launched(event)
+def _all_kernels(event: Any) -> Iterator[Kernel]:
+    yield from _own_kernels(event)
     for child in event.cpu_children:
-        yield from _below(child)
+        yield from _all_kernels(child)
 
 
 @contextmanager
-def _marked(model: _Model) -> Iterator[None]:
+def _marks(model: _Model) -> Iterator[None]:
     """Within, torch's profiler sees the operator that each kernel belongs to."""
     from transformers import AttentionInterface
 
@@ -168,9 +168,9 @@ def _marked(model: _Model) -> Iterator[None]:
         yield
 
 
-def _attention(model: _Model, traced: _Traced) -> list[str]:
+def _attention(model: _Model, trace: _Trace) -> list[str]:
     """Names of the kernels of attention, each once."""
-    parts = (traced.parts.get(name, []) for name in set(model.cores.values()))
+    parts = (trace.parts.get(name, []) for name in set(model.cores.values()))
     return sorted({name[:100] for kernels in parts for name, _ in kernels})
 
 
@@ -181,40 +181,40 @@ def _backend(names: list[str]) -> str:
 
 def _kernels(bench: Bench, phase: str) -> Iterator[Check]:
     model, run = bench.once(_main_model), bench.once(main_run)
-    traced = _traced(bench, model, _step(bench, model, phase, _CELL))
-    path, names = run.document.counting.paths[f"eager {phase}"], _attention(model, traced)
+    trace = _trace(bench, model, _step(bench, model, phase, _CELL))
+    path, names = run.document.counting.paths[f"eager {phase}"], _attention(model, trace)
     found = _backend(names)
     yield Check(f"{phase}: attention kernel", found == path.kernel, {"traced": found, "names": names}, path.kernel)
-    yield from _replays(facts_of(run), phase, traced)
+    yield from _replays(facts_of(run), phase, trace)
     twin = bench.once(_twin)
-    alone = _traced(bench, twin, _step(bench, twin, phase, Cell(1, 8, 24)))
+    twin_trace = _trace(bench, twin, _step(bench, twin, phase, Cell(1, 8, 24)))
     value = {
-        "operators": {"model": traced.launching, "twin": alone.launching},
-        "kernels": {"model": len(traced.kernels), "twin": len(alone.kernels)},
+        "operators": {"model": trace.launching, "twin": twin_trace.launching},
+        "kernels": {"model": len(trace.kernels), "twin": len(twin_trace.kernels)},
     }
-    same = traced.launching == alone.launching
+    same = trace.launching == twin_trace.launching
     yield Check(f"{phase}: operators that launch, twin = model", same, value, "equal")
 
 
-def _replays(facts: Facts, phase: str, traced: _Traced) -> Iterator[Check]:
-    """Kernels in the step next to the same ones alone, as the run replayed them."""
+def _replays(facts: Facts, phase: str, trace: _Trace) -> Iterator[Check]:
+    """Kernels in the step next to the replays of the run."""
     key = _key(facts, phase)
     counts = {item.operator: item.count for item in facts.operators[key]}
-    total_s = sum(seconds for _, seconds in traced.kernels)
-    in_step = {name: sum(seconds for _, seconds in kernels) for name, kernels in traced.parts.items()}
+    total_s = sum(seconds for _, seconds in trace.kernels)
+    in_step = {name: sum(seconds for _, seconds in kernels) for name, kernels in trace.parts.items()}
     in_step[REST] = total_s - sum(in_step.values())
     replays = {name: replay for name, replay in facts.replays.get(key, {}).items() if name in in_step}
-    alone = {name: replay.whole.median_s * counts.get(name, 1) for name, replay in replays.items()}
-    if not alone:
+    in_replays = {name: replay.whole.median_s * counts.get(name, 1) for name, replay in replays.items()}
+    if not in_replays:
         raise NotRunError(f"the main run has no replays of its {phase}")
-    shortest_s = {name: _LEAST_KERNEL_S * len(traced.parts.get(name, traced.kernels)) for name in alone}
-    judged = [name for name in alone if in_step[name] > max(_SHARE * total_s, shortest_s[name])]
-    ratios = {name: in_step[name] / alone[name] for name in alone}
+    shortest_s = {name: _LEAST_KERNEL_S * len(trace.parts.get(name, trace.kernels)) for name in in_replays}
+    judged = [name for name in in_replays if in_step[name] > max(_SHARE * total_s, shortest_s[name])]
+    ratios = {name: in_step[name] / in_replays[name] for name in in_replays}
     value = {"step_s": total_s, "judged": judged, "ratios": ratios, "traced_s": in_step}
     even = all(abs(ratios[name] - 1) < 0.1 for name in judged)
     name, why = f"{phase}: traced / replayed kernels", "" if judged else "no operator has kernels long enough"
     yield Check(f"{name}, by operator", even if judged else None, value, "within 10 %", why)
-    yield within(f"{name}, all", sum(in_step[each] for each in alone) / sum(alone.values()), 0.1)
+    yield within(f"{name}, all", sum(in_step[each] for each in in_replays) / sum(in_replays.values()), 0.1)
 
 
 def _key(facts: Facts, phase: str) -> CellKey:
@@ -223,7 +223,7 @@ def _key(facts: Facts, phase: str) -> CellKey:
     return next(key for key in facts.grid.keys if (key.phase, key.cell.batch_size, key.cell.prompt_len) == asked)
 
 
-def _flushes(bench: Bench) -> Iterator[Check]:
+def _two_flushes(bench: Bench) -> Iterator[Check]:
     """Linears of one row behind a buffer that was read, and behind one that was written, next to the run's replays."""
     model, facts = bench.once(_main_model), facts_of(bench.once(main_run))
     replays = facts.replays[_key(facts, "decode")]
@@ -244,13 +244,13 @@ def _flushes(bench: Bench) -> Iterator[Check]:
 
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:
-    """A cache that was filled before is masked by its length, or not, whoever keeps it."""
+    """Both engines reset a cache that was filled before: neither may need a mask that the other does without."""
     model, found = bench.once(_small_model), {}
     ids = seeded_prompts(_CELL, model.module.config.vocab_size).to(bench.device)
     for kind in (StaticEngine, GraphEngine):
         engine = kind(model.module, bench.machine)
         with torch.inference_mode():
             engine.prepare(1, _CELL.slots)
-        found[engine.name] = _attention(model, _traced(bench, model, partial(engine.prefill, ids, _CELL.slots)))
+        found[engine.name] = _attention(model, _trace(bench, model, partial(engine.prefill, ids, _CELL.slots)))
     same = found["static"] == found["graph"]
     yield Check("attention kernels of a static and a graph prefill", same, found, "equal")
