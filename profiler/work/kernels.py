@@ -73,7 +73,7 @@ class Handed:
     enable_gqa: bool
 
 
-class _CallSeen(Exception):  # noqa: N818
+class _CallSeenError(Exception):
     """The call was seen, and is not made."""
 
 
@@ -99,13 +99,13 @@ def handed(
             heads = "packed"
         causal, grouped = bool(options.get("is_causal")), bool(options.get("enable_gqa"))
         seen.append(Handed(heads, query.shape[1], key.shape[1], query.shape[2], causal, grouped))
-        raise _CallSeen
+        raise _CallSeenError
 
     module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
     with (
         _replaced(torch.nn.functional, "scaled_dot_product_attention", see),
         _replaced(torch.compiler, "is_compiling", lambda: compiled),
-        suppress(_CallSeen),
+        suppress(_CallSeenError),
     ):
         sdpa_attention_forward(module, q, k, v, mask)
     return seen[0]

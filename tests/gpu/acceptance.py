@@ -70,9 +70,7 @@ def groups() -> Groups:
 
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
     """Every check of a group. An attempt that raises is a red check with one line, and the next one goes on."""
-    from claims.bench import Check, NotRunError, free
-
-    from profiler.errors import first_line
+    from claims.bench import Check, NotRunError, failed, free
 
     for attempt in attempts:
         if lost := bench.cuda and bench.machine.trouble():
@@ -87,7 +85,7 @@ def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
         except NotRunError as reason:
             yield Check(attempt.name, None, why=str(reason))
         except Exception as error:
-            yield Check(attempt.name, False, why=f"{type(error).__name__}: {first_line(error)}"[:500])
+            yield failed(attempt.name, error)
         free()
         yield from bench.memory_checks(runs)
 
@@ -191,7 +189,7 @@ def main() -> int:
         print(_missing([error.name or str(error)]), file=sys.stderr)
         return 2
     except Exception as error:
-        print(f"cannot be imported: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
         return 2
     imports_s, names = time.perf_counter() - _BEGAN_S, options.only.split(",") if options.only else list(every)
     if unknown := [name for name in names if name not in every]:
@@ -213,11 +211,17 @@ def main() -> int:
 
 
 def _run(bench: Bench, chosen: Groups, out: Path) -> int:
+    from claims.bench import failed
+
     board = Scoreboard(bench, out, list(chosen))
     for name, attempts in chosen.items():
         board.begin(name)
-        runs = len(bench.memory)
-        for check in checks(bench, attempts(bench)):
+        runs, tried = len(bench.memory), []
+        try:
+            tried = list(attempts(bench))
+        except Exception as error:
+            board.add(name, failed(name, error))
+        for check in checks(bench, tried):
             board.add(name, check)
         bench.forget()
         if len(bench.memory) > runs:

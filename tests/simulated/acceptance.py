@@ -39,7 +39,7 @@ _UNCLOCKED = ("profiler.job.run.judge_folder", "profiler.report.page.write_repor
 # costs as much Python and dispatch as one that is launched.
 _FAST_HOST = {"launch_s": 20e-6, "host_operator_s": 20e-6}
 CARDS = {
-    "H100": H100.but(**_FAST_HOST),
+    "H100": H100.but(**_FAST_HOST, plan_s=22e-3),  # as long as a plan of cuDNN took on a GB10
     "A100": A100.but(**_FAST_HOST),
     "L4": L4.but(**_FAST_HOST),
     "T4": T4.but(launch_s=35e-6, host_operator_s=35e-6),

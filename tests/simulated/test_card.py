@@ -117,6 +117,18 @@ def test_memory_ends(world: World) -> None:
     torch.empty(12 << 30, dtype=torch.uint8, device="cuda")
 
 
+def test_a_short_kernel_takes_as_long_as_the_shortest() -> None:
+    """However few bytes it moves, launched alone or replayed."""
+    with simulated(H100) as world:
+        x = torch.zeros(16, device="cuda")
+        replay = machine_for(CARD).capture(lambda: x.add_(1))
+        world.card.log = log = []
+        x.add_(1)
+        replay()
+        world.card.log = None
+    assert [kernel.duration_s for kernel in log] == [H100.smallest_kernel_s] * 2
+
+
 def test_a_cache_serves_what_was_just_touched() -> None:
     with simulated(H100.but(smallest_kernel_s=0.0)) as world:
         x = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
@@ -248,6 +260,25 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
         machine.capture(lambda: x.add_(1))()
         assert world.cards[1].busy_s > busy_s
         assert world.cards[0].busy_s == 0.0
+
+
+def test_a_capture_without_a_stream_goes_to_the_card_of_the_first_one() -> None:
+    """torch.cuda.graph keeps one capture stream a process (`default_capture_stream`): the second card's work runs at
+    once beside it, and the graph is empty."""
+    with simulated(H100, H100) as world:
+        tensors = [torch.zeros(1 << 20, device=f"cuda:{index}") for index in range(2)]
+
+        def captured_on(index: int) -> bool:
+            torch.cuda.set_device(index)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                tensors[index].add_(1)
+            busy_s = world.cards[index].busy_s
+            graph.replay()
+            return world.cards[index].busy_s > busy_s
+
+        assert captured_on(0)
+        assert not captured_on(1)
 
 
 def test_a_watch_reads_by_the_simulated_clock(world: World, machine: Machine) -> None:

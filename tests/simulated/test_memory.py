@@ -73,7 +73,8 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
     status = run.cells.groupby("batch_size")["status"].first().to_dict()
     fitting = dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256), "ok")
     assert status in ({**fitting, 512: "ok"}, {**fitting, 512: "oom"})
-    assert code == (0 if status[512] == "ok" else EXIT_INCOMPLETE)
+    # There may be no room to replay the kernels of the largest batch, which the run names then.
+    assert code == (0 if status[512] == "ok" and not run.document.missing else EXIT_INCOMPLETE)
     assert all("in pieces" in gap.reason for gap in read_gathered(run.folder, run.document).gaps.values())
     for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
         assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)

@@ -15,14 +15,14 @@ import torch
 from profiler.diagnosis.regimes import Flag
 from profiler.engines.transformers import GraphEngine
 from profiler.machine.readings import Timeline
-from profiler.record.run import read_gathered
+from profiler.record.run import read_gathered, read_run
 
 from .held import REST, ROOFS, first_lever, held
 from .native import why_not
 from .oracle import pairs
-from .scenario import Scenario, said, so
+from .scenario import Scenario, command_line, said, so
 from .stream import CAPTURING
-from .truth import A100, H100, RTX_4090, T4, Throttle
+from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 
 pytestmark = [
@@ -133,6 +133,25 @@ def test_the_second_card_is_measured_when_it_is_asked_for(tmp_path: Path) -> Non
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
 
 
+def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
+    """The second one's graphs hold its own work: its steps take what its memory, half as fast, takes."""
+    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64], batch_sizes=[1])
+    truths = A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)
+    folder = str(scenario.folder(tmp_path))
+    with simulated(*truths):
+        for index in range(2):
+            code = command_line(
+                "run", folder, device=f"cuda:{index}", engine="graph", dtype="float16", prompt_lens=64, batch_sizes=1,
+                new_tokens=8, fresh=True, no_levers=True, out=tmp_path / str(index),
+            )  # fmt: skip
+            assert code == 0
+    for index, truth in enumerate(truths):
+        run = read_run(tmp_path / str(index))
+        assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
+        for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
+            assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+
+
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest.
 
@@ -240,6 +259,28 @@ def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> N
     assert {item.noise_reasons for item in run.document.evidence if item.phase == "decode"} == {()}
     assert all(Flag.POWER_CAPPED in item.flags and Flag.THROTTLED not in item.flags for item in run.document.evidence)
     assert any("power cap" in warning for warning in run.document.warnings)
+
+
+def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> None:
+    """Products run at 0.8 of the clock, streams at all of it; each roof is that of its own clock, as a prefill is."""
+    truth = H100.but(power_cap=PowerCap(after_computing_s=0.05, share=0.8))
+    scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
+    run, _ = said(scenario, [truth], tmp_path)
+    ceilings = run.document.ceilings
+    products, read = ceilings.compute["float16"], ceilings.memory["read"]
+    assert products.per_s == pytest.approx(0.8 * truth.flops_per_s["float16"], rel=ROOFS)
+    assert products.clock_hz == pytest.approx(0.8 * truth.clock_hz, rel=1e-3)
+    assert (read.per_s, read.clock_hz) == (pytest.approx(truth.bytes_per_s, rel=ROOFS), truth.clock_hz)
+    evidence = {item.phase: item for item in run.document.evidence}
+    assert Flag.POWER_CAPPED in evidence["prefill"].flags
+    assert Flag.THROTTLED not in evidence["prefill"].flags
+    assert not any("throttled" in reason for reason in evidence["prefill"].noise_reasons)
+    assert evidence["prefill"].regime == "compute-bound"
+    assert evidence["decode"].regime == "memory-bound"
+    at_full_clock = {phase.phase: phase.latency_s for phase in so(scenario, H100, tmp_path)}
+    latency_s = {row["phase"]: row["latency_s"] for row in run.cells.to_dict("records")}
+    assert 1.1 * at_full_clock["prefill"] < latency_s["prefill"] < at_full_clock["prefill"] / 0.8
+    assert latency_s["decode"] == pytest.approx(at_full_clock["decode"], rel=REST)
 
 
 def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 
 import profiler
 from profiler.diagnosis.facts import Facts
+from profiler.errors import first_line
 from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
@@ -55,6 +56,11 @@ class Check:
     def __post_init__(self) -> None:
         # numpy's own truths are neither True nor False to `is`, by which checks are counted.
         self.passed = None if self.passed is None else bool(self.passed)
+
+
+def failed(name: str, error: Exception) -> Check:
+    """A red check with one line."""
+    return Check(name, False, why=f"{type(error).__name__}: {first_line(error)}"[:500])
 
 
 def within(name: str, ratio: float, tolerance: float, value: Any = None) -> Check:

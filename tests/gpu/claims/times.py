@@ -33,13 +33,13 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("the host's time for a step", _issued, least_s=30.0)
 
 
-def _eager(bench: Bench) -> tuple[Any, EagerEngine]:
+def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
     model = bench.load(bench.small)
-    return model, EagerEngine(model, bench.machine)
+    return model, EagerEngine(model, bench.machine), VisitBench(bench.machine, model.config.vocab_size)
 
 
 def _plain(bench: Bench) -> Iterator[Check]:
-    (model, engine), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
+    (model, engine, _), cell = bench.once(_eager), Cell(1, _PROMPT, _NEW_TOKENS)
     vocab = model.config.vocab_size
     warm_up(engine, cell, bench.machine, vocab_size=vocab, budget_s=3.0)
     ids = seeded_prompts(cell, vocab).to(bench.device)
@@ -54,8 +54,8 @@ def _plain(bench: Bench) -> Iterator[Check]:
 
 
 def _visit(bench: Bench, cell: Cell, turn: int) -> Visit:
-    model, engine = bench.once(_eager)
-    visit = visit_safely(engine, cell, turn, VisitBench(bench.machine, model.config.vocab_size))
+    _, engine, at = bench.once(_eager)
+    visit = visit_safely(engine, cell, turn, at)
     if isinstance(visit, Gap):
         raise RuntimeError(visit.reason)
     return visit
@@ -86,7 +86,7 @@ def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], lis
 
 def _twice(bench: Bench) -> Iterator[Check]:
     """A library that plans for each new length (cuDNN's attention) pays in the first loop; a visit must not."""
-    model, _ = bench.once(_eager)
+    model, *_ = bench.once(_eager)
     plain, visited = (Cell(1, prompt, _NEW_TOKENS) for prompt in _FRESH_PROMPTS)
     ids = seeded_prompts(plain, model.config.vocab_size).to(bench.device)
     first, second = (sum(_loop(bench, model, ids)[1]) for _ in range(2))
