@@ -82,7 +82,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for name, value in driver.names_of_c().items():
-            stack.enter_context(mock.patch.object(torch._C, name, value))
+            stack.enter_context(mock.patch.object(torch._C, name, value, create=True))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
