@@ -83,7 +83,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch.accelerator, "synchronize", driver.names()["synchronize"]))
         for name, value in driver.names_of_c().items():
-            stack.enter_context(mock.patch.object(torch._C, name, value))
+            stack.enter_context(mock.patch.object(torch._C, name, value, create=True))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
