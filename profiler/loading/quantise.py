@@ -104,7 +104,7 @@ def quantise_modules(
         import_bitsandbytes()
     except Exception as error:  # a broken library raises what it likes
         raise RequestError(
-            f"--quant {quant}: bitsandbytes does not import ({first_line(error)}); `roofscope doctor` says what it lacks."
+            f"--quant {quant}: bitsandbytes does not import ({first_line(error)}); see `roofscope doctor`."
         ) from error
     from transformers.quantizers import AutoHfQuantizer
 
