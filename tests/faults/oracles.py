@@ -249,7 +249,7 @@ def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
     for key, row in case.first.folder.rows.items():
         base = case.base.folder.rows[key]
         if row["status"] == "ok" and row["confidence"] == "high":
-            for name in ("latency_s", "attained", "regime"):
+            for name in (*TIMES, "attained", "regime"):
                 if _differs(base[name], row[name]):
                     yield f"{'/'.join(key)} is sure of {name} {row[name]}, which is {base[name]}"
 

@@ -47,7 +47,7 @@ class Trial:
     way: tuple[str, ...]
     """The lines of the profiler that an unexpected error came through, the outermost first."""
     failures: tuple[str, ...]
-    reached: frozenset[str]
+    reached: tuple[str, ...]
     """Clauses of the profiler, as `file:line`."""
     said: str
     """What the run wrote on stderr, and what left it."""
@@ -68,7 +68,7 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
         found.append("fires: the call was not reached")
     said = first.err + first.escaped
     stage = first.fired[0].stage if first.fired else ""
-    return Trial(injection, first.code, stage, first.way, tuple(found), frozenset(clauses.reached), said)
+    return Trial(injection, first.code, stage, first.way, tuple(found), tuple(clauses.reached), said)
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
