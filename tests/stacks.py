@@ -247,7 +247,7 @@ def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequenc
         found = [line for line in lines if line.startswith("E  ")] or errors or lines or ["it printed nothing"]
         return "failed", f"exit code {ended.returncode}: {found[-1]}"
     skipped = next((line for line in lines if line.startswith("SKIPPED")), "")
-    return ("not run", skipped) if skipped else ("ok", "")
+    return ("not run", skipped.split(": ", 1)[-1]) if skipped else ("ok", "")
 
 
 def tried(stack: str, folder: Path) -> bool:
@@ -310,13 +310,13 @@ def tables(folder: Path) -> str:
     lines += ["", _row("step", *(f"`{name}`" for name in found)), _row(*["---"] * (1 + len(found)))]
     for step in names:
         lines.append(_row(step, *(of.get(step, {"outcome": "-"})["outcome"] for of in outcomes.values())))
-    bad = [
-        f"- `{name}`, {step}: {item['outcome']}: {item['reason']}"
-        for name, of in outcomes.items()
-        for step, item in of.items()
-        if item["outcome"] in ("failed", "not run")
-    ]
-    return "\n".join([*lines, "", *bad])
+    bad: dict[str, list[str]] = {}
+    for name, of in outcomes.items():
+        for step, item in of.items():
+            if item["outcome"] in ("failed", "not run"):
+                bad.setdefault(f"{item['outcome']}: {item['reason']}", []).append(f"`{name}` {step}")
+    reasons = [f"- {reason} ({'; '.join(where)})" for reason, where in bad.items()]
+    return "\n".join([*lines, "", *reasons])
 
 
 def _row(*cells: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     """Load the model, measure the roofs and dispatch: all that a cell is held against."""
     request, grid, machine = prepared.request, prepared.grid, stages.machine
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
-    loaded = _loaded(request, prepared.config)
+    loaded = _loaded(prepared)
     work = walk(loaded.module)
     for name in OWNING.keys() & set(grid.engines):
         stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
@@ -69,10 +68,11 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     return subject, ceilings, dispatch_of_twin(prepared, subject, stages, grid.batch_sizes, grid.engines)
 
 
-def _loaded(request: ModelRequest, config: Any) -> LoadedModel:
+def _loaded(prepared: Prepared) -> LoadedModel:
     """The model on its device. Raises ModelError whatever keeps it from being there."""
+    request = prepared.request
     try:
-        return load(request, config)
+        return load(request, prepared.config)
     except RoofscopeError:
         raise
     except torch.OutOfMemoryError as error:

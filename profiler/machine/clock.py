@@ -75,7 +75,10 @@ class Clock(Protocol):
         """Wait until all work that was asked for is done."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds between neighbouring marks; needs the marks to have been reached (synchronise first)."""
+        """Seconds between neighbouring marks; needs the marks to have been reached (synchronise first).
+
+        Raises RuntimeError for marks that give no number.
+        """
 
 
 class HostClock:
@@ -120,7 +123,10 @@ class CudaClock:
         self._cuda.synchronize(self._device)
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        return [round(before.elapsed_time(after) * 1e-3, 9) for before, after in itertools.pairwise(marks)]
+        found = [round(before.elapsed_time(after) * 1e-3, 9) for before, after in itertools.pairwise(marks)]
+        if any(map(math.isnan, found)):
+            raise RuntimeError("CUDA's events gave no time")
+        return found
 
 
 def now_s() -> float:

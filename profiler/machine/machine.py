@@ -198,7 +198,7 @@ class CudaMachine(Machine):
         index = self.device.index or 0
         recorded.graph.reset()
         with contextlib.suppress(RuntimeError):  # the installed torch has left the capture
-            torch._C._cuda_endAllocateToPool(index, recorded.pool.id)
+            _end_allocating()(index, recorded.pool.id)
         with contextlib.suppress(RuntimeError):
             while recorded.pool.use_count() > 1:
                 torch._C._cuda_releasePool(index, recorded.pool.id)
@@ -222,6 +222,16 @@ class CudaMachine(Machine):
             yield
         finally:
             self._cuda.nvtx.range_pop()
+
+
+def _end_allocating() -> Callable[[int, tuple[int, int]], None]:
+    """torch's function that ends a capture's allocations from a pool; torch 2.7 calls it otherwise than 2.8 to 2.15."""
+    import torch
+
+    found: Callable[[int, tuple[int, int]], None] = (
+        getattr(torch._C, "_cuda_endAllocateToPool", None) or torch._C._cuda_endAllocateCurrentStreamToPool
+    )
+    return found
 
 
 @dataclass(frozen=True)

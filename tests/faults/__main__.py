@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from pathlib import Path
 
 # Read when torch is imported: a forked process must not wait for threads that it does not have.
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": tempfile.mkdtemp()}
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `simulated`, as pytest has it
 
 from . import clauses
 

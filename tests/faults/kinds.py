@@ -69,6 +69,7 @@ KINDS: dict[str, Kind] = {
     "zero": Kind(lie=lambda _: 0.0),
     "negative": Kind(lie=lambda value: -abs(value) or -1.0),
     "nan": Kind(lie=lambda _: math.nan),
+    "later": Kind(lie=lambda value: value + 3600.0),
     "tenfold": Kind(lie=lambda value: 10 * value),
     "halved": Kind(lie=lambda value: value // 2),
     "none-free": Kind(lie=lambda value: (0, value[1])),
@@ -129,7 +130,7 @@ PLAUSIBLE: Mapping[str, tuple[str, ...]] = {
     "import": ("import",),
     "importlib.metadata.version": ("no-package",),
     "disk": ("full",),
-    "time.perf_counter": ("nan",),
+    "time.perf_counter": ("later",),
 }
 """By an API's name, or by what stands before its first space or dot; what is not here is recorded and never fails."""
 
@@ -148,6 +149,8 @@ _ONCE = frozenset(
 
 
 def modes(api: str, kind: str) -> tuple[str, ...]:
+    if kind == "later":
+        return ("on",)  # a machine that slept; no clock of a host goes back
     return ("once",) if KINDS[kind].sticky or api in _ONCE else ("once", "on")
 
 

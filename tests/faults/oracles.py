@@ -70,8 +70,8 @@ class Folder:
     document: Mapping[str, Any]
     facts: frozenset[str]
     """What is known in it: each kind of fact with what it is of, and each field of run.json that says something."""
-    report: str
-    """report.md."""
+    report: str = ""
+    """report.md, where the run says that something is missing."""
 
 
 def read(folder: Path) -> Folder | None:
@@ -86,7 +86,7 @@ def read(folder: Path) -> Folder | None:
     records = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     facts = {fact for record in records for fact in _facts(record)} | set(_said(document))
     facts |= {f"{'/'.join(key)} {name}" for key, row in rows.items() for name, value in row.items() if value}
-    return Folder(rows, document, frozenset(facts), "")
+    return Folder(rows, document, frozenset(facts))
 
 
 _OF = ("cell", "engine", "phase", "batch_size", "prompt_len", "context_len", "link", "operator", "way")
@@ -249,7 +249,7 @@ def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
     for key, row in case.first.folder.rows.items():
         base = case.base.folder.rows[key]
         if row["status"] == "ok" and row["confidence"] == "high":
-            for name in ("latency_s", "attained", "regime"):
+            for name in (*TIMES, "attained", "regime"):
                 if _differs(base[name], row[name]):
                     yield f"{'/'.join(key)} is sure of {name} {row[name]}, which is {base[name]}"
 
@@ -287,7 +287,12 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     text = f"{len(gone)} facts are gone ({'; '.join(gone[:3])})"
     if case.first.code != 3:
         yield f"exit code {case.first.code}, and {text}"
-    for place, said in (("run.json", json.dumps(case.first.folder.document)), ("the screen", case.first.out)):
+    folder = case.first.folder
+    for place, said in (
+        ("run.json", json.dumps(folder.document)),
+        ("the screen", case.first.out),
+        ("report.md", folder.report),
+    ):
         if case.why and _plain(case.why)[:24] not in _plain(said):
             yield f"{place} does not say why ({case.why[:60]}): {text}"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..simulated.scenario import Scenario
-from ..simulated.truth import A100, H100, T4, Truth
+from simulated.scenario import Scenario
+from simulated.truth import A100, H100, T4, Truth
 
 
 @dataclass(frozen=True)

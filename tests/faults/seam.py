@@ -16,13 +16,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from simulated.card import Card
+from simulated.compiled import Compiled
+from simulated.host import SimulatedTime
+from simulated.world import World
 
 from profiler.job.stages import Stages
 
-from ..simulated.card import Card
-from ..simulated.compiled import Compiled
-from ..simulated.host import SimulatedTime
-from ..simulated.world import World
 from .kinds import KINDS, NEEDS_DEVICE
 from .sites import Call, Injection, Site, caller, from_simulator, place_of
 

@@ -10,16 +10,20 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from profiler.cli.app import main
+from simulated.world import simulated
 
-from ..simulated.world import simulated
+from profiler.cli.app import main
+from profiler.cli.options import EXIT_INCOMPLETE
+from profiler.record.run import read_run
+from profiler.report.markdown import markdown_report
+
 from . import clauses
-from .oracles import Case, Ran, failures, read
+from .oracles import Case, Folder, Ran, failures, read
 from .scenarios import Played
 from .seam import Seam
 from .sites import ROOT, Injection
@@ -43,7 +47,7 @@ class Trial:
     way: tuple[str, ...]
     """The lines of the profiler that an unexpected error came through, the outermost first."""
     failures: tuple[str, ...]
-    reached: frozenset[str]
+    reached: tuple[str, ...]
     """Clauses of the profiler, as `file:line`."""
     said: str
     """What the run wrote on stderr, and what left it."""
@@ -64,7 +68,7 @@ def tried(injection: Injection, played: Played, model: Path, base: Ran) -> Trial
         found.append("fires: the call was not reached")
     said = first.err + first.escaped
     stage = first.fired[0].stage if first.fired else ""
-    return Trial(injection, first.code, stage, first.way, tuple(found), frozenset(clauses.reached), said)
+    return Trial(injection, first.code, stage, first.way, tuple(found), tuple(clauses.reached), said)
 
 
 def ran(played: Played, model: Path, folder: Path, injection: Injection | None = None, *, resume: bool = False) -> Ran:
@@ -102,7 +106,7 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
             seam.fired,
             world.card.memory.allocated,
             world.host.now_s - started_s,
-            read(folder),
+            _reported(folder, code),
         )
 
 
@@ -122,6 +126,13 @@ def _traced() -> Iterator[list[str]]:
 
     with mock.patch.object(app, "_complain_unexpected", complain):
         yield way
+
+
+def _reported(folder: Path, code: int | None) -> Folder | None:
+    found = read(folder)
+    return (
+        found if found is None or code != EXIT_INCOMPLETE else replace(found, report=markdown_report(read_run(folder)))
+    )
 
 
 def _ended() -> tuple[int | None, str]:

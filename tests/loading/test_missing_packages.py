@@ -111,11 +111,8 @@ def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pyte
 
 def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao 0.18 imports a name that came with torch 2.10; with torch 2.7 to 2.9 that raises ImportError."""
-    monkeypatch.delitem(sys.modules, "torchao.quantization", raising=False)
-    monkeypatch.delattr("torch.nn.functional.ScalingType")
-    for name in [name for name in sys.modules if name.startswith("torchao.")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(RequestError, match=r"torchao .* does not import with torch .*ScalingType.*newer torch"):
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(RequestError, match=r"torchao .* does not import with torch .*newer torch"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "int8wo")
 
 
@@ -162,3 +159,14 @@ def test_a_run_on_a_card_needs_no_bitsandbytes(
     run, _ = said(Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
     assert run.document.finished
     assert run.document.model.four_bit_dense_from_rows is None
+
+
+def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its CUDA runtime is missing."""
+
+    def broken() -> None:
+        raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("profiler.loading.quantise.import_bitsandbytes", broken)
+    with pytest.raises(RequestError, match=r"nf4: bitsandbytes does not import \(libcudart\.so\.13: cannot"):
+        build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")

@@ -24,7 +24,6 @@ from profiler.engines.transformers import EagerEngine
 from profiler.grid import Cell
 from profiler.machine import memory
 from profiler.machine.clock import CudaClock
-from profiler.machine.machine import CudaMachine, Machine
 from profiler.probes import kernels
 from profiler.probes.subject import Subject
 from profiler.timing import visit
@@ -98,14 +97,16 @@ def timed_warm_up() -> Planted:
     return mock.patch.object(visit, "_run", lambda engine, *args, **more: right(Cold(engine), *args, **more))
 
 
-def device_0() -> Planted:
-    """The machine's card does not become torch's current one."""
+def first_capture_stream() -> Planted:
+    """All captures go to one stream, that of the card that was asked for first, as torch's own do without a stream."""
+    streams: list[Any] = []
 
-    def made(self: Any, device: Any, **more: Any) -> None:
-        Machine.__init__(self, device, **more)
-        self._cuda = torch.cuda
+    def first(device: Any) -> Any:
+        if not streams:
+            streams.append(torch.cuda.Stream(device))
+        return streams[0]
 
-    return mock.patch.object(CudaMachine, "__init__", made)
+    return mock.patch("profiler.machine.machine._side_stream", mock.Mock(side_effect=first, cache_clear=streams.clear))
 
 
 def early_reading() -> Planted:
@@ -120,7 +121,7 @@ def wrong_slots() -> Planted:
 
 def reserved_as_used() -> Planted:
     """What torch keeps for its next tensors counts as somebody's."""
-    return mock.patch.object(memory, "_kept_bytes", return_value=0)
+    return mock.patch.object(memory, "_unused_bytes", return_value=0)
 
 
 def warm_replays() -> Planted:
@@ -147,7 +148,9 @@ MUTATIONS = (
     Mutation("double-count a replay", doubled_replay, fast_host),
     Mutation("forget the link", forgotten_link, scenarios.test_a_small_card_spills_to_the_host),
     Mutation("time the warm-up", timed_warm_up, fast_host),
-    Mutation("use device 0", device_0, scenarios.test_the_second_card_is_measured_when_it_is_asked_for),
+    Mutation(
+        "capture on the first card", first_capture_stream, scenarios.test_two_cards_one_after_the_other_in_one_process
+    ),
     Mutation("read before synchronising", early_reading, fast_host),
     Mutation("hidden dispatch as overhead", hidden_dispatch, fast_host),
     Mutation("wrong slots", wrong_slots, static_cache),

@@ -1,4 +1,4 @@
-"""What of the simulated world is written in C++, for a torch built without CUDA: compiled once, then kept."""
+"""What of the simulated world is written in C++: compiled once, then kept."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SOURCES = sorted((Path(__file__).parent / "cpp").iterdir())
 
 def why_not() -> str | None:
     """Why no card can be simulated here; None where one can."""
-    if torch.version.cuda is not None:
-        return "this torch drives real cards; a CPU build is simulated on"
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        return "this torch drives a real card; cards are simulated where none answers"
     if shutil.which("g++") is None:
         return "g++ is missing, which compiles the cards"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():

@@ -21,7 +21,8 @@ from .world import World
 
 _PACKED = "bitsandbytes.gemm_4bit"
 """A product that unpacks its weight on the way."""
-_PRODUCTS = (*(str(func) for func in PRODUCTS), _PACKED, "bitsandbytes.int8_linear_matmul")
+_BY_EXPERTS = "aten._grouped_mm.default"
+_PRODUCTS = (*(str(func) for func in PRODUCTS), _BY_EXPERTS, _PACKED, "bitsandbytes.int8_linear_matmul")
 _LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
 """For columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
 _DEQUANTISING = (
@@ -35,7 +36,6 @@ _ATTENTION = tuple(attention.NAMES.values())
 _OF_HEADS = str(aten.bmm.default)
 """Attention in plain products: scores, then values."""
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
-_BY_EXPERTS = str(aten._grouped_mm.default)
 _FASTER = 1.25
 _ALIKE = 1.25
 _LOST = 0.5

@@ -85,7 +85,7 @@ class Operator:
             product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
             gathered=GATHERS.get(func),
             scatters=func in SCATTERS,
-            by_experts=func is aten._grouped_mm.default,
+            by_experts=func.name() == BY_EXPERTS,
             blind=func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
         )
 
@@ -146,7 +146,6 @@ PRODUCTS: dict[Any, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
     aten.baddbmm.default: lambda args: (_product(args[1], args[2]), args[1]),
     aten._int_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
     aten._scaled_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
-    aten._grouped_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
 }
 """(FLOPs, an operand, whose dtype decides the speed)."""
 
@@ -161,8 +160,13 @@ def _packed(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
     return 2.0 * args[0].numel() * args[2][0], args[0]
 
 
-NAMED_PRODUCTS = {"bitsandbytes::int8_linear_matmul": _by_rows, "bitsandbytes::gemm_4bit": _packed}
-"""The same for operators of libraries that nobody may have imported, by their names."""
+BY_EXPERTS = "aten::_grouped_mm"
+NAMED_PRODUCTS = {
+    "bitsandbytes::int8_linear_matmul": _by_rows,
+    "bitsandbytes::gemm_4bit": _packed,
+    BY_EXPERTS: lambda args: (_product(args[0], args[1]), args[0]),
+}
+"""The same by name for operators that need not be there: torch 2.7 has no grouped product."""
 
 
 def product_dtype(operand: torch.Tensor) -> str:

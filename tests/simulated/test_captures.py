@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.errors import RequestError
+from profiler.errors import CaptureError, RequestError
 from profiler.grid import Phase
 from profiler.machine.machine import machine_for
 from profiler.record.run import read_gathered
@@ -112,6 +112,19 @@ def test_attention_draws_nothing_without_dropout() -> None:
         lose_capture()
         q = torch.zeros(1, 2, 8, 64, dtype=torch.float16, device="cuda")
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+def test_a_failed_capture_is_ended_by_the_name_that_torch_2_7_has() -> None:
+    """torch 2.7.1 has `_cuda_endAllocateCurrentStreamToPool`; from 2.8 on it is `_cuda_endAllocateToPool`."""
+    with simulated(of(2, 7)), pytest.MonkeyPatch.context() as patch:
+        ended = torch._C._cuda_endAllocateToPool
+        patch.setattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", ended, raising=False)
+        patch.delattr(torch._C, "_cuda_endAllocateToPool")
+        machine, x = machine_for(CARD), torch.zeros(16, device="cuda")
+        with pytest.raises(CaptureError):
+            machine.capture(lambda: x.sum().item())
+        assert reserved_after_release() < 256 * MIB
+        torch.rand(1, device="cuda")
 
 
 def test_an_allocator_that_believes_in_a_capture_releases_nothing(world: World) -> None:

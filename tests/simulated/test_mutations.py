@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["use device 0", "read before synchronising"])
+@pytest.mark.parametrize("name", ["capture on the first card", "read before synchronising"])
 def test_a_planted_fault_is_noticed(name: str) -> None:
     from .mutations import MUTATIONS, noticed
 

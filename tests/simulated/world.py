@@ -81,8 +81,9 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(no_gc())
         for name, value in strict(driver.names()).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch.object(torch.accelerator, "synchronize", driver.names()["synchronize"]))
         for name, value in driver.names_of_c().items():
-            stack.enter_context(mock.patch.object(torch._C, name, value))
+            stack.enter_context(mock.patch.object(torch._C, name, value, create=True))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
         stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
@@ -93,6 +94,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
             stack.enter_context(four_bit.asked_anew())
         stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
         stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)))
         for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
         forget = sys.modules["profiler.machine.machine"]._side_stream.cache_clear
@@ -125,6 +127,18 @@ def _to(whole: Any) -> Any:
         return whole(tensor, *args, **kwargs)
 
     return to
+
+
+def _deepcopy(whole: Any) -> Any:
+    """`copy.deepcopy(tensor)` of a card: torch copies its storage, which only a build for CUDA can allocate."""
+
+    def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if tensor.device.type != "cuda" or id(tensor) in memo:
+            return whole(tensor, memo)
+        memo[id(tensor)] = copied = tensor.clone()
+        return copied
+
+    return deepcopy
 
 
 @contextlib.contextmanager

@@ -1,0 +1,29 @@
+"""A sample of faults: after each the run holds what it promises. The whole set: python -m tests.faults"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulated.native import why_not
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+]
+
+SAMPLE, SEED = 40, 0
+
+
+def test_a_sample_of_faults() -> None:
+    """In a process of its own: clauses are watched from the first import on, and no thread runs where it forks."""
+    command = [sys.executable, "-m", "tests.faults", "--sample", str(SAMPLE), "--seed", str(SEED)]
+    asked = [*command, "--scenarios", "eager,graph,nf4"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(asked, cwd=root, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert f"{SAMPLE} faults, 0 after which something does not hold" in done.stdout
