@@ -30,6 +30,8 @@ _CALLS_SHARE = 0.3
 _CONVERSIONS_SHARE = 0.3
 # As long as a card's power is averaged over before its cap lowers the clock, and some more.
 _LOAD_S = 1.0
+# No more of them, whatever the host's clock says.
+_MOST_PREFILLS = 1000
 # What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
 _TURNS = 3
 # Caches that differ by less of the weights' bytes leave about as much of them where they were.
@@ -251,7 +253,9 @@ def _run_prefills(subject: Subject, key: CellKey, seconds: float) -> None:
     machine, run = subject.machine, step_of(subject, key)
     end_s = machine.now_s() + seconds
     with torch.inference_mode():
-        while machine.now_s() < end_s:
+        for _ in range(_MOST_PREFILLS):
+            if machine.now_s() >= end_s:
+                break
             run()
             machine.clock.synchronize()
 
