@@ -100,7 +100,12 @@ def quantise_modules(
     if quant in TORCHAO:
         quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
         return cast(nn.Module, module)
-    import_bitsandbytes()
+    try:
+        import_bitsandbytes()
+    except Exception as error:  # a broken library raises what it likes
+        raise RequestError(
+            f"--quant {quant}: bitsandbytes does not import ({first_line(error)}); see `roofscope doctor`."
+        ) from error
     from transformers.quantizers import AutoHfQuantizer
 
     quantizer = AutoHfQuantizer.from_config(quantization_config(quant, dtype, options), pre_quantized=False)

@@ -159,3 +159,14 @@ def test_a_run_on_a_card_needs_no_bitsandbytes(
     run, _ = said(Scenario("smollm2-135m", 1, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
     assert run.document.finished
     assert run.document.model.four_bit_dense_from_rows is None
+
+
+def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its CUDA runtime is missing."""
+
+    def broken() -> None:
+        raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("profiler.loading.quantise.import_bitsandbytes", broken)
+    with pytest.raises(RequestError, match=r"nf4: bitsandbytes does not import \(libcudart\.so\.13: cannot"):
+        build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")

@@ -44,7 +44,8 @@ def _compiled() -> Path:
     from torch.utils.cpp_extension import include_paths
 
     sources = b"".join(source.read_bytes() for source in _SOURCES)
-    key = hashlib.sha256(sources + torch.__version__.encode()).hexdigest()[:16]
+    versions = f"{torch.__version__} {sysconfig.get_config_var('EXT_SUFFIX')}"
+    key = hashlib.sha256(sources + versions.encode()).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"roofscope-cards-{os.getuid()}-{key}.so"
     if library.exists():
         return library

@@ -210,7 +210,6 @@ class Fault:
     cards: int = 1
 
 
-KERNELS = ("decode: kernels",)
 FAULTS = {
     "a neighbour holds the card": Fault(
         "installation", ["doctor"], "doctor: memory", spoilt=lambda card: card.but(taken_bytes=60 << 30)
@@ -240,13 +239,17 @@ FAULTS = {
         lambda: mock.patch("profiler.job.selftest._ABOVE_ROOF", 0.0),
     ),
     "a wrong kernel name": Fault(
-        "trace", KERNELS, "decode: attention kernel",
+        "trace", ["decode: attention kernel"], "decode: attention kernel",
         lambda: mock.patch.dict(tools._KERNELS, {"cudnn attention": "sm90_xmma_gemm_bf16bf16_bf16f32"}),
     ),
     "launches off by a layer": Fault(
-        "trace", KERNELS, "decode: operators that launch, twin = model", another_layer("claims.trace.hollow_config")
+        "trace", ["decode: operators that launch, twin = model"], "decode: operators that launch, twin = model",
+        another_layer("claims.trace.hollow_config"),
     ),
-    "replays doubled": Fault("trace", KERNELS, "decode: traced / replayed kernels, all", doubled_replays),
+    "replays doubled": Fault(
+        "trace", ["decode: kernels of the step / replayed"], "decode: kernels of the step / replayed, all",
+        doubled_replays,
+    ),
     "replays L2-warm": Fault(
         "trace", ["replays behind two kinds of flush"], "replays of the run / behind a read flush",
         lambda: mock.patch.object(kernels, "_cold_bytes", return_value=0),
@@ -283,11 +286,11 @@ FAULTS = {
     "half a stream": Fault(
         "bytes", ["bytes: the memory controller"], "bytes of a stream that is read / memory controller", half_a_stream
     ),
-    "bytes of a format": Fault("precision", ["nf4"], "nf4: linear bytes / 16 bits", twice_the_bytes),
+    "bytes of a format": Fault("precision", ["nf4: bytes"], "nf4: linear bytes / 16 bits", twice_the_bytes),
     "dequantisation forgotten": Fault(
-        "precision", ["int8wo"], "int8wo: the dequantisation term / replays of its own", no_conversions
+        "precision", ["int8wo: a run"], "int8wo: the dequantisation term / replays of its own", no_conversions
     ),
-    "a format that fails": Fault("precision", ["fp4", "another dtype"], "fp4", a_format_that_fails),
+    "a format that fails": Fault("precision", ["fp4: bytes", "another dtype"], "fp4: bytes", a_format_that_fails),
     "no power": Fault("telemetry", ["telemetry"], "telemetry", no_power),
     "an unseen neighbour": Fault(
         "telemetry", ["a second process on the card is noticed"], "a second process on the card is noticed",
@@ -395,7 +398,7 @@ def test_the_script_runs_to_its_end_in_its_time(without: tuple[str, ...], tmp_pa
     assert sum(found["took_s"].values()) == pytest.approx(found["seconds"], rel=0.01)
     whys = {check["name"]: check["why"] for check in found["checks"]}
     for quant in ("nf4", "int8"):
-        assert (whys.get(quant) == "bitsandbytes is not installed") == bool(without)
+        assert (whys.get(f"{quant}: bytes") == "bitsandbytes is not installed") == bool(without)
 
 
 def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:

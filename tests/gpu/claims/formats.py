@@ -41,7 +41,8 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("16 bits", _half, least_s=25.0, cuda=False)
     for quant in formats(bench):
         package = _PACKAGES.get(quant, "bitsandbytes")
-        yield Attempt(quant, partial(_format, quant=quant), least_s=25.0, cuda=False, package=package)
+        for name, run in ((f"{quant}: bytes", _format_bytes), (f"{quant}: a run", _format_run)):
+            yield Attempt(name, partial(run, quant=quant), least_s=25.0, cuda=False, package=package)
     yield Attempt("another dtype", _other_dtype, least_s=25.0, cuda=False)
     yield Attempt("a mixture of experts", _experts, least_s=30.0)
     if bench.cuda and bench.machine.info.memory_bytes < LARGE_CARD_BYTES:
@@ -78,22 +79,26 @@ def _cells_end(name: str, run: Run) -> Check:
     return Check(f"{name}: every cell ends", bool((run.cells["status"] == "ok").all()), value, "ok")
 
 
-def _format(bench: Bench, quant: str) -> Iterator[Check]:
+def _format_bytes(bench: Bench, quant: str) -> Iterator[Check]:
+    model = bench.load(bench.small, quant=quant)
+    share, expected = _linear_bytes(model) / bench.once(_half_bytes), _SHARES[quant]
+    yield Check(f"{quant}: linear bytes / 16 bits", abs(share - expected) <= 0.03, share, f"{expected} +- 0.03")
+    if quant == "nf4" and bench.cuda:
+        yield _kernel_that_ran(model)
+
+
+def _format_run(bench: Bench, quant: str) -> Iterator[Check]:
     run = _short_run(bench, f"precision-{quant}", model=bench.small, quant=quant)
     yield _cells_end(quant, run)
     if bench.cuda:
         drawn = torch.randn(8, device=bench.device)  # captures fail in this format's steps, which must leave no trace
         bench.machine.clock.synchronize()
         yield Check(f"{quant}: random numbers are drawn after the run", drawn.shape == (8,), None, "nothing is raised")
-    model = bench.load(bench.small, quant=quant)
-    share, expected = _linear_bytes(model) / bench.once(_half_bytes), _SHARES[quant]
-    yield Check(f"{quant}: linear bytes / 16 bits", abs(share - expected) <= 0.03, share, f"{expected} +- 0.03")
-    decode = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
     if quant in ("nf4", "int8wo"):
+        decode = run.cells[run.cells["phase"] == "decode"].set_index("batch_size")
         rows = SMALL_BATCHES[bench.cuda][-1]
+        model = bench.load(bench.small, quant=quant)
         yield _dequantisation(bench, model, float(decode["dequantise_s"].loc[rows]), rows, quant)
-    if quant == "nf4" and bench.cuda:
-        yield _kernel_that_ran(model)
 
 
 def _dequantisation(bench: Bench, model: Any, term_s: float, rows: int, quant: str) -> Check:

@@ -35,6 +35,10 @@ _LEAST_KERNEL_S = 10e-6
 """Operators are judged that take this share of a step, with kernels this long: shorter ones are gaps in large part."""
 _CELL = Cell(1, 512, 32)
 
+_ATTENTION, _REPLAYS, _LAUNCHES = (
+    "attention kernel", "kernels of the step / replayed", "operators that launch, twin = model"
+)  # fmt: skip
+
 Kernel = tuple[str, float]
 """Its name and seconds."""
 
@@ -42,7 +46,8 @@ Kernel = tuple[str, float]
 def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("the main run", _main_cells, least_s=60.0, cuda=False)
     for phase in PHASES:
-        yield Attempt(f"{phase}: kernels", partial(_kernels, phase=phase), least_s=20.0)
+        for name, run in ((_ATTENTION, _attention_kernel), (_REPLAYS, _replays), (_LAUNCHES, _launches)):
+            yield Attempt(f"{phase}: {name}", partial(run, phase=phase), least_s=20.0)
     yield Attempt("replays behind two kinds of flush", _two_flushes, least_s=20.0)
     yield Attempt("attention of a static and a graph prefill", _kept_caches, least_s=20.0)
 
@@ -122,6 +127,14 @@ def _trace(bench: Bench, model: _Model, step: Callable[[], object]) -> _Trace:
     return _Trace(kernels, parts, sum(bool(_own_kernels(event)) for event in host))
 
 
+def _phase_trace(bench: Bench, phase: str) -> _Trace:
+    model = bench.once(_main_model)
+    return _trace(bench, model, _step(bench, model, phase, _CELL))
+
+
+_TRACES = {phase: partial(_phase_trace, phase=phase) for phase in PHASES}
+
+
 def _own_kernels(event: Any) -> list[Kernel]:
     """Kernels that an event of the host launched itself; a mark's own span on the card is not one of them."""
     return [(each.name, each.duration * 1e-6) for each in event.kernels if not each.name.startswith(_MARK)]
@@ -179,25 +192,26 @@ def _backend(names: list[str]) -> str:
     return "+".join(sorted(found)) or "math"
 
 
-def _kernels(bench: Bench, phase: str) -> Iterator[Check]:
-    model, run = bench.once(_main_model), bench.once(main_run)
-    trace = _trace(bench, model, _step(bench, model, phase, _CELL))
-    path, names = run.document.counting.paths[f"eager {phase}"], _attention(model, trace)
+def _attention_kernel(bench: Bench, phase: str) -> Iterator[Check]:
+    path = bench.once(main_run).document.counting.paths[f"eager {phase}"]
+    names = _attention(bench.once(_main_model), bench.once(_TRACES[phase]))
     found = _backend(names)
-    yield Check(f"{phase}: attention kernel", found == path.kernel, {"traced": found, "names": names}, path.kernel)
-    yield from _replays(facts_of(run), phase, trace)
-    twin = bench.once(_twin)
+    yield Check(f"{phase}: {_ATTENTION}", found == path.kernel, {"trace": found, "names": names}, path.kernel)
+
+
+def _launches(bench: Bench, phase: str) -> Iterator[Check]:
+    trace, twin = bench.once(_TRACES[phase]), bench.once(_twin)
     twin_trace = _trace(bench, twin, _step(bench, twin, phase, Cell(1, 8, 24)))
     value = {
         "operators": {"model": trace.launching, "twin": twin_trace.launching},
         "kernels": {"model": len(trace.kernels), "twin": len(twin_trace.kernels)},
     }
-    same = trace.launching == twin_trace.launching
-    yield Check(f"{phase}: operators that launch, twin = model", same, value, "equal")
+    yield Check(f"{phase}: {_LAUNCHES}", trace.launching == twin_trace.launching, value, "equal")
 
 
-def _replays(facts: Facts, phase: str, trace: _Trace) -> Iterator[Check]:
+def _replays(bench: Bench, phase: str) -> Iterator[Check]:
     """Kernels in the step next to the replays of the run."""
+    facts, trace = facts_of(bench.once(main_run)), bench.once(_TRACES[phase])
     key = _key(facts, phase)
     counts = {item.operator: item.count for item in facts.operators[key]}
     total_s = sum(seconds for _, seconds in trace.kernels)
@@ -210,9 +224,9 @@ def _replays(facts: Facts, phase: str, trace: _Trace) -> Iterator[Check]:
     shortest_s = {name: _LEAST_KERNEL_S * len(trace.parts.get(name, trace.kernels)) for name in in_replays}
     judged = [name for name in in_replays if in_step[name] > max(_SHARE * total_s, shortest_s[name])]
     ratios = {name: in_step[name] / in_replays[name] for name in in_replays}
-    value = {"step_s": total_s, "judged": judged, "ratios": ratios, "traced_s": in_step}
+    value = {"step_s": total_s, "judged": judged, "ratios": ratios, "in_step_s": in_step}
     even = all(abs(ratios[name] - 1) < 0.1 for name in judged)
-    name, why = f"{phase}: traced / replayed kernels", "" if judged else "no operator has kernels long enough"
+    name, why = f"{phase}: {_REPLAYS}", "" if judged else "no operator has kernels long enough"
     yield Check(f"{name}, by operator", even if judged else None, value, "within 10 %", why)
     yield within(f"{name}, all", sum(in_step[each] for each in in_replays) / sum(in_replays.values()), 0.1)
 
