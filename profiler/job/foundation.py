@@ -98,7 +98,7 @@ def dispatch_of_twin(
             batch_sizes,
             engines,
             twin_s,
-            on_failure=lambda error: stages.failed(what, error, _NO_DISPATCH),
+            lambda error: stages.failed(what, error, _NO_DISPATCH),
         )
     return []
 

@@ -68,9 +68,9 @@ def run_part(part: str, side: int, base: Path) -> None:
     """One of the runs, in this process."""
     measured = foundation.measure_dispatch
     # Dispatch of one batch stands for all: a twin a batch is time of the machine, which is not the question here.
-    foundation.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s: [
+    foundation.measure_dispatch = lambda loaded, config, machine, batches, engines, budget_s, *rest: [
         replace(one, batch_size=batch)
-        for one in measured(loaded, config, machine, batches[:1], engines, budget_s)
+        for one in measured(loaded, config, machine, batches[:1], engines, budget_s, *rest)
         for batch in batches
     ]
     for name in ("replay_kernels", "hook_cell"):
