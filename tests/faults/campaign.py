@@ -109,7 +109,8 @@ def main() -> None:
 
 def _trials(found: dict[str, Recorded], planned: Sequence[Injection], jobs: int, out: Path | None) -> list[Trial]:
     trials = _kept(out, planned)
-    planned = sorted({*planned} - {trial.injection for trial in trials}, key=planned.index)
+    known = {trial.injection for trial in trials}
+    planned = [each for each in planned if each not in known]
     gc.collect()
     gc.freeze()  # what is here already is not looked at again in each process
     calls = [partial(found[each.scenario].tried, each) for each in planned]
@@ -141,4 +142,5 @@ def _kept(out: Path | None, planned: Sequence[Injection]) -> list[Trial]:
         Trial(**{**row, "injection": Injection.parse(row["injection"])})
         for row in map(json.loads, out.read_text().splitlines())
     ]
-    return [trial for trial in trials if trial.injection in {*planned}]
+    asked = {*planned}
+    return [trial for trial in trials if trial.injection in asked]
