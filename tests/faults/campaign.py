@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
     parser.add_argument("--only", default="", help="faults whose line holds this")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--out", type=Path, help="write each fault and what came of it as JSON; Ctrl-C writes it early")
+    parser.add_argument("--out", type=Path, help="append each fault and what came of it, as JSON; go on behind them")
     asked = parser.parse_args()
     replayed = None if asked.replay is None else Injection.parse(asked.replay)
     names = [replayed.scenario] if replayed else asked.scenarios.split(",")
@@ -102,26 +102,45 @@ def main() -> None:
             planned = random.Random(asked.seed).sample(planned, min(asked.sample, len(planned)))
         sites = {call.site for each in found.values() for call in each.base.calls}
         print(f"{len(sites)} sites, {len(planned)} faults", flush=True)
-        trials = _trials(found, planned, asked.jobs)
-    if asked.out is not None:
-        asked.out.write_text(json.dumps([asdict(trial) | {"injection": str(trial.injection)} for trial in trials]))
+        trials = _trials(found, planned, asked.jobs, asked.out)
     print(*tables(trials, sites, clauses.reached), sep="\n")
     sys.exit(1 if any(trial.failures for trial in trials) else 0)
 
 
-def _trials(found: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:
+def _trials(found: dict[str, Recorded], planned: Sequence[Injection], jobs: int, out: Path | None) -> list[Trial]:
+    trials = _kept(out, planned)
+    known = {trial.injection for trial in trials}
+    planned = [each for each in planned if each not in known]
     gc.collect()
     gc.freeze()  # what is here already is not looked at again in each process
     calls = [partial(found[each.scenario].tried, each) for each in planned]
-    trials: list[Trial] = []
     started_s = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         for number, answer in forked(calls, jobs=jobs, limit_s=_LONGEST_S):
             if isinstance(answer, Lost):
                 answer = Trial(planned[number], None, "", (), (f"ends: {answer.why}",), (), answer.why)
             trials.append(answer)
+            _keep(out, answer)
             for failure in answer.failures:
                 print(f"{answer.injection}: {failure}"[:400], flush=True)
             if len(trials) % 100 == 0:
-                print(f"-- {len(trials)} of {len(planned)} in {time.monotonic() - started_s:.0f} s", flush=True)
+                print(f"-- {len(trials)} in {time.monotonic() - started_s:.0f} s", flush=True)
     return trials
+
+
+def _keep(out: Path | None, trial: Trial) -> None:
+    if out is not None:
+        with out.open("a") as file:
+            file.write(json.dumps(asdict(trial) | {"injection": str(trial.injection)}) + "\n")
+
+
+def _kept(out: Path | None, planned: Sequence[Injection]) -> list[Trial]:
+    """What an earlier campaign that was cut short has tried of these."""
+    if out is None or not out.exists():
+        return []
+    trials = [
+        Trial(**{**row, "injection": Injection.parse(row["injection"])})
+        for row in map(json.loads, out.read_text().splitlines())
+    ]
+    asked = {*planned}
+    return [trial for trial in trials if trial.injection in asked]

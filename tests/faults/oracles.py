@@ -102,6 +102,7 @@ def _facts(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 _UNSTABLE = (
+    "scaling",
     "curve",
     "seconds",
     "readings",
