@@ -20,6 +20,7 @@ class Driven(NoSource):
     """A card that tells of its settings."""
 
     def __init__(self, **settings: float | str) -> None:
+        super().__init__()
         self._settings = settings
 
     def facts(self) -> Facts:
