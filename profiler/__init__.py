@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from profiler._version import __version__
 
 if TYPE_CHECKING:
-    from profiler.job.comparing import compare
-    from profiler.job.run import profile
-    from profiler.job.why import why
-    from profiler.record.run import Run, read_run
+    from profiler.comparison.command import compare
+    from profiler.run.pipeline import profile
+    from profiler.store.folder import Run, read_run
+    from profiler.why_slow.command import why
 
 __all__ = ["Run", "__version__", "compare", "profile", "read_run", "why"]
 
 _HOMES = {
-    "compare": "profiler.job.comparing",
-    "profile": "profiler.job.run",
-    "Run": "profiler.record.run",
-    "read_run": "profiler.record.run",
-    "why": "profiler.job.why",
+    "compare": "profiler.comparison.command",
+    "profile": "profiler.run.pipeline",
+    "Run": "profiler.store.folder",
+    "read_run": "profiler.store.folder",
+    "why": "profiler.why_slow.command",
 }
 
 

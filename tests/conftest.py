@@ -23,10 +23,10 @@ import torch
 from hurry import hurry
 from machines import CPU
 
-from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.source import resolve
 
 # A shared machine may stop for a second; no property is about time.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -199,10 +199,10 @@ def short_model(short_folder: Path) -> torch.nn.Module:
     return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
 
 
-_LOOKED_AT = ("tests", "report", "record", "docs")
+_LOOKED_AT = ("tests", "report", "store", "readers", "docs")
 """Folders whose tests open the pictures beside a run."""
 
-_UNHURRIED = ("roofs", "timing")
+_UNHURRIED = ("roofs", "stats")
 """Folders that test what a hurry would leave out."""
 
 
@@ -235,8 +235,8 @@ def brief_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from profiler.roofs.measure import measure
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
-    monkeypatch.setattr("profiler.job.foundation.measure", partial(measure, stage_budget_s=0.1))
-    monkeypatch.setattr("profiler.job.foundation.measure_host_pace", lambda _machine: None)
+    monkeypatch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.1))
+    monkeypatch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
 
 
 def _is_timed(item: pytest.Item) -> bool:

@@ -11,17 +11,17 @@ import pytest
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False) -> None:
     """Roofs that were kept stand, two visits and one short look at each are enough, no unopened picture is drawn."""
     patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-    patch.setattr("profiler.job.measuring.look_again", lambda *_: None)
-    patch.setattr("profiler.roofs.host.measure_host_pace.__defaults__", (0.1,))
-    patch.setattr("profiler.job.foundation._TWIN_MOST_S", 0.1)
-    patch.setattr("profiler.job.foundation._WITNESS_S", 0.1)
-    patch.setattr("profiler.timing.sweep._MOST_ROUNDS", 2)
-    patch.setattr("profiler.timing.visit._WARM_UP_S", 0.1)
-    patch.setattr("profiler.timing.visit._MORE_PREFILLS_S", 0.1)
-    patch.setattr("profiler.roofs.sentinel._CALLS", 1)
-    patch.setattr("profiler.roofs.sentinel._MOST_BURSTS", 1)
+    patch.setattr("profiler.run.measure.look_again", lambda *_: None)
+    patch.setattr("profiler.roofs.host_dispatch.measure_host_pace.__defaults__", (0.1,))
+    patch.setattr("profiler.run.setup._TWIN_MOST_S", 0.1)
+    patch.setattr("profiler.run.setup._WITNESS_S", 0.1)
+    patch.setattr("profiler.measure.sweep._MOST_ROUNDS", 2)
+    patch.setattr("profiler.measure.visit._WARM_UP_S", 0.1)
+    patch.setattr("profiler.measure.visit._MORE_PREFILLS_S", 0.1)
+    patch.setattr("profiler.roofs.drift_probe._CALLS", 1)
+    patch.setattr("profiler.roofs.drift_probe._MOST_BURSTS", 1)
     if not pictures:
-        patch.setattr("profiler.report.page._PICTURES", ())
+        patch.setattr("profiler.report.write._PICTURES", ())
         patch.setattr("profiler.report.html._roofline", lambda _run: None)
 
 

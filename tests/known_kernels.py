@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from profiler.diagnosis.regimes import Evidence, Regime, Verdict
-from profiler.diagnosis.step_time import Demand, Dispatch, Roofs, split
-from profiler.job.known_kernels import Label
-from profiler.job.selftest import SelftestResult
+from profiler.checks.known_kernels import Label
+from profiler.checks.selftest import SelftestResult
+from profiler.facts.dispatch import Dispatch
+from profiler.judge.breakdown import Demand, Roofs, split
+from profiler.judge.regimes import Evidence, Regime, Verdict
 
 
 def checked(name: str, expected: Regime, regime: Regime) -> SelftestResult:

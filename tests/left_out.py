@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass
 from functools import cache
 
-from profiler.diagnosis.attained import attained_by, family_of, steps_of, strays
-from profiler.machine.published import Published, published
+from profiler.data.published_results import Published, published
+from profiler.predict.published_efficiency import attained_by, family_of, steps_of, strays
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from profiler.machine.device import Device
-from profiler.machine.machine import Machine, machine_for
+from profiler.device.device import Device
+from profiler.device.machine import Machine, machine_for
 
 CPU = torch.device("cpu")
 HOST = machine_for(CPU)

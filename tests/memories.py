@@ -13,7 +13,7 @@ from machines import CPU, SmallMachine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profiler.machine.device import Device
+from profiler.device.device import Device
 
 _SIMULATED = {"sum", "copy_", "add", "mm", "addmm", "linear"}
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from machines import HOST
 
-from profiler.job.engines import make_engines
-from profiler.job.options import Options
-from profiler.job.request import prepare
+from profiler.counting.walk import walk
+from profiler.facts.roofs import READ, Ceilings, CurvePoint, Roof
 from profiler.loading.load import load
-from profiler.probes.subject import Subject, execution_paths
-from profiler.roofs.values import READ, Ceilings, CurvePoint, Roof
-from profiler.work.walk import walk
+from profiler.measure.subject import Subject, execution_paths
+from profiler.run.options import Options
+from profiler.run.setup import make_engines
+from profiler.run.validate import prepare
 
 PLANTED = Roof(1e10, 1e10, 1e10, 9, "planted")
 

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from profiler.cli.app import app
-from profiler.loading.catalog import card_names
+from profiler.loading.source import card_names
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from profiler.errors import GridError
-from profiler.grid import Cell, CellKey, make_grid, parse_values
-from profiler.grid.between import keys_between
+from profiler.grid.cells import Cell, CellKey
+from profiler.grid.ranges import make_grid, parse_values
+from profiler.measure.kernels import keys_between
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import GridError
-from profiler.grid import Cell, CellKey, make_grid
+from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ragged import (
     Ragged,
     Request,
@@ -18,6 +18,7 @@ from profiler.grid.ragged import (
     sorted_batches,
     waiting,
 )
+from profiler.grid.ranges import make_grid
 
 
 def prompts(*lens: int) -> tuple[Request, ...]:

@@ -12,38 +12,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "profiler"
 
-WORDS = {"errors", "units", "_version"}
-# What each room may import beside the words and `grid`: a whole room, or single modules of it. Every module of the
-# package lies in a room or is a word. `diagnosis`, `record` and `report` take of the rooms that measure their values
-# alone.
-ALLOWED = {
-    "grid": set(),
-    "machine": set(),
-    "loading": {"machine"},
-    "work": {"machine", "diagnosis.step_time"},
-    "roofs": {"machine"},
-    "engines": {"machine"},
-    "timing": {"engines", "machine"},
-    "diagnosis": {
-        "machine.clock", "machine.datasheet", "machine.links", "machine.published", "machine.readings", "roofs.values",
-        "timing.outcomes", "timing.sampling", "work.causes",
-    },
-    "record": {
-        "diagnosis", "engines.scheduled", "machine.links", "machine.readings", "roofs.values", "timing.outcomes",
-        "timing.sampling", "work.causes", "work.step",
-    },
-    "report": {
-        "record", "diagnosis", "engines.scheduled", "machine.datasheet", "machine.links", "machine.prices",
-        "machine.readings", "roofs.values", "timing.outcomes", "timing.sampling", "work.causes", "work.step",
-    },
-    "watching": {"diagnosis.seen", "machine"},
-    "probes": {"watching", "diagnosis", "timing", "roofs", "engines", "loading", "work", "machine"},
-    "job": {
-        "report", "record", "diagnosis", "probes", "watching", "timing", "roofs", "engines", "loading", "work",
-        "machine",
-    },
-    "cli": {"job", "report", "record", "roofs", "loading", "machine"},
-}  # fmt: skip
+WORDS = {"errors", "units", "stats", "packages", "user_cache", "_version"}
+"""Modules at the root, which every package may import."""
+CORE = (
+    "grid", "data", "facts", "device", "quant", "loading", "counting", "engines", "roofs", "measure", "judge",
+    "predict", "readers", "store", "report", "run",
+)  # fmt: skip
+"""Packages of the core in the order of the data: each may import those before it."""
+COMMANDS = ("comparison", "forecast", "rent", "place", "why_slow", "checks")
+"""One package per further command: each may import the core, and no other command's package."""
+TORCH_FREE = ("grid", "data", "facts", "judge", "predict", "readers", "store", "report")
+"""Packages that work where torch cannot be imported."""
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes"}
 
 
@@ -85,26 +64,26 @@ def own_imports(file: Path) -> set[str]:
     return found
 
 
-def test_every_module_has_a_room_that_says_what_it_is() -> None:
+def test_every_package_is_explained_in_one_sentence() -> None:
     at_the_root = {path.stem for path in PACKAGE.glob("*.py")}
     assert at_the_root == WORDS | {"__init__", "__main__"}
-    rooms = {path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert {room.name for room in rooms} == set(ALLOWED)
-    for room in rooms:
-        text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
-        assert len(text.splitlines()) == 1, f"{room.name} is not explained in one sentence"
+    packages = {path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {package.name for package in packages} == {*CORE, *COMMANDS, "cli"}
+    for package in packages:
+        text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        assert len(text.splitlines()) == 1, package.name
 
 
-@pytest.mark.parametrize("room", sorted(ALLOWED))
-def test_rooms_know_only_what_lies_below(room: str) -> None:
-    for file in (PACKAGE / room).rglob("*.py"):
+@pytest.mark.parametrize("package", [*CORE, *COMMANDS])
+def test_imports_point_one_way(package: str) -> None:
+    below = CORE[: CORE.index(package)] if package in CORE else CORE
+    for file in (PACKAGE / package).rglob("*.py"):
         for name in own_imports(file):
             top = name.split(".")[0]
-            allowed = top in WORDS | {"grid", room} | ALLOWED[room] or name in ALLOWED[room]
-            assert allowed, f"{room}/{file.name} imports {name}"
+            assert top in WORDS | {package, *below}, f"{package}/{file.name} imports {name}"
 
 
-def test_words_know_each_other_alone() -> None:
+def test_modules_at_the_root_import_only_each_other() -> None:
     for word in WORDS:
         assert own_imports(PACKAGE / f"{word}.py") <= WORDS
 
@@ -116,24 +95,24 @@ def test_no_module_is_imported_in_a_circle() -> None:
     assert not below, f"a circle among {sorted(below)}"
 
 
-@pytest.mark.parametrize("room", ["diagnosis", "record", "report"])
-def test_no_torch_in(room: str) -> None:
-    for file in (PACKAGE / room).rglob("*.py"):
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_no_torch_in(package: str) -> None:
+    for file in (PACKAGE / package).rglob("*.py"):
         assert not {name.split(".")[0] for name in imports(file)} & HEAVY, file.name
 
 
 @pytest.mark.parametrize("word", ["torch.cuda", "time.perf_counter", "time.monotonic"])
 def test_one_door_to_the_device(word: str) -> None:
-    """Devices and clocks are asked in `machine` alone; all others are handed a Machine."""
+    """Only `device` asks devices and clocks, and `checks`, which checks just that; all others are given a Machine."""
     named = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if word in path.read_text()}
-    assert all(name.startswith("machine/") for name in named), named
+    assert all(name.startswith(("device/", "checks/")) for name in named), named
 
 
-def test_values_between_rooms_are_typed() -> None:
-    """`Any` stands at the edges alone: torch and transformers, files, and what the command line hands on."""
+def test_values_between_packages_are_typed() -> None:
+    """`Any` stands only where values of torch, transformers, a file or the command line come in."""
     found = []
-    for room in ("diagnosis", "report", "job", "cli"):
-        for path in (PACKAGE / room).rglob("*.py"):
+    for package in ("judge", "predict", "report", "run", "comparison", "rent", "place", "cli"):
+        for path in (PACKAGE / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef):
                     signature = ast.unparse(node.args) + ast.unparse(node.returns or ast.Constant(None))
@@ -159,8 +138,8 @@ import sys
 for name in ("torch", "transformers", "accelerate", "bitsandbytes", "pynvml"):
     sys.modules[name] = None
 from pathlib import Path
-from profiler.job.judging import judge_folder
-from profiler.report.page import write_reports
+from profiler.run.judge_folder import judge_folder
+from profiler.report.write import write_reports
 from profiler.report.console import screen
 from profiler.report.terminal import print_run
 run = judge_folder(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 from nbclient import NotebookClient
 
-from profiler.machine.datasheet import gpus
+from profiler.data.datasheets import gpus
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 

@@ -12,7 +12,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from profiler._version import __version__
-from profiler.cli import compare, folders, forecast, look, run
+from profiler.cli import compare, forecast, run
+from profiler.cli import inspect as look
+from profiler.cli import report as folders
 from profiler.cli import why as asked_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.errors import RoofscopeError

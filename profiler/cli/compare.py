@@ -12,11 +12,11 @@ import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, one_of
 from profiler.errors import RequestError
-from profiler.grid import parse_values
-from profiler.job.options import QUANT_HELP, Options
+from profiler.grid.ranges import parse_values
+from profiler.run.options import QUANT_HELP, Options
 
 if TYPE_CHECKING:
-    from profiler.diagnosis.gate import Gate
+    from profiler.comparison.gate import Gate
 
 
 @contextmanager
@@ -43,9 +43,9 @@ def compare(
     """Hold two runs against each other, cell by cell: what changed, how surely, and which term moved; of more than two,
     the history."""
     one_of(output_format, "--format", ("table", "json"))
-    from profiler.job.comparing import compared, history_of
-    from profiler.report.changes import comparison_json, history_json
-    from profiler.report.changes_table import print_changes, print_history
+    from profiler.comparison.command import compared, history_of
+    from profiler.comparison.render import print_changes, print_history
+    from profiler.comparison.text import comparison_json, history_json
     from profiler.report.console import screen
     from profiler.report.long_json import a_row_a_line
 
@@ -82,10 +82,10 @@ def gate(
     output_format: Annotated[str, typer.Option("--format", help="table, json, junit or github.")] = "table",
 ) -> None:
     """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
-    from profiler.job.comparing import gated
-    from profiler.report.changes_table import print_gate
+    from profiler.comparison.command import gated
+    from profiler.comparison.gate_formats import FORMATS
+    from profiler.comparison.render import print_gate
     from profiler.report.console import screen
-    from profiler.report.gating import FORMATS
 
     one_of(output_format, "--format", ("table", *FORMATS))
     if rerun == (new is not None):
@@ -107,7 +107,7 @@ def _measured(base: Path, max_slowdown: str, options: Options, quiet: bool, plai
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=quiet, plain=plain) as listener:
-        from profiler.job.rerun import rerun
+        from profiler.comparison.rerun import rerun
 
         return rerun(base, max_slowdown, options, listener)
 
@@ -129,11 +129,11 @@ def place(
     one_of(output_format, "--format", ("table", "json"))
     if here and gpu:
         raise RequestError("--here and --gpu: give one of the two.")
-    from profiler.job.placing import Shapes
-    from profiler.job.placing import place as place_file
+    from profiler.place.command import Shapes
+    from profiler.place.command import place as place_file
+    from profiler.place.render import print_placed
     from profiler.report.console import screen
     from profiler.report.long_json import a_row_a_line
-    from profiler.report.placing_table import print_placed
 
     shapes = Shapes(
         _numbers(prompt_lens, "--prompt-lens"),

@@ -10,11 +10,11 @@ import typer
 
 from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
-from profiler.job.options import QUANT_HELP
+from profiler.run.options import QUANT_HELP
 
 if TYPE_CHECKING:
-    from profiler.job.cards import AskedRanks
-    from profiler.job.forecast import Wanted
+    from profiler.forecast.command import Wanted
+    from profiler.forecast.tensor_parallel import AskedRanks
 
 
 def forecast(
@@ -43,11 +43,11 @@ def forecast(
 ) -> None:
     """Say what cells would take that nobody measured, and how far off such forecasts are."""
     one_of(output_format, "--format", ("table", "json"))
-    from profiler.job.cards import AskedRanks
-    from profiler.job.checking import check_forecast
-    from profiler.job.forecast import Wanted, forecast_on, forecast_run
+    from profiler.forecast.check import check_forecast
+    from profiler.forecast.command import Wanted, forecast_on, forecast_run
+    from profiler.forecast.tensor_parallel import AskedRanks
     from profiler.report.console import screen
-    from profiler.report.forecasting import check_json, forecast_json, print_check, print_forecast
+    from profiler.report.forecast import check_json, forecast_json, print_check, print_forecast
 
     wanted = Wanted(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
     if not on and not Path(source).is_dir():
@@ -65,9 +65,9 @@ def forecast(
     if keep and on:
         raise RequestError("--keep: only the forecast of a run has a folder to be kept in.")
     if keep:
-        from profiler.record.forecasts import write_forecast
-        from profiler.record.run import read_run
-        from profiler.report.page import write_reports
+        from profiler.report.write import write_reports
+        from profiler.store.folder import read_run
+        from profiler.store.forecasts import write_forecast
 
         write_forecast(Path(source), answer)
         write_reports([read_run(Path(source))])
@@ -89,10 +89,10 @@ def _print_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, output
     """What several cards give."""
     from datetime import UTC, datetime
 
-    from profiler.job.cards import forecast_ranks
+    from profiler.forecast.render import print_ranks, ranks_json
+    from profiler.forecast.tensor_parallel import forecast_ranks
     from profiler.report.console import screen
     from profiler.report.progress import make_listener
-    from profiler.report.ranks import print_ranks, ranks_json
 
     with make_listener(quiet=False, plain=plain) as listener:
         answer, card = forecast_ranks(source, on, wanted, asked, datetime.now(UTC).date(), listener)
@@ -125,10 +125,10 @@ def rent(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
-    from profiler.job.renting import ENGINES, Asked, limits_of
-    from profiler.job.renting import rent as find
+    from profiler.rent.command import ENGINES, Asked, limits_of
+    from profiler.rent.command import rent as find
+    from profiler.rent.render import print_rented, rented_json
     from profiler.report.console import screen
-    from profiler.report.renting import print_rented, rented_json
 
     one_of(engine, "--engine", ENGINES)
     asked = Asked(
@@ -145,13 +145,13 @@ def rent(
     found = find(model, asked, datetime.now(UTC).date())
     if out is not None:
         from profiler.report.plots import save_figure
-        from profiler.report.plots.forecast import cost_figure
+        from profiler.report.plots.costs import cost_figure
 
         save_figure(cost_figure(found.over_load), out)
     if keep is not None:
-        from profiler.record.forecasts import write_costs
-        from profiler.record.run import read_run
-        from profiler.report.page import write_reports
+        from profiler.report.write import write_reports
+        from profiler.store.folder import read_run
+        from profiler.store.forecasts import write_costs
 
         run = read_run(keep)
         write_costs(keep, found.over_load)

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from profiler.errors import RequestError, near_misses
-from profiler.job.options import Options, flag_of
+from profiler.run.options import Options, flag_of
 
 EXIT_WRONG = 1
 """A self-test found a wrong label, a gate found something slower, or roofscope itself failed."""

@@ -12,12 +12,12 @@ import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, Format, Plain, Quiet, asks, one_of
 from profiler.errors import RankError, RequestError
-from profiler.job.options import Options
+from profiler.run.options import Options
 
 if TYPE_CHECKING:
-    from profiler.job.stages import Listener
-    from profiler.machine.ranks import Group
-    from profiler.record.run import Run
+    from profiler.device.process_group import Group
+    from profiler.run.stages import Listener
+    from profiler.store.folder import Run
 
 
 @asks()
@@ -41,8 +41,8 @@ def run(
             return
     listener = make_listener(quiet=quiet, plain=plain)
     with listener:
-        from profiler.job.request import prepare, prepare_resume
-        from profiler.job.run import execute
+        from profiler.run.pipeline import execute
+        from profiler.run.validate import prepare, prepare_resume
 
         precisions = [name.strip() for name in options.quant.split(",") if name.strip()]
         if len(precisions) > 1:
@@ -86,7 +86,7 @@ def under_torchrun() -> bool:
     """Whether torchrun started this process; asked without torch, which takes a second to import."""
     if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
         return False
-    from profiler.machine.ranks import under_torchrun as asked
+    from profiler.device.process_group import under_torchrun as asked
 
     return asked()
 
@@ -98,9 +98,9 @@ def _group_of(options: Options, resume: Path | None) -> Group | None:
     """
     import subprocess
 
-    from profiler.job.request import prepare, prepare_resume
-    from profiler.machine.machine import machine_for
-    from profiler.machine.ranks import Group, torchrun_command
+    from profiler.device.machine import machine_for
+    from profiler.device.process_group import Group, torchrun_command
+    from profiler.run.validate import prepare, prepare_resume
 
     prepared = prepare(options) if resume is None else prepare_resume(resume, options)
     if not under_torchrun():
@@ -113,7 +113,7 @@ def _group_of(options: Options, resume: Path | None) -> Group | None:
         raise RequestError(f"torchrun started {group.size} processes; give --tp {group.size}.")
     if group.rank == 0:
         return group
-    from profiler.job.ranks import follow_rank
+    from profiler.run.tensor_parallel import follow_rank
 
     follow_rank(prepared, group, machine_for(group.device))
     return None
@@ -124,7 +124,7 @@ def _run_devices(
 ) -> list[Run]:
     from dataclasses import asdict
 
-    from profiler.job.several import device_healths, run_devices
+    from profiler.run.multi_run import device_healths, run_devices
 
     runs = run_devices(options, devices, listener)
     found = device_healths(runs, devices)
@@ -133,7 +133,7 @@ def _run_devices(
         print(json.dumps({"devices": told, "runs": [as_json(run) for run in runs]}, indent=2))
         return runs
     from profiler.report.console import screen
-    from profiler.report.healths import health_lines
+    from profiler.report.device import health_lines
     from profiler.report.terminal import print_run
 
     console = screen(plain=plain)
@@ -148,14 +148,14 @@ def _run_devices(
 def _run_precisions(
     options: Options, precisions: list[str], listener: Listener, output_format: str, plain: bool
 ) -> list[Run]:
-    from profiler.job.several import run_precisions
+    from profiler.run.multi_run import run_precisions
 
     runs = run_precisions(options, precisions, listener)
     if output_format == "json":
         print(json.dumps([as_json(run) for run in runs], indent=2))
         return runs
-    from profiler.report.comparison_table import print_comparison
     from profiler.report.console import screen
+    from profiler.report.precisions import print_comparison
 
     print_comparison(runs, screen(plain=plain))
     return runs
@@ -181,8 +181,8 @@ def batch_test(
     from profiler.report.progress import make_listener
 
     with make_listener(quiet=quiet, plain=plain) as listener:
-        from profiler.job.batch_test import prepare_batch_test
-        from profiler.job.run import execute
+        from profiler.run.batch_test import prepare_batch_test
+        from profiler.run.pipeline import execute
 
         listener.stage("choosing batches: roofs, counts, memory and budget")
         prepared = prepare_batch_test(options, phase)
@@ -192,8 +192,8 @@ def batch_test(
     if output_format == "json":
         print(json.dumps(as_json(result), indent=2))
     else:
+        from profiler.report.batch_test import print_doubling
         from profiler.report.console import screen
-        from profiler.report.doubling_table import print_doubling
 
         print_doubling(result, "prefill" if phase == "prefill" else "decode", screen(plain=plain))
     _refuse_gaps([result])
@@ -201,7 +201,7 @@ def batch_test(
 
 def as_json(run: Run) -> dict[str, object]:
     """The one document that a command prints for a run: run.json with the folder and the rows of cells.csv."""
-    from profiler.record.document import document_json
+    from profiler.store.document import document_json
 
     cells = json.loads(run.cells.to_json(orient="records", double_precision=15))
     return {**json.loads(document_json(run.document)), "folder": str(run.folder), "cells": cells}

@@ -18,7 +18,7 @@ from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
 
 if TYPE_CHECKING:
-    from profiler.job.why import Watched
+    from profiler.why_slow.command import Watched
 
 _WITH_VALUE = ("--out", "--format")
 
@@ -52,7 +52,7 @@ def why(
     one_of(output_format, "--format", ("table", "json"))
     if not module and script is None:
         raise RequestError("give a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
-    from profiler.job.why import why_script
+    from profiler.why_slow.command import why_script
 
     # With -m, what typer takes for the script is the module's first argument.
     arguments = [*([script] if module and script is not None else []), *context.args]
@@ -65,8 +65,7 @@ def why(
 def _tell(watched: Watched, *, plain: bool, as_json: bool) -> None:
     """Print the answer: a document on stdout, or a table beside the script's own messages."""
     from profiler.report.console import screen
-    from profiler.report.why import why_json
-    from profiler.report.why_table import print_why
+    from profiler.why_slow.render import print_why, why_json
 
     if watched.why is None:
         print(

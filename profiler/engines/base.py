@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from profiler.engines.scheduled import OwnedModel, Scheduled
-from profiler.grid import Cell, Phase
+from profiler.facts.scheduler import OwnedModel, Scheduled
+from profiler.grid.cells import Cell, Phase
 
 
 @dataclass

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
+from profiler.device.machine import Machine
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import deepen, greedy_token
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.grid import Cell
+from profiler.grid.cells import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Batch
-from profiler.machine.cache_name import cache_of
-from profiler.machine.machine import Machine
+from profiler.loading.cache_argument import cache_of
 
 
 @dataclass

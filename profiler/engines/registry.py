@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from profiler.engines.generate import GenerateEngine
 from profiler.engines.padded import PaddedEngine
-from profiler.engines.transformers import CompileEngine, EagerEngine, GraphEngine, StaticEngine
+from profiler.engines.transformers import CompileEngine, EagerEngine, GenerateEngine, GraphEngine, StaticEngine
 from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
-from profiler.grid import DEFAULT_ENGINE
+from profiler.grid.cells import DEFAULT_ENGINE
 
 ENGINES: dict[str, type[EagerEngine]] = {
     engine.name: engine

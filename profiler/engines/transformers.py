@@ -1,4 +1,4 @@
-"""Engines that step a transformers model: eager, on a static cache, compiled, as a CUDA graph."""
+"""Engines that step a transformers model: eager, static cache, CUDA graph, compiled, generate, tensor parallel."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from profiler.device.machine import Machine
+from profiler.device.memory import storage_bytes
+from profiler.device.process_group import Group
+from profiler.device.torch_profiler import recorded
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import deepen, greedy_token, moving_window, static_cache, unwindowed
-from profiler.engines.scheduled import OwnedModel, Scheduled
-from profiler.grid import PHASES, Cell, Phase
-from profiler.machine.cache_name import argument_name, cache_of
-from profiler.machine.kineto import recorded
-from profiler.machine.machine import Machine
-from profiler.machine.memory import storage_bytes
+from profiler.facts.scheduler import OwnedModel, Scheduled
+from profiler.grid.cells import PHASES, Cell, Phase
+from profiler.loading.cache_argument import argument_name, cache_of
 
 Step = Callable[[torch.Tensor, Any], torch.Tensor]
 
@@ -283,3 +284,78 @@ class GraphEngine(StaticEngine):
     def _advance(self, state: DecodeState) -> None:
         output = self._model(input_ids=state.token_B1, use_cache=True, **{self._cache_name: state.cache})
         state.token_B1.copy_(greedy_token(output))
+
+
+class GenerateEngine(EagerEngine):
+    """`model.generate` with greedy tokens, its own checks, masks and copies.
+
+    Its single steps (`prefill`, `decode`) are the eager engine's: what `generate` adds to them is what is asked for.
+    """
+
+    name = "generate"
+    hookable = False
+    whole_calls = True
+    taxes = True
+
+    def call(
+        self,
+        ids_BS: torch.Tensor,  # noqa: N803
+        new_tokens: int,
+        mark: Callable[[], object],
+        streamer: Any = None,
+    ) -> torch.Tensor:
+        forwards = 0
+
+        def begun(_module: object, _inputs: object) -> None:
+            nonlocal forwards
+            forwards += 1
+            if forwards > 1:
+                mark()
+
+        hook = self._model.register_forward_pre_hook(begun)
+        mark()
+        try:
+            tokens: torch.Tensor = self._model.generate(
+                ids_BS,
+                attention_mask=torch.ones_like(ids_BS),
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                num_beams=1,
+                # A token that no model has: the end is looked for at every step, as ever, and never found.
+                eos_token_id=self._model.config.get_text_config().vocab_size,
+                pad_token_id=0,
+                streamer=streamer,
+            )
+        finally:
+            hook.remove()
+        mark()
+        if forwards != new_tokens:
+            raise RuntimeError(f"generate ran {forwards} forwards for {new_tokens} tokens")
+        return tokens[:, ids_BS.shape[1] :]
+
+
+class Announce(Protocol):
+    """Tells the other ranks what comes next: a cell with so many decode steps, or with None a prefill alone."""
+
+    def __call__(self, cell: Cell, steps: int | None) -> None: ...
+
+
+class LeadingEngine(EagerEngine):
+    """Steps rank 0's share; a step that fails ends the run, since the others wait for the rest of it."""
+
+    def __init__(self, model: Any, machine: Machine, group: Group, announce: Announce) -> None:
+        super().__init__(model, machine)
+        self._group = group
+        self._announce = announce
+        self.beside = group.beside
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        self._announce(cell, steps)
+
+    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
+        with self._group.together():
+            return super().prefill(ids_BS, slots)
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        with self._group.together():
+            return super().decode(state)

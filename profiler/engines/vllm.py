@@ -22,13 +22,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from profiler.device.clock import now_s
+from profiler.device.machine import Machine
+from profiler.device.memory import storage_bytes
 from profiler.engines.base import DecodeState
-from profiler.engines.scheduled import OwnedModel, Scheduled, in_rows, scheduled_of, trouble
 from profiler.errors import NoRoomError, RequestError, first_line
-from profiler.grid import Cell, Phase
-from profiler.machine.clock import now_s
-from profiler.machine.machine import Machine
-from profiler.machine.memory import storage_bytes
+from profiler.facts.scheduler import OwnedModel, Scheduled, in_rows, scheduled_of, trouble
+from profiler.grid.cells import Cell, Phase
 
 _LEAST = (0, 32)
 """The first version that this was read and run with; older ones do not tell their iterations."""

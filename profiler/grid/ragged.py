@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,3 +143,9 @@ def _read(path: Path, text: str, new_tokens: int) -> tuple[Request, ...]:
     if len(found) > _MOST_LINES:
         raise GridError(f"--prompt-lens: {path.name} has more than {_MOST_LINES} lengths.")
     return tuple(found)
+
+
+SORTED, BUCKETED, PACKED = "sorting by length", "bucketing by length", "packing prompts into one row"
+WAYS: Mapping[str, Callable[[Batch, int], list[Batch]]] = {SORTED: sorted_batches, BUCKETED: bucketed_batches}
+"""Ways to cut a queue into batches that are padded still; packing pads nothing."""
+REFILLING = "filling the place of a sequence that has ended (continuous batching)"

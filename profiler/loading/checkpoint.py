@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.loading.catalog import Source, inside, read_json
+from profiler.loading.source import Source, inside, read_json
 
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import ModelError, first_line
-from profiler.loading.catalog import Source
-from profiler.loading.gguf import check_gguf
+from profiler.loading.config_limits import check_claims, check_sizes
+from profiler.loading.gguf_header import check_gguf
 from profiler.loading.library import import_transformers
-from profiler.loading.needs import need
-from profiler.loading.sizes import check_claims, check_sizes
-from profiler.loading.skeleton import quiet_libraries
+from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.source import Source
+from profiler.packages import need
 
 
 def load_config(source: Source, trust_remote_code: bool = False) -> Any:

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiler.device.clock import clock_for, now_s
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
-from profiler.loading.gguf import names_mapped_once
-from profiler.loading.needs import need
-from profiler.loading.placement import Placement, offloaded_bytes, place
-from profiler.loading.published import gguf_form, published_form
-from profiler.loading.quantise import quantization_config
+from profiler.loading.device_map import Placement, offloaded_bytes, place
+from profiler.loading.gguf_header import names_mapped_once
+from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import Fit, LoadedModel, ModelRequest
-from profiler.loading.skeleton import plan, quiet_libraries
-from profiler.machine.clock import clock_for, now_s
+from profiler.packages import need
+from profiler.quant.checkpoints import gguf_form, published_form
+from profiler.quant.formats import quantization_config
 
 
 def load(request: ModelRequest, config: Any) -> LoadedModel:

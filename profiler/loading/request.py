@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from profiler.device.device import compute_capability
 from profiler.errors import RequestError
-from profiler.loading.catalog import Source
-from profiler.loading.placement import Placement
-from profiler.loading.quantise import PLAIN, Quant, QuantOptions
-from profiler.machine.device import compute_capability
+from profiler.loading.device_map import Placement
+from profiler.loading.source import Source
+from profiler.quant.formats import PLAIN, Quant, QuantOptions
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,

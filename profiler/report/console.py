@@ -1,11 +1,15 @@
-"""The screen: a hundred columns, colours only where they help, and plain ASCII where that is asked for."""
+"""One console for all screens, and a table of at most a few hundred rows."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 WIDTH = 100
 _ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|"})
@@ -37,3 +41,23 @@ def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
         spelled: Any = _Ascii(stream or sys.stdout)
         return Console(file=spelled, width=width, color_system=None, highlight=False, markup=False, emoji=False)
     return Console(file=stream, width=width, markup=False, emoji=False)
+
+
+MOST_ROWS = 200
+"""A table on the screen shows so many rows, the first."""
+_WRAPPED = ("moved, or why not", "ran with")
+COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> Table:
+    """A table of some columns, of the first rows where there are many: `rows` may be the first of so many."""
+    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        words = name in (*_WRAPPED, "cell", "verdict", "gate", "what", "by", "regime", "where")
+        found.add_column(name, justify="left" if words else "right", no_wrap=name not in _WRAPPED)
+    shown = rows[:MOST_ROWS]
+    for row in shown:
+        found.add_row(*(Text(text, style=COLORS.get(text, "")) for text in row))
+    if left := (of or len(rows)) - len(shown):
+        found.caption = f"{left} more rows: --format json has them all"
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from profiler.record.run import Run
+from profiler.store.folder import Run
 from profiler.units import no_formula
 
 

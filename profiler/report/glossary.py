@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from profiler.diagnosis.regimes import Regime
 from profiler.errors import RequestError, near_misses
-from profiler.grid import PHASES, Phase
-from profiler.record.run import Run
-from profiler.report.shown import of_phase
+from profiler.grid.cells import PHASES, Phase
+from profiler.judge.regimes import Regime
+from profiler.report.selection import of_phase
+from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
 

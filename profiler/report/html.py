@@ -14,19 +14,18 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from profiler.diagnosis.precisions import sentences
-from profiler.diagnosis.step_time import TERM_NAMES
-from profiler.grid import Phase
-from profiler.record.forecasts import read_costs, read_forecast
-from profiler.record.run import Run
-from profiler.report.cell_table import COLUMNS, entries, packed
-from profiler.report.cold import cold_lines
-from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, once_line, precision_rows
-from profiler.report.doubling_table import slope_texts
-from profiler.report.forecasting import FORECAST_COLUMNS, answer_sentences, forecast_rows
-from profiler.report.generate import generate_lines
+from profiler.grid.cells import Phase
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.precisions import sentences
+from profiler.report.batch_test import slope_texts
+from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
+from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
+from profiler.report.forecast import FORECAST_COLUMNS, answer_sentences, forecast_rows
 from profiler.report.glossary import footnotes
-from profiler.report.lines import (
+from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
+from profiler.report.precisions import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, once_line, precision_rows
+from profiler.report.roofline_data import cell_points, roof_lines
+from profiler.report.sections import (
     activity_lines,
     host_line,
     instrument_line,
@@ -39,21 +38,22 @@ from profiler.report.lines import (
     unexplained_lines,
     waterfalls,
 )
-from profiler.report.ragged import ragged_lines
-from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
-from profiler.report.roofs import cell_points, roof_lines
-from profiler.report.rows import (
+from profiler.report.selection import MOST_ROWS_A_PHASE, MOST_SIZES, MOST_SORTED_A_PHASE, evenly, of_all, spanning
+from profiler.report.svg import Mark, inline_svg
+from profiler.report.tables import (
+    COLUMNS,
     breakdown_rows,
     card_rows,
     engine_rows,
+    entries,
     health_rows,
     lever_rows,
+    packed,
     roof_rows,
     split_rows,
 )
-from profiler.report.shown import MOST_ROWS_A_PHASE, MOST_SIZES, MOST_SORTED_A_PHASE, evenly, of_all, spanning
-from profiler.report.splits import SplitBar, split_bars, terms_of
-from profiler.report.svg import Mark, inline_svg
+from profiler.store.folder import Run
+from profiler.store.forecasts import read_costs, read_forecast
 from profiler.units import duration, scaled
 
 _MOST_BARS_A_PHASE = 100

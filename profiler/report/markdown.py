@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from profiler.record.run import Run
-from profiler.report.cold import cold_lines
+from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
 from profiler.report.export import markdown_table, markdown_text, tokens_table
-from profiler.report.generate import generate_lines
 from profiler.report.glossary import footnotes
-from profiler.report.lines import (
+from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
+from profiler.report.sections import (
     activity_lines,
     engine_lines,
     host_line,
@@ -23,10 +22,9 @@ from profiler.report.lines import (
     stage_line,
     unexplained_lines,
 )
-from profiler.report.ragged import ragged_lines
-from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
-from profiler.report.rows import lever_rows
-from profiler.report.shown import MOST_ROWS_A_PHASE, spanning
+from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
+from profiler.report.tables import lever_rows
+from profiler.store.folder import Run
 from profiler.units import count, processors, scaled
 
 _PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import matplotlib.pyplot as plt
 from markupsafe import Markup
 
-from profiler.record.run import Run
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
+from profiler.store.folder import Run
 
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT = re.compile(r"\s*font-family:[^;]*;?")

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.diagnosis.cell import CellResult
-from profiler.diagnosis.step_time import TERM_NAMES
-from profiler.grid import CellKey
-from profiler.record.run import Run
-from profiler.report.cold import cold_lines
-from profiler.report.generate import generate_lines
-from profiler.report.lines import (
+from profiler.grid.cells import CellKey
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.cells import CellResult
+from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
+from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
+from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
+from profiler.report.sections import (
     activity_lines,
     common_noise_line,
     engine_lines,
@@ -33,11 +33,9 @@ from profiler.report.lines import (
     unexplained_lines,
     visited_once,
 )
-from profiler.report.ragged import ragged_lines
-from profiler.report.ran import RAN_COLUMNS, ran_rows, tried_in
-from profiler.report.rows import breakdown_rows
-from profiler.report.shown import evidence_of, half_width, of_first_engine
-from profiler.report.splits import SplitBar, split_bars, terms_of
+from profiler.report.selection import evidence_of, half_width, of_first_engine
+from profiler.report.tables import breakdown_rows
+from profiler.store.folder import Run
 from profiler.units import count, duration, percent, significant
 
 _BAR_WIDTH = 48

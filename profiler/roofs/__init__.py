@@ -1,1 +1,1 @@
-"""What the device can do at best, measured on it."""
+"""Measured ceilings of a device: compute, memory, links, and the drift probe."""

@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from profiler.machine.machine import Machine
-from profiler.roofs.sampling import STAGE_BUDGET_S, attempt, random_bytes, roof_of, sample
-from profiler.roofs.values import PINNED, Roof
+from profiler.device.machine import Machine
+from profiler.facts.roofs import PINNED, Roof
+from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, random_bytes, roof_of, sample
 
 _LINK_BYTES = 256 << 20
 

@@ -1,16 +1,24 @@
-"""All roofs of a device in a few seconds; what was measured before is kept unless the device has outgrown it."""
+"""Measure a device's roofs, and reuse those of the last day for the same device and software."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
-from profiler.machine.machine import Machine
-from profiler.roofs.products import measure_gemm, measure_gemv, square_product, square_size
-from profiler.roofs.sampling import STAGE_BUDGET_S, attempt, clocked, roof_of, sample
-from profiler.roofs.streams import measure_page_fault_s, measure_read, measure_streams
-from profiler.roofs.values import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsAgain
+from pydantic import TypeAdapter
+
+from profiler.counting.floor import Under
+from profiler.counting.operators import ModelWork
+from profiler.device.machine import Machine
+from profiler.errors import RequestError
+from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsAgain
+from profiler.roofs.gemm import measure_gemm, measure_gemv, square_product, square_size
+from profiler.roofs.memory_bandwidth import measure_page_fault_s, measure_read, measure_streams
+from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, clocked, roof_of, sample
+from profiler.user_cache import keep, kept_file
 
 # A short look at what was kept.
 _CHECK_S = 0.3
@@ -100,3 +108,63 @@ def _outgrown(known: Ceilings, machine: Machine) -> bool:
         if (roof := known.compute.get("float32")) is not None and not found:
             found = _product_again(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
     return found
+
+
+_KEPT_S = 24 * 3600.0
+# Counted up whenever a roof comes to be measured in another way: what was kept before is then none.
+_METHOD = 4
+# What the device tells of itself that its roofs hang on: a card of the same name, or the same card, may have another.
+_SETTINGS = ("driver", "power_limit_w")
+_CEILINGS = TypeAdapter(Ceilings)
+
+
+def cached(
+    measure: Callable[[Ceilings | None], Ceilings], machine: Machine, software: Mapping[str, str], *, fresh: bool
+) -> Ceilings:
+    """`measure` of what is kept for this device and software if that is under a day old, else of nothing; kept again.
+
+    Two cards never share what is kept, nor one card under two drivers or power limits. A cache that cannot be read or
+    written is as good as none.
+    """
+    settings = machine.source.facts()
+    facts = {
+        "device": {**asdict(machine.info), "datasheet": None},
+        "settings": {name: settings.get(name) for name in _SETTINGS},
+        "software": dict(software),
+        "method": _METHOD,
+    }
+    path = kept_file("ceilings", facts)
+    measured = measure(None if fresh else _read(path))
+    if not machine.source.failures:  # they lack the clocks that it did not report
+        keep(path, _CEILINGS.dump_json(measured))
+    return measured
+
+
+def _read(path: Path) -> Ceilings | None:
+    try:
+        kept = _CEILINGS.validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return kept if 0 <= time.time() - kept.measured_at_unix_s < _KEPT_S else None
+
+
+def here_roofs(work: ModelWork, dtype: str) -> Under:
+    """The roofs of this device, measured, or kept for a day."""
+    from profiler.device.device import resolve_device, software
+    from profiler.device.machine import machine_for
+    from profiler.roofs.gemm import measurable_dtypes
+
+    machine = machine_for(resolve_device("auto"))
+    used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
+    dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
+
+    def measure_missing(known: Ceilings | None) -> Ceilings:
+        return measure(machine, dtypes, model_dtype=dtype, known=known)
+
+    found = cached(measure_missing, machine, software(), fresh=False)
+    ceilings = found.only(dtypes, dtype, machine.info.datasheet)
+    if not ceilings.judges:
+        why = next(iter(found.missing.values()))
+        raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu CARD.")
+    rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
+    return Under(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)

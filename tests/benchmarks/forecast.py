@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from left_out import LeftOut, as_published_again, family, left_out
 
-from profiler.diagnosis.columns import Array
-from profiler.diagnosis.forecast import fit
-from profiler.diagnosis.profile import CardProfile, fitted_on
-from profiler.diagnosis.replayed import Measured
-from profiler.grid import DEFAULT_ENGINE, CellKey
-from profiler.grid.between import keys_between
-from profiler.job.forecast import Known, known_of
-from profiler.record.profiles import read_profile
+from profiler.facts.card_profile import CardProfile
+from profiler.forecast.command import Known, known_of
+from profiler.grid.cells import DEFAULT_ENGINE, CellKey
+from profiler.measure.kernels import keys_between
+from profiler.predict.card_profile import fitted_on, read_profile
+from profiler.predict.kernel_times import Measured
+from profiler.predict.operator_arrays import Array
+from profiler.predict.predict import fit
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 MORE = Path(__file__).parents[1] / "data" / "forecast"

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.diagnosis.compare import compare
-from profiler.diagnosis.gate import gate
-from profiler.diagnosis.sides import Asked, Side, Timed
-from profiler.grid import PHASES, Phase
-from profiler.record.run import read_document, read_gathered
-from profiler.timing.outcomes import phase_medians, phase_samples
-from profiler.timing.sampling import LEAST_VISITS, deviations, estimate, spread_of
+from profiler.comparison.compare import compare
+from profiler.comparison.gate import gate
+from profiler.comparison.side import Asked, Side, Timed
+from profiler.facts.visits import phase_medians, phase_samples
+from profiler.grid.cells import PHASES, Phase
+from profiler.stats import LEAST_VISITS, deviations, estimate, spread_of
+from profiler.store.folder import read_document, read_gathered
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03

@@ -91,7 +91,7 @@ def killed(arguments: Sequence[str], out: Path, after_s: float) -> bool:
 
 def reads(folder: Path) -> str:
     """What is wrong with what was left; empty where nothing is."""
-    from profiler.record.run import read_document, read_results
+    from profiler.store.folder import read_document, read_results
 
     for file in folder.rglob("*.json"):
         json.loads(file.read_text())
@@ -148,7 +148,7 @@ def commands(model: str, script: str, done: Path) -> Commands:
 
 def twice(folder: Path) -> list[tuple[int, int]]:
     """Cells whose first visit is there more than once."""
-    from profiler.record.samples import read_records
+    from profiler.store.samples import read_records
 
     first = [(one["batch_size"], one["prompt_len"]) for one in read_records(folder) if one.get("round") == 0]
     return [cell for cell in set(first) if first.count(cell) > 1]
@@ -174,12 +174,16 @@ def main() -> int:
     torch.set_num_threads(1)
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    import profiler.job.run
-    import profiler.job.why
-    import profiler.report.page
-    from profiler.job import batch_test, profiling
-    from profiler.probes import card
-    from profiler.roofs import host, links, measure, products, streams
+    import profiler.report.write
+    import profiler.run.pipeline
+    import profiler.why_slow.command
+    from profiler.measure import card_profile as card
+    from profiler.roofs import gemm as products
+    from profiler.roofs import host_dispatch as host
+    from profiler.roofs import links, measure
+    from profiler.roofs import memory_bandwidth as streams
+    from profiler.run import batch_test
+    from profiler.run import card_profile as profiling
 
     hurry(pytest.MonkeyPatch())
     measure.measure.__kwdefaults__["stage_budget_s"] = 0.1
@@ -195,7 +199,7 @@ def main() -> int:
     links.measure_links = lambda *_: ({}, {})
     host.measure_host_pace = lambda _machine: None
     batch_test.MOST_SEQUENCES = 32
-    profiler.job.why._LEAST_TRIALS_S = 2.0
+    profiler.why_slow.command._LEAST_TRIALS_S = 2.0
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"

@@ -16,11 +16,10 @@ import tempfile
 from pathlib import Path
 
 import profiler
-from profiler.diagnosis.cell import CellResult
-from profiler.diagnosis.trials import tried
-from profiler.grid import CellKey
+from profiler.grid.cells import CellKey
+from profiler.judge.cells import CellResult, tried
 from profiler.loading.request import DTYPES
-from profiler.record.run import Run, read_facts, read_gathered, read_run
+from profiler.store.folder import Run, read_facts, read_gathered, read_run
 
 BATCHES, PROMPTS = "1,8", "64,512"
 ASKED = 0.25

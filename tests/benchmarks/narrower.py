@@ -20,21 +20,20 @@ import torch
 from torch import nn
 
 import profiler
-from profiler.diagnosis.ranks import RanksAnswer
+from profiler.counting.tensor_parallel import keep_share
+from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-from profiler.job import cards
-from profiler.job.cards import AskedRanks, forecast_ranks
-from profiler.job.forecast import Wanted
-from profiler.loading.catalog import resolve
+from profiler.forecast import tensor_parallel as cards
+from profiler.forecast.command import Wanted
+from profiler.forecast.shards import trained_alike
+from profiler.forecast.tensor_parallel import AskedRanks, RanksAnswer, forecast_ranks
 from profiler.loading.config import load_config
+from profiler.loading.meta_model import from_config, quiet_libraries
 from profiler.loading.request import DTYPES
-from profiler.loading.skeleton import from_config, quiet_libraries
-from profiler.machine.machine import machine_for
-from profiler.probes.narrower import trained_alike
-from profiler.record.run import read_run
+from profiler.loading.source import resolve
+from profiler.measure.visit import Bench, follow
 from profiler.report.progress import QuietListener
-from profiler.timing.visit import Bench, follow
-from profiler.work.parallel import keep_share
+from profiler.store.folder import read_run
 
 WITHIN = {"prefill": 0.15, "decode": 0.10}
 

@@ -21,18 +21,18 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig
 
+from profiler.counting.operators import Collective
+from profiler.data.links import Link, fitted
+from profiler.device.machine import machine_for
+from profiler.device.process_group import Group, under_torchrun
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell, CellKey
-from profiler.job.options import Options
-from profiler.job.ranks import Alone, Ranks, middle, own_work, together
-from profiler.job.request import prepare
-from profiler.loading.skeleton import quiet_libraries
-from profiler.machine.links import Link, fitted
-from profiler.machine.machine import machine_for
-from profiler.machine.ranks import Group, under_torchrun
-from profiler.timing.visit import follow
-from profiler.work.operators import Collective
-from profiler.work.step import ExecutionPath, Step
+from profiler.facts.step import ExecutionPath, Step
+from profiler.grid.cells import Cell, CellKey
+from profiler.loading.meta_model import quiet_libraries
+from profiler.measure.visit import follow
+from profiler.run.options import Options
+from profiler.run.tensor_parallel import Alone, Ranks, middle, own_work, together
+from profiler.run.validate import prepare
 
 SLOWED = ((0.0, 1000.0), (200.0, 4.0), (1000.0, 1.0), (4000.0, 0.25))
 """(latency in us, GB/s) on top of gloo's own; the first is gloo as it is."""

@@ -20,13 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profiler.grid import Cell
-from profiler.job import foundation, measuring, run
-from profiler.job.options import Options
-from profiler.job.request import prepare, prepare_resume
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell
+from profiler.measure.sweep import Plan
 from profiler.report.progress import QuietListener
-from profiler.timing.outcomes import Visit
-from profiler.timing.sweep import Plan
+from profiler.run import measure as measuring
+from profiler.run import pipeline as run
+from profiler.run import setup as foundation
+from profiler.run.options import Options
+from profiler.run.validate import prepare, prepare_resume
 
 
 def peak_mb() -> int:

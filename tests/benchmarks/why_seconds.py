@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "why"))
 
 from planted_faults import FAULTS, SCRIPTS, mended, on_one_core, run_watched, save_small_llama, taken_s
 
-from profiler.job.why import explained
+from profiler.why_slow.command import explained
 
 
 def held(name: str, rounds: int, model: Path, folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from known_kernels import checked
 
-from profiler.diagnosis.regimes import Regime
+from profiler.judge.regimes import Regime
 
 
 @pytest.mark.parametrize(("labels", "code"), [
@@ -19,7 +19,7 @@ def test_a_wrong_label_and_none_have_codes_of_their_own(
     expected: list[Regime] = ["compute-bound", "memory-bound"]
     results = [checked("a kernel", *pair) for pair in zip(expected, labels, strict=True)]
     monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: None)
-    monkeypatch.setattr("profiler.job.selftest.run_selftest", lambda *_: results)
+    monkeypatch.setattr("profiler.checks.selftest.run_selftest", lambda *_: results)
     done = roofscope("selftest")
     assert done.code == code
     assert ("WRONG" in done.out) == (code == 1)

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 import typer
 
-from profiler.cli import compare, look
+from profiler.cli import compare
+from profiler.cli import inspect as look
 from profiler.cli import options as shared
 from profiler.cli.app import app
-from profiler.diagnosis.cell import CellResult
 from profiler.errors import RoofscopeError
-from profiler.record.document import RunDocument
-from profiler.record.operators import OPERATOR_COLUMN_MEANINGS
+from profiler.judge.cells import CellResult
+from profiler.store.document import RunDocument
+from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 _MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not edit. -->\n\n"
@@ -205,13 +206,13 @@ def json_page() -> str:
 @functools.cache
 def documents() -> dict[str, list[Key]]:
     """The keys of every document by its title."""
-    from profiler.job.count import StepCount
-    from profiler.loading.catalog import Card
-    from profiler.report.changes import comparison_json, history_json
-    from profiler.report.forecasting import check_json, forecast_json
-    from profiler.report.gating import gate_json
-    from profiler.report.renting import rented_json
-    from profiler.report.why import why_json
+    from profiler.comparison.gate_formats import gate_json
+    from profiler.comparison.text import comparison_json, history_json
+    from profiler.counting.count import StepCount
+    from profiler.loading.source import Card
+    from profiler.rent.render import rented_json
+    from profiler.report.forecast import check_json, forecast_json
+    from profiler.why_slow.render import why_json
 
     rows = _of_type(CellResult, "cells[].", 0)
     return {

@@ -17,9 +17,9 @@ import pytest
 
 import profiler
 from profiler.errors import RequestError
-from profiler.job.judging import judge_folder
 from profiler.report.console import screen
 from profiler.report.terminal import print_run
+from profiler.run.judge_folder import judge_folder
 
 from .reference import FOLDER, Key, columns_page, command_names, documents, pages
 
@@ -215,15 +215,15 @@ ELSEWHERE = {
     "run ./model.Q4_K_M.gguf": "tests/loading/test_checkpoint.py",
     "run ./my-model --engine eager,vllm": "tests/engines/test_vllm.py",
     "run ./my-model --quant nf4 --check-quality": "tests/loading/test_quantise.py",
-    "run --resume runs/INTERRUPTED": "tests/job/test_folder.py",
-    "forecast runs/MINE --quant int4wo --check": "tests/job/test_checking.py",
-    "forecast runs/MINE --tp 2,4 --link pcie4x16": "tests/job/test_narrower.py",
+    "run --resume runs/INTERRUPTED": "tests/run/test_folder.py",
+    "forecast runs/MINE --quant int4wo --check": "tests/forecast/test_checking.py",
+    "forecast runs/MINE --tp 2,4 --link pcie4x16": "tests/forecast/test_narrower.py",
     "run MODEL --tp 2": "tests/ranks/test_ranks.py",
-    "run MODEL --device cuda:0,cuda:1": "tests/job/test_cards.py",
+    "run MODEL --device cuda:0,cuda:1": "tests/forecast/test_cards.py",
     "why my_script.py --its arguments": "tests/why/test_watching.py",
-    "batch-test mistral-7b-v0.1 --context 512": "tests/job/test_batch_test.py",
-    "doctor": "tests/job/test_doctor.py",
-    "ceilings": "tests/job/test_selftest.py",
+    "batch-test mistral-7b-v0.1 --context 512": "tests/run/test_batch_test.py",
+    "doctor": "tests/checks/test_doctor.py",
+    "ceilings": "tests/checks/test_selftest.py",
     "ceilings --out card.json": "tests/hostile/test_leaks.py",
     "selftest": "tests/cli/test_look.py",
 }
@@ -243,8 +243,8 @@ def test_the_listed_commands_run(
     def stopped(*_: Any, **__: Any) -> None:
         raise RequestError("it would begin now.")
 
-    monkeypatch.setattr("profiler.job.run.execute", stopped)
-    monkeypatch.setattr("profiler.job.several.execute", stopped)
+    monkeypatch.setattr("profiler.run.pipeline.execute", stopped)
+    monkeypatch.setattr("profiler.run.multi_run.execute", stopped)
     for file in (folder / "tests/data/foreign").glob("llama-bench.*"):
         shutil.copy(file, folder)
     shutil.copytree(tiny_folder, folder / "my-model")

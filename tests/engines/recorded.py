@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.machine.machine import CudaMachine
+from profiler.device.machine import CudaMachine
 
 
 class RecordedGraph:

@@ -13,8 +13,8 @@ import torch
 
 from profiler.engines import vllm
 from profiler.errors import RequestError
-from profiler.job.options import Options
-from profiler.job.request import prepare
+from profiler.run.options import Options
+from profiler.run.validate import prepare
 
 
 def refused(**options: Any) -> str:

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from profiler.device.machine import Machine
 from profiler.engines.transformers import CompileEngine
-from profiler.machine.machine import Machine
 
 _SHARED = {
     "hidden_size": 64,

@@ -14,16 +14,16 @@ import recorded
 import torch
 from machines import HOST, small
 
+from profiler.device.machine import CudaMachine, machine_for
 from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine
 from profiler.errors import RequestError
-from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
-from profiler.machine.machine import CudaMachine, machine_for
+from profiler.loading.source import resolve
 
 pytestmark = pytest.mark.cpu
 

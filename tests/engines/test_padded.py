@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 
+from profiler.device.machine import machine_for
 from profiler.engines.padded import PaddedEngine
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell
+from profiler.grid.cells import Cell
 from profiler.grid.ragged import Request
-from profiler.machine.machine import machine_for
 
 LENS = (3, 12, 7)
 NEW = 6

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from profiler.engines.scheduled import (
-    OwnedModel,
-    Scheduled,
-    in_rows,
-    prefill_iterations,
-    scheduled_of,
-    trouble,
-)
 from profiler.errors import RequestError
+from profiler.facts.scheduler import OwnedModel, Scheduled, in_rows, prefill_iterations, scheduled_of, trouble
 
 RECORDS = Path(__file__).parents[1] / "data" / "vllm"
 OWNED = OwnedModel("0.32.0", 1.0, "compiled", 1, 1, cache_tokens=1280, block_tokens=128, tokens_an_iteration=256)

@@ -13,15 +13,15 @@ import torch
 from machines import CPU, HOST
 
 import profiler
-from profiler.diagnosis.step_time import TERMS
 from profiler.engines.vllm import VllmEngine, Wanted
 from profiler.errors import NoRoomError, RequestError
-from profiler.grid import Cell
-from profiler.job.judging import judge_folder
-from profiler.job.options import Options
-from profiler.job.request import prepare
-from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.visit import Bench, visit_safely
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell
+from profiler.judge.breakdown import TERMS
+from profiler.measure.visit import Bench, visit_safely
+from profiler.run.judge_folder import judge_folder
+from profiler.run.options import Options
+from profiler.run.validate import prepare
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_ROOMS = ("machine", "roofs", "probes", "timing", "engines", "loading")
+_ROOMS = ("device", "roofs", "measure", "engines", "loading")
 _FILES = (
-    "errors.py", "job/run.py", "job/foundation.py", "job/measuring.py", "job/wanted.py", "job/cold.py", "job/stages.py",
-    "record/store.py", "cli/app.py", "cli/run.py", "work/formats.py",
+    "errors.py", "run/pipeline.py", "run/setup.py", "run/measure.py", "run/cold_start.py", "run/stages.py",
+    "store/writer.py", "cli/app.py", "cli/run.py", "quant/storage.py",
 )  # fmt: skip
 _HOOK = "__roofscope_clause__"
 

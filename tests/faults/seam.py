@@ -21,7 +21,7 @@ from simulated.compiled import Compiled
 from simulated.host import SimulatedTime
 from simulated.world import World
 
-from profiler.job.stages import Stages
+from profiler.run.stages import Stages
 
 from .kinds import KINDS, NEEDS_DEVICE
 from .sites import Call, Injection, Site, caller, from_simulator, place_of
@@ -261,7 +261,7 @@ class Seam:
 
     def _tracking(self) -> Iterator[tuple[Any, str, Any]]:
         """What the run is doing, and which cell it visits."""
-        begin, sweep = Stages.begin, importlib.import_module("profiler.timing.sweep")
+        begin, sweep = Stages.begin, importlib.import_module("profiler.measure.sweep")
         visit = sweep.visit_safely
 
         @wraps(begin)

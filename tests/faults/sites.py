@@ -15,7 +15,7 @@ ROOT = f"{Path(profiler.__file__).parent}/"
 _SIMULATED = f"{Path(__file__).parents[1]}/simulated/"
 _DOORS = frozenset(
     f"{ROOT}{name}"
-    for name in ("machine/clock.py", "machine/machine.py", "machine/memory.py", "machine/kept.py", "record/store.py")
+    for name in ("device/clock.py", "device/machine.py", "device/memory.py", "user_cache.py", "store/writer.py")
 )
 """Modules that every room calls a device or the disk through: whoever calls them is the place."""
 
@@ -30,7 +30,7 @@ class Site:
 
     api: str
     place: str
-    """File below profiler/ and line, as `timing/visit.py:205`."""
+    """File below profiler/ and line, as `measure/visit.py:205`."""
 
     def __str__(self) -> str:
         return f"{self.api}@{self.place}"
@@ -44,7 +44,7 @@ class Call:
     number: int
     """From 1 in each run."""
     stage: str
-    """What the run was doing (`profiler.job.stages.Stages.begin`)."""
+    """What the run was doing (`profiler.run.stages.Stages.begin`)."""
     cell: str
     """The cell that was visited, as `engine/batch/depth`; empty between visits."""
 

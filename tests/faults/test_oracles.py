@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simulated.native import why_not
 
-from profiler.job.stages import Stages
+from profiler.run.stages import Stages
 
 from .campaign import recorded
 from .oracles import Case, Folder, Ran, failures, read
@@ -34,7 +34,7 @@ ROWS = {
 }
 WHOLE = Folder(ROWS, {"finished": True, "missing": []}, frozenset({"visit", "dispatch eager decode 1"}))
 BASE = Ran(0, "a table", "", "", (), (), (), 100, 5.0, WHOLE)
-SITE = Site("torch.cuda.synchronize", "probes/replay.py:1")
+SITE = Site("torch.cuda.synchronize", "measure/replay.py:1")
 WHY = "CUDA error: invalid argument"
 
 

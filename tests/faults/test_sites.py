@@ -22,12 +22,12 @@ from .kinds import KINDS, PLAUSIBLE, modes, plausible
 from .seam import Seam
 from .sites import ROOT, Injection, Site, place_of, positions
 
-LINE = "torch.cuda.synchronize@timing/visit.py:205#3 sticky once eager"
+LINE = "torch.cuda.synchronize@measure/visit.py:205#3 sticky once eager"
 
 
 def test_a_line_replays_its_fault() -> None:
     fault = Injection.parse(LINE)
-    assert fault == Injection(Site("torch.cuda.synchronize", "timing/visit.py:205"), 3, "sticky", "once", "eager")
+    assert fault == Injection(Site("torch.cuda.synchronize", "measure/visit.py:205"), 3, "sticky", "once", "eager")
     assert str(fault) == LINE
     with pytest.raises(ValueError, match="API@file:line#n"):
         Injection.parse("torch.cuda.synchronize sticky")
@@ -37,7 +37,7 @@ def test_a_line_replays_its_fault() -> None:
 def test_a_fault_hits_once_or_from_then_on(mode: str, hit: list[int]) -> None:
     fault = Injection.parse(LINE.replace("once", mode))
     assert [number for number in range(1, 6) if fault.hits(fault.site, number)] == hit
-    assert not fault.hits(Site("torch.cuda.synchronize", "timing/visit.py:206"), 3)
+    assert not fault.hits(Site("torch.cuda.synchronize", "measure/visit.py:206"), 3)
 
 
 @pytest.mark.parametrize(("numbers", "chosen"), [([4], [4]), ([4, 7], [4, 7]), ([1, 2, 3, 4, 9], [1, 3, 9])])
@@ -57,9 +57,9 @@ def test_a_place_is_the_nearest_line_that_is_no_door() -> None:
     def here() -> str | None:
         return place_of(sys._getframe())
 
-    through_the_door = called_from("machine/clock.py", here)
+    through_the_door = called_from("device/clock.py", here)
     assert called_from("roofs/streams.py", through_the_door)() == "roofs/streams.py:2"
-    assert through_the_door() == "machine/clock.py:2"
+    assert through_the_door() == "device/clock.py:2"
     assert here() is None
 
 
@@ -177,7 +177,7 @@ def test_a_clause_says_that_it_was_reached(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_modules_that_face_a_device() -> None:
     own = [clause for clause in clauses.clauses(Path(ROOT)) if clauses.faces_device(clause)]
-    assert any(clause.startswith("machine/telemetry.py:") for clause in own)
+    assert any(clause.startswith("device/telemetry.py:") for clause in own)
     assert any(clause.startswith("errors.py:") for clause in own)
     assert not any(clause.startswith(("report/", "diagnosis/")) for clause in own)
     assert len(own) < sum(

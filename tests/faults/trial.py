@@ -19,8 +19,8 @@ from simulated.world import simulated
 
 from profiler.cli.app import main
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.record.run import read_run
 from profiler.report.markdown import markdown_report
+from profiler.store.folder import read_run
 
 from . import clauses
 from .oracles import Case, Folder, Ran, failures, read
@@ -28,7 +28,7 @@ from .scenarios import Played
 from .seam import Seam
 from .sites import ROOT, Injection
 
-_BRIEF = {"profiler.roofs.sampling._LOADED_S": 0.02, "profiler.roofs.sampling._MOST_RECORDED": 20}
+_BRIEF = {"profiler.roofs.sampler._LOADED_S": 0.02, "profiler.roofs.sampler._MOST_RECORDED": 20}
 """A card that is not accurate to a thousandth fails all the same, and a thousand runs are shorter."""
 _AGAIN = ("no_levers", "budget", "trace")
 """Options of a run that its resume is given again."""
@@ -84,10 +84,10 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
         for name, value in _BRIEF.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(_real_nvml_errors())
-        stack.enter_context(mock.patch("profiler.machine.foreign_load.ForeignLoad.cores", return_value=0.0))
+        stack.enter_context(mock.patch("profiler.device.contention.ForeignLoad.cores", return_value=0.0))
         stack.enter_context(seam.installed())
         if not played.pictures:
-            stack.enter_context(mock.patch("profiler.report.page.write_reports"))
+            stack.enter_context(mock.patch("profiler.report.write.write_reports"))
         stack.enter_context(mock.patch.object(sys, "argv", words))
         stack.enter_context(mock.patch.object(signal, "signal"))
         if resume:

@@ -94,7 +94,7 @@ class Scoreboard:
     """What was found so far, in a folder that holds one JSON file and one archive."""
 
     def __init__(self, bench: Bench, folder: Path, names: Sequence[str]) -> None:
-        from profiler.machine.device import describe, software
+        from profiler.device.device import describe, software
 
         self._bench, self._folder, self._waiting = bench, folder, list(names)
         self._found: list[dict[str, Any]] = []

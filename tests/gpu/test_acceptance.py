@@ -31,9 +31,9 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str, cod
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # One format that converts by groups, one by rows; each is tested on its own elsewhere.
     monkeypatch.setattr(formats, "_SHARES", {name: formats._SHARES[name] for name in ("nf4", "int8wo")})
-    monkeypatch.setattr("profiler.report.page._PICTURES", ("roofline",))
-    monkeypatch.setattr("profiler.job.selftest._BUDGET_S", 0.3)  # of each kernel, whose label is judged on cards only
-    monkeypatch.setattr("profiler.job.batch_test.MOST_SEQUENCES", 64)  # what a doubling reaches is not judged here
+    monkeypatch.setattr("profiler.report.write._PICTURES", ("roofline",))
+    monkeypatch.setattr("profiler.checks.selftest._BUDGET_S", 0.3)  # per kernel; labels are judged on cards
+    monkeypatch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 64)  # what a doubling reaches is not judged here
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
     assert found["passed"] >= 12

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from profiler.counting.walk import walk
 from profiler.errors import ModelError
-from profiler.loading.catalog import card_names, load_card, resolve
 from profiler.loading.config import load_config
-from profiler.loading.skeleton import build_on_meta
-from profiler.work.walk import walk
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.source import card_names, load_card, resolve
 
 # Public parameter counts: the hub's safetensors metadata, or the model's paper.
 PARAMS = {

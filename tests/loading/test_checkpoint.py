@@ -15,18 +15,18 @@ import torch
 from machines import HOST
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from profiler.counting.walk import walk
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
-from profiler.job.warnings import fit_warnings
-from profiler.loading.catalog import resolve
 from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.published import Gguf, gguf_form
+from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import Fit, LoadedModel, ModelRequest, most_positions, resolve_dtype
-from profiler.loading.skeleton import build_on_meta
-from profiler.work.walk import walk
+from profiler.loading.source import resolve
+from profiler.quant.checkpoints import Gguf, gguf_form
+from profiler.run.warnings import fit_warnings
 
 CPU = torch.device("cpu")
 

@@ -14,10 +14,10 @@ import pytest
 from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, SAYS, WEIGHTS, Spoil, config, pickled, remote_code
 
 from profiler.errors import ModelError
-from profiler.loading.catalog import resolve
 from profiler.loading.checkpoint import resolve_weights, weight_files
 from profiler.loading.config import config_from
-from profiler.loading.gguf import check_gguf
+from profiler.loading.gguf_header import check_gguf
+from profiler.loading.source import resolve
 
 _MOST_S = 5.0
 # Beside the half gigabyte that the libraries take: under 1 GB in all.

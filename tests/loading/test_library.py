@@ -14,8 +14,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from importlib import import_module
-from profiler.job.on_meta import counted_on_meta
-from profiler.loading.catalog import resolve
+from profiler.counting.count import counted_on_meta
+from profiler.loading.source import resolve
 
 counted_on_meta(resolve("smollm2-135m"), "auto", "none")
 looks = import_module("transformers.utils.import_utils").create_import_structure_from_path.cache_info().misses

@@ -17,13 +17,13 @@ from simulated.native import why_not
 from simulated.scenario import Scenario, said
 from simulated.truth import H100
 
+from profiler import packages
 from profiler.errors import RequestError
-from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
-from profiler.loading.published import published_form
-from profiler.loading.quantise import is_installed, need_library
-from profiler.loading.skeleton import build_on_meta
-from profiler.machine import packages
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.source import resolve
+from profiler.quant.checkpoints import published_form
+from profiler.quant.formats import is_installed, need_library
 
 HIDDEN = Path(__file__).parents[1] / "hidden.py"
 OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
@@ -149,7 +149,7 @@ def test_a_run_on_a_card_needs_no_bitsandbytes(
     """A 16-bit run asks nothing of the library for 4 bits that it does not use."""
     from simulated import four_bit
 
-    from profiler.work.formats import four_bit_dense_from_rows
+    from profiler.quant.storage import four_bit_dense_from_rows
 
     hide(monkeypatch, "bitsandbytes")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a simulated roof must not be kept
@@ -167,6 +167,6 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
     def broken() -> None:
         raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
 
-    monkeypatch.setattr("profiler.loading.quantise.import_bitsandbytes", broken)
+    monkeypatch.setattr("profiler.quant.formats.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes does not import \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")

@@ -11,7 +11,8 @@ import torch
 
 import profiler
 from profiler.errors import ModelError
-from profiler.loading import catalog, placement
+from profiler.loading import device_map as placement
+from profiler.loading import source as catalog
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest

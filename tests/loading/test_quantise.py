@@ -14,24 +14,24 @@ import torch
 from machines import HOST
 
 import profiler
+from profiler.counting.operators import Linear
+from profiler.counting.walk import linear_modules, walk
+from profiler.device.clock import HostClock, time_calls
+from profiler.device.memory import storage_bytes
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.job.request import Options, prepare
-from profiler.loading.catalog import resolve
+from profiler.facts.step import Step
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.quantise import PLAIN, Quant, QuantOptions, quantise_linears
+from profiler.loading.meta_model import plan
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.skeleton import plan
-from profiler.machine.clock import HostClock, time_calls
-from profiler.machine.memory import storage_bytes
-from profiler.probes.quality import check_quality, compare, text_ids
-from profiler.work.conversions import conversion_calls
-from profiler.work.formats import model_storage_bytes, stored
-from profiler.work.operators import Linear
-from profiler.work.step import Step
-from profiler.work.walk import linear_modules, walk
+from profiler.loading.source import resolve
+from profiler.measure.quality import check_quality, compare, text_ids
+from profiler.quant.conversions import conversion_calls
+from profiler.quant.formats import PLAIN, Quant, QuantOptions, quantise_linears
+from profiler.quant.storage import model_storage_bytes, stored
+from profiler.run.validate import Options, prepare
 
 pytestmark = pytest.mark.cpu
 

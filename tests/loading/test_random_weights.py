@@ -14,14 +14,14 @@ import pytest
 import torch
 from machines import HOST
 
+from profiler.counting.walk import walk
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
-from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.quantise import PLAIN, Quant, QuantOptions
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.work.walk import walk
+from profiler.loading.source import resolve
+from profiler.quant.formats import PLAIN, Quant, QuantOptions
 
 pytestmark = pytest.mark.cpu
 
@@ -84,12 +84,12 @@ def ran(model: Any) -> Counter[str]:
 
 PEAK = """
 import sys, torch
-from profiler.loading.catalog import resolve
+from profiler.loading.source import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
-from profiler.machine.memory import peak_bytes, reset_peak
-from profiler.work.walk import walk
+from profiler.device.memory import peak_bytes, reset_peak
+from profiler.counting.walk import walk
 source = resolve(sys.argv[1]); config = load_config(source); cpu = torch.device("cpu")
 import transformers, accelerate, bitsandbytes
 from transformers import AutoModelForCausalLM

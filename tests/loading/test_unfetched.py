@@ -18,7 +18,7 @@ import pytest
 import torch
 from hostile_models import MARK, remote_code
 
-from profiler.machine.unfetched import four_bit_fuses_on_cpu, import_bitsandbytes
+from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, import_bitsandbytes
 
 TESTS = Path(__file__).parents[1]
 # Every way out of the process raises, and says so; the hub's own library does not know that it is offline.

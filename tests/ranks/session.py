@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-import profiler.job.measuring as measuring
-import profiler.job.ranks as job
-import profiler.machine.ranks as machine_ranks
+import profiler.device.process_group as machine_ranks
+import profiler.run.measure as measuring
+import profiler.run.tensor_parallel as job
 from profiler.cli.app import main
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
-from profiler.roofs.values import Ceilings, Roof
+from profiler.facts.roofs import Ceilings, Roof
 
 IDS = torch.arange(24).reshape(2, 12) % 100
 SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)

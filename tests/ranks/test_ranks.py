@@ -19,19 +19,19 @@ import torch
 from session import IDS, products_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from profiler.counting.count import count
+from profiler.device.machine import machine_for
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.grid import Cell
-from profiler.job.count import count
-from profiler.job.options import Options
-from profiler.job.ranks import Alone, together
-from profiler.job.request import prepare
-from profiler.machine.machine import machine_for
-from profiler.record.operators import read_operators
-from profiler.record.run import read_run
-from profiler.record.samples import read_facts_of
-from profiler.timing.outcomes import Visit
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell
+from profiler.run.options import Options
+from profiler.run.tensor_parallel import Alone, together
+from profiler.run.validate import prepare
+from profiler.store.folder import read_run
+from profiler.store.operators_csv import read_operators
+from profiler.store.samples import read_facts_of
 
 SESSION = Path(__file__).with_name("session.py")
 NEW_TOKENS = 12
@@ -169,7 +169,8 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_pa
 @pytest.mark.slow
 def test_who_waits_for_a_rank_that_will_not_come_ends_when_torchrun_asks() -> None:
     """The wait is in C++, where no handler of Python's is heard; torchrun gives it 30 s, then kills it."""
-    program = "from profiler.cli.app import *; from profiler.machine.ranks import Group; signal.signal(signal.SIGTERM,"
+    program = "from profiler.cli.app import *; from profiler.device.process_group import Group;"
+    program += "signal.signal(signal.SIGTERM,"
     program += "lambda *_: None); print(flush=True); Group('cpu')"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -267,7 +268,7 @@ def test_what_ranks_cannot_do_is_refused_before_anything_loads(
 
 
 def test_more_ranks_than_cards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import profiler.job.request as request
+    import profiler.run.validate as request
 
     monkeypatch.setattr(request, "resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(request, "resolve_dtype", lambda *_: torch.float16)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profiler.diagnosis.cell import CellEvidence, CellResult, columns_of
-from profiler.diagnosis.step_time import TERMS
-from profiler.grid import Cell, CellKey, Phase
-from profiler.record.run import Run, read_run
-from profiler.roofs.values import Roof
+from profiler.facts.roofs import Roof
+from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.judge.breakdown import TERMS
+from profiler.judge.cells import CellEvidence, CellResult, columns_of
+from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "run_schema_1"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from made_runs import whole_run
 
-from profiler.diagnosis.why import Finding, Seen, Why
-from profiler.grid import PHASES
-from profiler.record.run import Run
+from profiler.grid.cells import PHASES
 from profiler.report.html import html_report
-from profiler.report.why_page import html_why
+from profiler.store.folder import Run
+from profiler.why_slow.findings import Finding, Seen, Why
+from profiler.why_slow.render import html_why
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""

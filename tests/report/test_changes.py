@@ -13,12 +13,12 @@ import pytest
 from made_runs import PRECISIONS, ROOT, WHOLE, with_document
 from pages import Page
 
-from profiler.job.comparing import compared
-from profiler.record.run import read_run
-from profiler.report.changes import change_rows, column_words, comparison_sentences
-from profiler.report.changes_page import html_changes, write_changes
-from profiler.report.changes_table import print_changes
+from profiler.comparison.command import compared
+from profiler.comparison.page import html_changes, write_changes
+from profiler.comparison.render import print_changes
+from profiler.comparison.text import change_rows, column_words, comparison_sentences
 from profiler.report.console import screen
+from profiler.store.folder import read_run
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 

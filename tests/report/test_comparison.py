@@ -10,14 +10,20 @@ import pytest
 from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
-from profiler.diagnosis.precisions import sentences
-from profiler.grid import Cell
-from profiler.record.run import Run, read_run
-from profiler.report.comparison import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, precision_rows, telling_rows
-from profiler.report.comparison_table import print_comparison
+from profiler.grid.cells import Cell
+from profiler.judge.precisions import sentences
 from profiler.report.console import screen
 from profiler.report.html import html_comparison
-from profiler.report.page import write_comparison, write_reports
+from profiler.report.precisions import (
+    AGAINST_COLUMNS,
+    PRECISION_COLUMNS,
+    against_rows,
+    precision_rows,
+    print_comparison,
+    telling_rows,
+)
+from profiler.report.write import write_comparison, write_reports
+from profiler.store.folder import Run, read_run
 
 
 def made(quant: str, step_s: float, storage_bytes: int) -> Run:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from profiler.report.console import screen
-from profiler.report.count_table import operators_csv, print_count
+from profiler.report.count import operators_csv, print_count
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import pytest
 from known_kernels import checked
 from made_runs import roof
 
-from profiler.machine.datasheet import gpus
+from profiler.checks.render import selftest_doubts, selftest_table
+from profiler.data.datasheets import gpus
+from profiler.facts.roofs import Ceilings
 from profiler.report.console import screen
-from profiler.report.device_tables import ceilings_table, gpus_table, selftest_doubts, selftest_table
-from profiler.roofs.values import Ceilings
+from profiler.report.device import ceilings_table, gpus_table
 from profiler.units import processors
 
 

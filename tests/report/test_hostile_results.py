@@ -20,14 +20,14 @@ from made_runs import OLD, WHOLE, old_run
 from pages import Page
 from test_browser import BROWSER
 
+from profiler.comparison.page import html_changes
 from profiler.errors import RunError
-from profiler.job.judging import judge_folder
-from profiler.record.run import read_results, read_run
-from profiler.record.store import write_cells
-from profiler.report.changes_page import html_changes
 from profiler.report.export import EXPORTERS, markdown_text, tokens_table
 from profiler.report.html import html_comparison, html_report
 from profiler.report.markdown import markdown_report
+from profiler.run.judge_folder import judge_folder
+from profiler.store.folder import read_results, read_run
+from profiler.store.writer import write_cells
 from profiler.units import visible, visible_in
 
 # Each would do something where its own kind of output is shown: a page, a terminal, a spreadsheet, LaTeX, a picture, a
@@ -226,7 +226,7 @@ def test_no_file_outside_is_read(folder: Path) -> None:
     spy = f"""
 import sys
 from pathlib import Path
-from profiler.record.run import read_run
+from profiler.store.folder import read_run
 from profiler.report.html import html_report
 from profiler.report.markdown import markdown_report
 known = read_run(Path({str(OLD)!r}))

@@ -13,12 +13,12 @@ import pytest
 from made_runs import OLD, evidence, old_run, whole_run, with_document, with_results
 from pages import Page
 
-from profiler.diagnosis.cell import EngineDifference, columns_of
-from profiler.diagnosis.step_time import TERM_NAMES
-from profiler.record.run import Run
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.html import html_report
-from profiler.report.page import write_reports
-from profiler.report.roofs import MOST_POINTS, roof_lines
+from profiler.report.roofline_data import MOST_POINTS, roof_lines
+from profiler.report.write import write_reports
+from profiler.store.folder import Run
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from made_runs import evidence, key, old_run, result, with_document
 
-from profiler.diagnosis.cell import EngineDifference, Lever, columns_of
-from profiler.diagnosis.regimes import Flag
-from profiler.record.run import Run
-from profiler.report.lines import (
+from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
+from profiler.judge.cells import EngineDifference, Lever, columns_of
+from profiler.judge.regimes import Flag
+from profiler.report.sections import (
     common_noise_line,
     engine_lines,
     host_line,
@@ -20,8 +20,8 @@ from profiler.report.lines import (
     stage_line,
     visited_once,
 )
-from profiler.report.rows import card_rows, engine_rows, health_rows, lever_rows, split_rows
-from profiler.roofs.values import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
+from profiler.report.tables import card_rows, engine_rows, health_rows, lever_rows, split_rows
+from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
 KEYS = [key("prefill", 1), key("decode", 1), key("decode", 2)]

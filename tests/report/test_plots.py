@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from made_runs import PRECISIONS, ROOT, WHOLE, key, result, whole_run, with_document
 
-from profiler.diagnosis.cell import EngineDifference, columns_of
 from profiler.errors import RequestError
-from profiler.record.run import Run, read_run
+from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 from profiler.report.plots.style import font_families
+from profiler.store.folder import Run, read_run
 
 OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("forecast", "cost", "engines")]
-"""Forecasts and costs are drawn of a folder that keeps them (tests/job: test_checking, test_renting), engines of a run
+"""Forecasts and costs are drawn of a folder that keeps them (tests/forecast, tests/rent), engines of a run
 with several."""
 
 

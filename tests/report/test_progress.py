@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from profiler.grid import Cell
+from profiler.grid.cells import Cell
 from profiler.report.progress import LineListener, QuietListener, make_listener
 
 

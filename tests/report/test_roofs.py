@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from made_runs import key, old_run, result, roof, with_document
 
-from profiler.record.run import Run
-from profiler.report.roofs import MOST_POINTS, RoofLine, cell_points, roof_lines
-from profiler.roofs.values import CurvePoint, Witness
+from profiler.facts.roofs import CurvePoint, Witness
+from profiler.report.roofline_data import MOST_POINTS, RoofLine, cell_points, roof_lines
+from profiler.store.folder import Run
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_runs import key, result, whole_run
 
-from profiler.report.splits import split_bars
+from profiler.report.breakdown_bars import split_bars
 
 
 def test_terms_are_shares_of_the_time() -> None:

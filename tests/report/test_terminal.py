@@ -9,12 +9,12 @@ import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 from rich.console import Console
 
-from profiler.diagnosis.cell import columns_of
-from profiler.diagnosis.inside import GroupTime
-from profiler.record.run import Run
+from profiler.judge.cells import columns_of
+from profiler.judge.module_times import GroupTime
+from profiler.report.breakdown_bars import split_bars
 from profiler.report.console import screen
-from profiler.report.splits import split_bars
 from profiler.report.terminal import bar_legend, letters, print_run, shown_bars
+from profiler.store.folder import Run
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from pathlib import Path
 import profiler.report
 for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."):
     importlib.import_module(module.name)
-from profiler.record.run import read_run
+from profiler.store.folder import read_run
 from profiler.report.console import screen
-from profiler.report.comparison_table import print_comparison
-from profiler.report.doubling_table import print_doubling
-from profiler.report.page import write_comparison, write_reports
+from profiler.report.precisions import print_comparison
+from profiler.report.batch_test import print_doubling
+from profiler.report.write import write_comparison, write_reports
 from profiler.report.terminal import print_run
 base = Path(sys.argv[1])
 runs = [read_run(base / name) for name in ("none", "nf4")]

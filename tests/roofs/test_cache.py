@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from machines import CPU, HOST
 
-from profiler.machine.device import Device
-from profiler.machine.machine import Machine
-from profiler.machine.telemetry import Facts, NoSource
-from profiler.roofs.cache import cached
-from profiler.roofs.values import Ceilings
+from profiler.device.device import Device
+from profiler.device.machine import Machine
+from profiler.device.telemetry import Facts, NoSource
+from profiler.facts.roofs import Ceilings
+from profiler.roofs.measure import cached
 
 
 class Driven(NoSource):

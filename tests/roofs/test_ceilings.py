@@ -13,15 +13,15 @@ from clocks import FakeClock
 from machines import CPU, HOST, SmallMachine, small
 from memories import SimulatedMachine, SimulatedMemory
 
-from profiler.diagnosis.extremes import moved
-from profiler.machine.memory import page_faults
-from profiler.machine.readings import Reading
-from profiler.machine.telemetry import NoSource
-from profiler.roofs import products
+from profiler.device.memory import page_faults
+from profiler.device.telemetry import NoSource
+from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
+from profiler.facts.telemetry import Reading
+from profiler.judge.roof_range import moved
+from profiler.roofs import gemm as products
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import look_again, measure
-from profiler.roofs.sampling import clocked, sample
-from profiler.roofs.values import PINNED, Ceilings, CurvePoint, Roof
+from profiler.roofs.sampler import clocked, sample
 
 
 def test_rates_are_work_over_the_clocks_time() -> None:

@@ -11,9 +11,9 @@ from machines import HOST
 from pydantic import TypeAdapter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.record.samples import fact_of, line_of
-from profiler.roofs.host import measure_host_pace
-from profiler.roofs.values import REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+from profiler.facts.roofs import REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+from profiler.roofs.host_dispatch import measure_host_pace
+from profiler.store.samples import fact_of, line_of
 
 CEILINGS = Ceilings(
     compute={"float32": Roof(1e12, 1e12, 1e12, 5, "by hand")},

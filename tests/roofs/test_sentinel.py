@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from machines import CPU, HOST
 
-from profiler.machine.machine import Machine
-from profiler.roofs.sentinel import Sentinel
-from profiler.roofs.values import Look, drift
+from profiler.device.machine import Machine
+from profiler.facts.roofs import Look, drift
+from profiler.roofs.drift_probe import Sentinel
 
 
 def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:

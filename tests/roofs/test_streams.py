@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from memories import SimulatedMachine, SimulatedMemory
 
-from profiler.job.warnings import roof_warnings
-from profiler.roofs.streams import measure_streams
-from profiler.roofs.values import Ceilings
+from profiler.facts.roofs import Ceilings
+from profiler.roofs.memory_bandwidth import measure_streams
+from profiler.run.warnings import roof_warnings
 
 MIB = 1 << 20
 

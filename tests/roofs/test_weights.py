@@ -10,13 +10,13 @@ from machines import CPU
 from memories import SimulatedMachine, SimulatedMemory
 from torch import nn
 
-from profiler.loading.catalog import resolve
+from profiler.device.memory import storage_bytes
+from profiler.facts.roofs import Witness
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
-from profiler.machine.memory import storage_bytes
-from profiler.roofs.values import Witness
-from profiler.roofs.weights import _storages, measure_weights
+from profiler.loading.source import resolve
+from profiler.roofs.memory_bandwidth import _storages, measure_weights
 
 MIB = 1 << 20
 

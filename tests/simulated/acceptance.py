@@ -32,7 +32,7 @@ from .truth import A100, H100, L4, RTX_4090, T4, Truth
 from .world import World, simulated
 
 _SCRIPT = Path(__file__).parents[1] / "gpu" / "acceptance.py"
-_UNCLOCKED = ("profiler.job.run.judge_folder", "profiler.report.page.write_reports")
+_UNCLOCKED = ("profiler.run.pipeline.judge_folder", "profiler.report.write.write_reports")
 
 # A decode step of Mistral-7B is about 1,400 launches. Eager transformers takes 25 to 30 ms for it on the host of an
 # H100 or A100; TinyLlama's 1,000 take some 35 ms on Colab's host of a T4. An operator on the host's own small tensors
@@ -157,8 +157,8 @@ def cut(acceptance: Any, folder: Path, layers: int) -> Iterator[None]:
         mock.patch.object(acceptance, "_bench", short),
         mock.patch.object(Bench, "run", brief),
         mock.patch("claims.times._INTERLEAVED", 2),
-        mock.patch("profiler.report.page.write_reports"),
-        mock.patch("profiler.job.measuring._LEVERS_LEAST_S", math.inf),
+        mock.patch("profiler.report.write.write_reports"),
+        mock.patch("profiler.run.measure._LEVERS_LEAST_S", math.inf),
     ):
         yield
 

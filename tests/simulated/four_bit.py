@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from profiler.work.formats import four_bit_dense_from_rows
+from profiler.quant.storage import four_bit_dense_from_rows
 
 NAME = "bitsandbytes.backends.cuda.ops"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from profiler.record.run import Run
+from profiler.store.folder import Run
 
 from .oracle import Phase, pairs
 from .scenario import Scenario, so

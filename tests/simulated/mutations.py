@@ -19,14 +19,13 @@ from unittest import mock
 
 import torch
 
-from profiler.diagnosis import parts
+from profiler.device import memory
+from profiler.device.clock import CudaClock
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell
-from profiler.machine import memory
-from profiler.machine.clock import CudaClock
-from profiler.probes import kernels
-from profiler.probes.subject import Subject
-from profiler.timing import visit
+from profiler.grid.cells import Cell
+from profiler.judge import demand as parts
+from profiler.measure import kernels, visit
+from profiler.measure.subject import Subject
 
 from . import test_hosts as hosts
 from . import test_scenarios as scenarios
@@ -106,7 +105,7 @@ def first_capture_stream() -> Planted:
             streams.append(torch.cuda.Stream(device))
         return streams[0]
 
-    return mock.patch("profiler.machine.machine._side_stream", mock.Mock(side_effect=first, cache_clear=streams.clear))
+    return mock.patch("profiler.device.machine._side_stream", mock.Mock(side_effect=first, cache_clear=streams.clear))
 
 
 def early_reading() -> Planted:

@@ -19,12 +19,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
-from profiler.loading.ranks import Share
+from profiler.counting.tensor_parallel import _SENDS
+from profiler.counting.walk import collapse_numbers
+from profiler.data.links import CollectiveKind, bus_share
+from profiler.device.process_group import Group, _Peer
 from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.machine.links import CollectiveKind, bus_share
-from profiler.machine.ranks import Group, _Peer
-from profiler.work.parallel import _SENDS
-from profiler.work.walk import collapse_numbers
+from profiler.loading.tensor_parallel import Share
 
 from .card import Card, Work
 
@@ -77,7 +77,7 @@ def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
         mock.patch.object(dist, "all_reduce", all_reduce),
         mock.patch.object(dist, "broadcast"),
         mock.patch.object(functional, "all_gather_tensor", all_gather),
-        mock.patch("profiler.job.ranks.load_share", _share),
+        mock.patch("profiler.run.tensor_parallel.load_share", _share),
     ):
         yield SimulatedGroup(size)
 

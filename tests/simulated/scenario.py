@@ -15,11 +15,11 @@ import torch
 
 from profiler.cli.app import main
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.loading.catalog import resolve
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest, Quant
-from profiler.record.run import Run, read_run
+from profiler.loading.source import resolve
+from profiler.store.folder import Run, read_run
 
 from . import oracle
 from .truth import Truth
@@ -75,7 +75,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
         **options,
     }
     folder = scenario.folder(parent)
-    with simulated(*truths) as world, mock.patch("profiler.report.page.write_reports"):  # nobody looks at these pages
+    with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # nobody looks at these pages
         code = command_line("run", str(folder), **asked)
     run = read_run(asked["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)

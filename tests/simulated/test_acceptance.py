@@ -12,14 +12,14 @@ from unittest import mock
 import pytest
 import torch
 
+from profiler.counting.operators import ModelWork
+from profiler.device.machine import CudaMachine
+from profiler.device.telemetry import NvmlSource
 from profiler.engines.transformers import GraphEngine
 from profiler.errors import RequestError
-from profiler.machine.machine import CudaMachine
-from profiler.machine.telemetry import NvmlSource
-from profiler.probes import kernels
-from profiler.probes.hollow import hollow_config
-from profiler.probes.subject import Subject
-from profiler.work.operators import ModelWork
+from profiler.measure import kernels
+from profiler.measure.dispatch import hollow_config
+from profiler.measure.subject import Subject
 
 from . import mutations, tools
 from .acceptance import CARDS, cut, on_card, scoreboard
@@ -85,7 +85,7 @@ def doubled_replays() -> Planted:
     def twice(times: Any, *args: Any) -> Any:
         return {name: tuple(2 * second for second in seconds) for name, seconds in times.items()}
 
-    return with_result("profiler.probes.kernels.replay_linears", twice)
+    return with_result("profiler.measure.kernels.replay_linears", twice)
 
 
 def another_layer(name: str) -> Callable[[], Planted]:
@@ -142,11 +142,11 @@ def half_a_stream() -> Planted:
 
 
 def twice_the_bytes() -> Planted:
-    return with_result("profiler.work.formats.storage_bytes", lambda nbytes, *args: 2 * nbytes)
+    return with_result("profiler.quant.storage.storage_bytes", lambda nbytes, *args: 2 * nbytes)
 
 
 def no_conversions() -> Planted:
-    return mock.patch("profiler.probes.kernels.conversions", return_value={})
+    return mock.patch("profiler.measure.kernels.conversions", return_value={})
 
 
 def a_format_that_fails() -> Planted:
@@ -185,7 +185,7 @@ def a_run_that_keeps_memory() -> Planted:
 
 
 def doubling_that_stops() -> Planted:
-    from profiler.job.request import prepare
+    from profiler.run.validate import prepare
 
     def cut_short(prepared: Any, options: Any, *args: Any) -> Any:
         return prepare(replace(options, batch_sizes=[1, 2]))
@@ -236,7 +236,7 @@ FAULTS = {
     "half the energy": Fault("roofs", ["energy next to power"], "energy counter / power readings", half_the_energy),
     "labels swapped": Fault(
         "roofs", ["selftest"], "selftest: a large matrix product",
-        lambda: mock.patch("profiler.job.selftest._ABOVE_ROOF", 0.0),
+        lambda: mock.patch("profiler.checks.selftest._ABOVE_ROOF", 0.0),
     ),
     "a wrong kernel name": Fault(
         "trace", ["decode: attention kernel"], "decode: attention kernel",
@@ -272,7 +272,7 @@ FAULTS = {
     ),
     "a twin of another depth": Fault(
         "time", ["the host's time for a step"], "host-bound decode: issued / hollow twin",
-        another_layer("profiler.probes.dispatch.hollow_config"),
+        another_layer("profiler.measure.dispatch.hollow_config"),
     ),
     "other tokens": Fault("tokens", ["tokens: graph = eager"], "tokens: graph = eager", other_tokens),
     "a linear not counted": Fault(

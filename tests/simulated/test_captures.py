@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from profiler.device.machine import machine_for
 from profiler.errors import CaptureError, RequestError
-from profiler.grid import Phase
-from profiler.machine.machine import machine_for
-from profiler.record.run import read_gathered
+from profiler.grid.cells import Phase
+from profiler.store.folder import read_gathered
 
 from .native import why_not
 from .scenario import Scenario, said

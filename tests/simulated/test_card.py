@@ -12,11 +12,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.engines.generate import GenerateEngine
+from profiler.device.machine import Machine, machine_for
+from profiler.device.telemetry import Watch
+from profiler.engines.transformers import GenerateEngine
 from profiler.errors import RequestError
-from profiler.machine.machine import Machine, machine_for
-from profiler.machine.readings import POWER_CAP
-from profiler.machine.telemetry import Watch
+from profiler.facts.telemetry import POWER_CAP
 
 from .mode import CardMode
 from .native import why_not

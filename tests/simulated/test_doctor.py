@@ -10,11 +10,11 @@ from unittest import mock
 import pytest
 import torch
 
+from profiler.checks import installation as checks
+from profiler.checks.doctor import examine
+from profiler.checks.installation import Finding
+from profiler.device.machine import CudaMachine
 from profiler.errors import RequestError
-from profiler.job.doctor import examine
-from profiler.machine import checks
-from profiler.machine.findings import Finding
-from profiler.machine.machine import CudaMachine
 
 from .card import Card
 from .native import why_not
@@ -52,7 +52,7 @@ def test_a_t4() -> None:
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without kernels for an old card, a neighbour that holds it, no NVML: each is a line."""
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")
-    monkeypatch.setattr("profiler.loading.catalog.card_names", lambda: ("gpt2",))
+    monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2",))
     dead = mock.patch.object(Card, "launch", side_effect=error)
     with simulated(T4.but(taken_bytes=12 << 30)), standing_in("pynvml", None), dead:
         seen = examine()
@@ -71,7 +71,7 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which models fit is not looked at here."""
-    monkeypatch.setattr("profiler.loading.catalog.card_names", lambda: ("gpt2",))
+    monkeypatch.setattr("profiler.loading.source.card_names", lambda: ("gpt2",))
 
 
 Fault = Callable[[World], contextlib.AbstractContextManager[object]]
@@ -334,7 +334,7 @@ def test_nothing_is_asked_for_where_others_may_feel_it(truth: Truth, nvml: bool,
 def test_under_wsl_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     kernel = tmp_path / "version"
     kernel.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc 11.2.0)\n")
-    monkeypatch.setattr(checks, "_KERNEL", kernel)
+    monkeypatch.setattr("profiler.device.device._KERNEL", kernel)
     found = on(RTX_4090, lambda _: asked_bytes(spills=True))
     assert bad(found) == ["out of memory"]
     assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the card's memory may spill")

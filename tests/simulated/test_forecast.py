@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from profiler.diagnosis.profile import fitted_on
-from profiler.job.forecast import known_of
-from profiler.loading.skeleton import quiet_libraries
-from profiler.machine.machine import machine_for
-from profiler.probes.card import measure_card
+from profiler.device.machine import machine_for
+from profiler.forecast.command import known_of
+from profiler.loading.meta_model import quiet_libraries
+from profiler.measure.card_profile import measure_card
+from profiler.predict.card_profile import fitted_on
 from profiler.roofs.measure import measure
 
 from .native import why_not

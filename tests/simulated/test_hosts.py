@@ -9,12 +9,12 @@ from unittest import mock
 
 import pytest
 
-from profiler.diagnosis.inside import BETWEEN
-from profiler.diagnosis.step_time import TERMS
 from profiler.engines.transformers import GraphEngine
 from profiler.errors import RequestError
-from profiler.probes import kernels
-from profiler.record.run import read_gathered
+from profiler.facts.measurements import BETWEEN
+from profiler.judge.breakdown import TERMS
+from profiler.measure import kernels
+from profiler.store.folder import read_gathered
 
 from .compiled import COMPILATION_S, RECORDING_S
 from .held import REST, first_lever, held

@@ -10,13 +10,13 @@ import torch
 
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError
-from profiler.job.options import Options
-from profiler.job.request import prepare_resume
-from profiler.job.run import execute
-from profiler.record.run import read_run
-from profiler.record.samples import read_records
 from profiler.report.markdown import markdown_report
 from profiler.report.progress import QuietListener
+from profiler.run.options import Options
+from profiler.run.pipeline import execute
+from profiler.run.validate import prepare_resume
+from profiler.store.folder import read_run
+from profiler.store.samples import read_records
 
 from .native import why_not
 from .scenario import Scenario, said

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.machine.machine import machine_for
-from profiler.record.run import read_gathered, read_run
+from profiler.device.machine import machine_for
+from profiler.store.folder import read_gathered, read_run
 
 from .held import REST, first_lever
 from .native import why_not

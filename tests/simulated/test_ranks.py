@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.grid import Grid
-from profiler.job.cards import AskedRanks, forecast_ranks
-from profiler.job.forecast import Wanted
-from profiler.job.options import Options
-from profiler.job.request import prepare
-from profiler.job.run import execute
-from profiler.job.several import device_healths, run_devices
-from profiler.machine.links import link_called
-from profiler.report.healths import health_lines
+from profiler.data.links import link_called
+from profiler.forecast.command import Wanted
+from profiler.forecast.tensor_parallel import AskedRanks, forecast_ranks
+from profiler.grid.cells import Grid
+from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
-from profiler.watching.settings import in_turn
+from profiler.run.multi_run import device_healths, run_devices
+from profiler.run.options import Options
+from profiler.run.pipeline import execute
+from profiler.run.validate import prepare
+from profiler.why_slow.call_settings import in_turn
 
 from .card import Region
 from .native import why_not

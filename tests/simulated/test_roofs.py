@@ -12,24 +12,23 @@ import torch
 from transformers import LlamaForCausalLM
 
 from profiler.cli.options import EXIT_INCOMPLETE
+from profiler.counting.walk import walk
+from profiler.device.machine import CudaMachine, Machine, machine_for
 from profiler.errors import DeviceError, RequestError, RunError
-from profiler.job.forecast import known_of
-from profiler.job.foundation import measure_ceilings
-from profiler.job.warnings import roof_warnings
-from profiler.loading.catalog import resolve
+from profiler.facts.roofs import DATASHEET, PINNED, Ceilings
+from profiler.forecast.command import known_of
 from profiler.loading.config import load_config
+from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
-from profiler.loading.skeleton import build_on_meta
-from profiler.machine.machine import CudaMachine, Machine, machine_for
-from profiler.record.run import Run, read_run
+from profiler.loading.source import resolve
+from profiler.roofs.gemm import measurable_dtypes, measure_gemm, measure_gemv
 from profiler.roofs.links import measure_links
 from profiler.roofs.measure import measure
-from profiler.roofs.products import measurable_dtypes, measure_gemm, measure_gemv
-from profiler.roofs.sampling import STAGE_BUDGET_S, clocked
-from profiler.roofs.streams import measure_streams
-from profiler.roofs.values import DATASHEET, PINNED, Ceilings
-from profiler.roofs.weights import measure_weights
-from profiler.work.walk import walk
+from profiler.roofs.memory_bandwidth import measure_streams, measure_weights
+from profiler.roofs.sampler import STAGE_BUDGET_S, clocked
+from profiler.run.setup import measure_ceilings
+from profiler.run.warnings import roof_warnings
+from profiler.store.folder import Run, read_run
 
 from .native import why_not
 from .scenario import Scenario, command_line, said
@@ -225,7 +224,7 @@ def test_a_full_card_has_no_drift_probe_and_goes_on(tmp_path: Path, monkeypatch:
     def full(_machine: Machine) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
 
-    monkeypatch.setattr("profiler.job.measuring.Sentinel", full)
+    monkeypatch.setattr("profiler.run.measure.Sentinel", full)
     run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
     assert len(run.measured) == len(run.results) == 2
     [missing] = run.document.missing

@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import torch
 
-from profiler.diagnosis.regimes import Flag
 from profiler.engines.transformers import GraphEngine
-from profiler.machine.readings import Timeline
-from profiler.record.run import read_gathered, read_run
+from profiler.facts.telemetry import Timeline
+from profiler.judge.regimes import Flag
+from profiler.store.folder import read_gathered, read_run
 
 from .held import REST, ROOFS, first_lever, held
 from .native import why_not
@@ -46,7 +46,7 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
     refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
     full = mock.patch(
-        "profiler.job.measuring.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory.")
+        "profiler.run.measure.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory.")
     )
     with refused, full:
         run, _ = said(scenario, [H100], tmp_path, breakdown=True)

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
 
 from .native import why_not
 from .truth import A100, T4
@@ -48,9 +48,9 @@ def seconds(world: World, run: Callable[..., None], model: Any, **how: Any) -> f
 
 def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card without noise needs none."""
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.probes.again._MOST_REPEATS", 1)
-    monkeypatch.setattr("profiler.probes.loops._IN_A_ROW", 4)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.trials._MOST_REPEATS", 1)
+    monkeypatch.setattr("profiler.why_slow.loop_changes._IN_A_ROW", 4)
 
 
 def padded(model: Any, *, padding: int) -> None:

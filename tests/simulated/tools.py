@@ -59,7 +59,7 @@ class Event:
 
 
 def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-    """`profiler.machine.kineto.recorded` on a simulated card: a kernel belongs to the mark in which it was launched."""
+    """`profiler.device.torch_profiler.recorded` on a simulated card: a kernel belongs to the mark that launched it."""
 
     @contextlib.contextmanager
     def recorded(*, cuda: bool) -> Iterator[Any]:

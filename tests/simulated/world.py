@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-import profiler.machine.machine  # noqa: F401  patched below
-from profiler.machine.clock import no_gc
+import profiler.device.machine  # noqa: F401  patched below
+from profiler.device.clock import no_gc
 
 from . import four_bit, nvml
 from .card import Card
@@ -25,30 +25,30 @@ from .native import native
 from .truth import Truth
 
 TIMED = (
-    "profiler.machine.clock",
-    "profiler.machine.machine",
-    "profiler.machine.telemetry",
-    "profiler.roofs.cache",
-    "profiler.machine.foreign_load",
+    "profiler.device.clock",
+    "profiler.device.machine",
+    "profiler.device.telemetry",
+    "profiler.roofs.measure",
+    "profiler.device.contention",
 )
 """The modules of the profiler that read a clock."""
 
 
 ENOUGH = {
     "profiler.roofs.measure.measure.__kwdefaults__": {"stage_budget_s": 0.3, "known": None},
-    "profiler.roofs.sampling._MOST_SAMPLES": 8,
-    "profiler.roofs.sampling._CLOCK_LOOKS_S": 2e-3,
-    "profiler.job.foundation._WITNESS_S": 0.0,
-    "profiler.probes.dispatch._TWIN_STEPS": 8,
-    "profiler.probes.replay._ENOUGH_SAMPLES": 8,
-    "profiler.probes.kernels._LOAD_S": 5e-3,
-    "profiler.timing.visit._MORE_PREFILLS": 1,
-    "profiler.roofs.host._RUN_STEPS": 4,
-    "profiler.job.known_kernels._CHAIN": 200,
-    "profiler.job.selftest._MOST_ROUNDS": 2,
-    "profiler.job.selftest._LEAST_ROUNDS": 2,
-    "profiler.job.known_kernels._LOOK_S": 1e-3,
-    "profiler.roofs.host.measure_host_pace.__defaults__": (1e-3,),
+    "profiler.roofs.sampler._MOST_SAMPLES": 8,
+    "profiler.roofs.sampler._CLOCK_LOOKS_S": 2e-3,
+    "profiler.run.setup._WITNESS_S": 0.0,
+    "profiler.measure.dispatch._TWIN_STEPS": 8,
+    "profiler.measure.replay._ENOUGH_SAMPLES": 8,
+    "profiler.measure.kernels._LOAD_S": 5e-3,
+    "profiler.measure.visit._MORE_PREFILLS": 1,
+    "profiler.roofs.host_dispatch._RUN_STEPS": 4,
+    "profiler.checks.known_kernels._CHAIN": 200,
+    "profiler.checks.selftest._MOST_ROUNDS": 2,
+    "profiler.checks.selftest._LEAST_ROUNDS": 2,
+    "profiler.checks.known_kernels._LOOK_S": 1e-3,
+    "profiler.roofs.host_dispatch.measure_host_pace.__defaults__": (1e-3,),
 }
 """A card without noise needs no hundred samples, and its clock has to be looked at while there are so few."""
 
@@ -97,7 +97,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)))
         for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
-        forget = sys.modules["profiler.machine.machine"]._side_stream.cache_clear
+        forget = sys.modules["profiler.device.machine"]._side_stream.cache_clear
         forget()
         stack.callback(forget)  # a stream belongs to its card
         clock: Any = SimulatedTime(host)
@@ -105,7 +105,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
             __import__(module)
             stack.enter_context(mock.patch.object(sys.modules[module], "time", clock))
         stack.enter_context(
-            mock.patch.object(sys.modules["profiler.machine.telemetry"], "threading", SimulatedThreading(host))
+            mock.patch.object(sys.modules["profiler.device.telemetry"], "threading", SimulatedThreading(host))
         )
         # `torch.tensor(data, device="cuda")` then makes a tensor of the host and moves it, as under torch's fake mode.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())

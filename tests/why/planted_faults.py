@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.seen import Seen
-from profiler.machine.clock import CoreClock
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
-from profiler.watching.script import run_script
+from profiler.device.clock import CoreClock
+from profiler.why_slow.observations import Seen
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.script import run_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -102,10 +102,10 @@ def on_one_core() -> Iterator[None]:
     torch.set_num_threads(1)
     with (
         patch("os.sched_getaffinity", lambda _process: {0}, create=not hasattr(os, "sched_getaffinity")),
-        patch("profiler.job.why._floor", lambda _recorder, _seen: None),
-        patch("profiler.watching.recorder.clock_for", lambda _device: CoreClock()),
-        patch("profiler.watching.recorder.now_s", time.process_time),
-        patch("profiler.probes.again.now_s", time.process_time),
+        patch("profiler.why_slow.command._floor", lambda _recorder, _seen: None),
+        patch("profiler.why_slow.recorder.clock_for", lambda _device: CoreClock()),
+        patch("profiler.why_slow.recorder.now_s", time.process_time),
+        patch("profiler.why_slow.trials.now_s", time.process_time),
     ):
         yield
     torch.set_num_threads(threads)

@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 import profiler
-from profiler.diagnosis.seen import Call, Seen
-from profiler.diagnosis.why import judge
-from profiler.machine.clock import OwnTime
-from profiler.probes.copies import other_copies
-from profiler.report.why import why_sentences
-from profiler.watching.settings import in_turn
+from profiler.device.clock import OwnTime
+from profiler.why_slow.call_settings import in_turn
+from profiler.why_slow.changes import other_copies
+from profiler.why_slow.findings import judge
+from profiler.why_slow.observations import Call, Seen
+from profiler.why_slow.render import why_sentences
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 
@@ -54,8 +54,8 @@ def plainly(model: Any) -> None:
 )
 def test_it_is_tried(script: Callable[[Any], None], wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it pays is the machine's; that the pairs are of this very change is what the model is left with."""
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
     cores = torch.get_num_threads() + (wanted == "threads")
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
@@ -111,7 +111,7 @@ def test_a_neighbours_turn_is_not_ones_own(
 ) -> None:
     """Five seconds on the wall, 0.2 of them on the core: others' turns, unless the thread waited by itself."""
     core, wall, waited = iter((1.0, 1.2)), iter((10.0, 15.0)), iter(waits)
-    monkeypatch.setattr("profiler.machine.clock.thread_time", lambda: next(core))
-    monkeypatch.setattr("profiler.machine.clock.now_s", lambda: next(wall))
-    monkeypatch.setattr("profiler.machine.clock._waits", lambda: next(waited))
+    monkeypatch.setattr("profiler.device.clock.thread_time", lambda: next(core))
+    monkeypatch.setattr("profiler.device.clock.now_s", lambda: next(wall))
+    monkeypatch.setattr("profiler.device.clock._waits", lambda: next(waited))
     assert OwnTime().seconds() == pytest.approx(own_s)

@@ -9,7 +9,7 @@ import pytest
 from test_watching import ran
 
 from profiler.errors import RequestError
-from profiler.watching.script import run_script
+from profiler.why_slow.script import run_script
 
 
 def test_a_notebook_is_refused_with_what_would_work(tmp_path: Path) -> None:

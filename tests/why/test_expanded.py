@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.why import judge
-from profiler.report.why import call_rows
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
+from profiler.why_slow.findings import judge
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import call_rows
 
 
 @pytest.mark.parametrize(

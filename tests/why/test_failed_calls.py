@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
-from profiler.report.why import call_rows, why_json
+from profiler.why_slow.render import call_rows, why_json
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 SLEEP_S = 0.3
@@ -41,10 +41,10 @@ def model() -> Any:
 def floored(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The numbers of the calls that a floor was asked of."""
     asked: list[list[int]] = []
-    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
-    monkeypatch.setattr("profiler.job.why._MOST_TRIALS_S", 1.0)
+    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
+    monkeypatch.setattr("profiler.why_slow.command._MOST_TRIALS_S", 1.0)
     monkeypatch.setattr(
-        "profiler.job.floors.floor_of_calls", lambda pairs: asked.append([call.number for call, _ in pairs])
+        "profiler.why_slow.floor.floor_of_calls", lambda pairs: asked.append([call.number for call, _ in pairs])
     )
     return asked
 

@@ -21,10 +21,10 @@ from planted_faults import (
     taken_s,
 )
 
-from profiler.diagnosis.seen import Seen
-from profiler.diagnosis.why import Why
-from profiler.job.why import explained
-from profiler.watching.recorder import Recorder
+from profiler.why_slow.command import explained
+from profiler.why_slow.findings import Why
+from profiler.why_slow.observations import Seen
+from profiler.why_slow.recorder import Recorder
 
 pytestmark = pytest.mark.slow
 

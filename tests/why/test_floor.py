@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.seen import Call, Seen
-from profiler.diagnosis.why import judge
-from profiler.job.floors import floor_of_calls
-from profiler.job.placing import Under
-from profiler.report.why import why_sentences
+from profiler.counting.floor import Under
+from profiler.why_slow.findings import judge
+from profiler.why_slow.floor import floor_of_calls
+from profiler.why_slow.observations import Call, Seen
+from profiler.why_slow.render import why_sentences
 
 # A bandwidth under which bytes are all that counts, and dispatch of a prefill and of a decode step.
 BYTES_PER_S, PREFILL_S, DECODE_S = 1e6, 5.0, 2.0
@@ -25,8 +25,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     def roofs(*_: object) -> Under:
         return Under("here", BYTES_PER_S, {"float32": 1e18})
 
-    monkeypatch.setattr("profiler.job.floors.here_roofs", roofs)
-    monkeypatch.setattr("profiler.job.floors.least_dispatch_s", lambda *_: (PREFILL_S, DECODE_S))
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", roofs)
+    monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (PREFILL_S, DECODE_S))
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, tie_word_embeddings=False, **sizes))
 
@@ -64,7 +64,7 @@ def test_dispatch_hides_behind_a_card(model: Any, monkeypatch: pytest.MonkeyPatc
         def __init__(self, device: torch.device) -> None:
             self.device, self.clock = device, type("Clock", (), {"ahead": True})
 
-    monkeypatch.setattr("profiler.job.floors.machine_for", Ahead)
+    monkeypatch.setattr("profiler.why_slow.floor.machine_for", Ahead)
     assert floor_of_calls([(CALL, model)]).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
 
 
@@ -73,7 +73,7 @@ def test_where_dispatch_is_not_known_the_answer_says_so(model: Any, monkeypatch:
         raise TypeError
 
     known = floor_of_calls([(CALL, model)])
-    monkeypatch.setattr("profiler.job.floors.least_dispatch_s", fails)
+    monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", fails)
     unknown = floor_of_calls([(CALL, model)])
     assert unknown.dispatch_s is None
     assert unknown.seconds == pytest.approx(known.seconds - (known.dispatch_s or 0.0))
@@ -88,7 +88,7 @@ def test_where_dispatch_is_not_known_the_answer_says_so(model: Any, monkeypatch:
 def test_the_twin_is_no_slower_than_its_model(tiny_folder: Any) -> None:
     from machines import HOST
 
-    from profiler.probes.dispatch import least_dispatch_s
+    from profiler.measure.dispatch import least_dispatch_s
 
     model = LlamaForCausalLM.from_pretrained(tiny_folder)
     prefill_s, decode_s = least_dispatch_s(model, HOST)

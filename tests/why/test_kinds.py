@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from profiler.diagnosis.seen import Call
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
-from profiler.watching.script import run_script
+from profiler.why_slow.observations import Call
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.script import run_script
 
 pytestmark = pytest.mark.slow
 

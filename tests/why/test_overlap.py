@@ -11,13 +11,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
-from profiler.diagnosis.seen import Call, Load, Seen, covered_s, most_at_once
-from profiler.diagnosis.why import Trial, judge
-from profiler.probes import again
-from profiler.probes.batches import together
-from profiler.report.why import call_rows, why_json, why_sentences
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
+from profiler.why_slow import trials as again
+from profiler.why_slow.findings import Trial, judge
+from profiler.why_slow.loop_changes import together
+from profiler.why_slow.observations import Call, Load, Seen, covered_s, most_at_once
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import call_rows, why_json, why_sentences
 
 SETTINGS = {"dtype": "float32", "attention": "sdpa", "cache": "on"}
 THREADS = 4
@@ -84,7 +84,7 @@ class Sleeps:
 
 def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads that sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of the wall."""
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
     model, slow, recorder = LlamaForCausalLM(config).eval(), Sleeps(), Recorder()
@@ -111,9 +111,9 @@ def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.M
 
 
 def test_calls_one_behind_the_other_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.job.why._MOST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 0.0)
+    monkeypatch.setattr("profiler.why_slow.command._MOST_TRIALS_S", 0.0)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
     with profiler.why() as watching, torch.no_grad():

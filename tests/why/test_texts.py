@@ -5,8 +5,8 @@ from __future__ import annotations
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
 
 
 def test_only_what_is_encoded_again_is_called_so() -> None:

@@ -19,11 +19,11 @@ from transformers import (
 )
 
 import profiler
-from profiler.probes import again
-from profiler.report.why_page import html_why
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
-from profiler.watching.settings import KnownSettings
+from profiler.why_slow import trials as again
+from profiler.why_slow.call_settings import KnownSettings
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import html_why
 
 IDS = torch.ones(1, 4, dtype=torch.long)
 PIXELS = torch.ones(1, 3, 32, 32)
@@ -54,9 +54,9 @@ def clip() -> Callable[[], Any]:
 
 @pytest.fixture(autouse=True)
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.job.why._MOST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.job.floors.floor_of_calls", lambda _: None)
+    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 0.0)
+    monkeypatch.setattr("profiler.why_slow.command._MOST_TRIALS_S", 0.0)
+    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", lambda _: None)
 
 
 @pytest.mark.parametrize("model", [distilbert, vit, clip])
@@ -128,7 +128,7 @@ def test_candidates_that_fail_in_an_unforeseen_way_leave_the_answer(monkeypatch:
 
 
 def test_a_floor_that_fails_in_an_unforeseen_way_leaves_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.job.floors.floor_of_calls", unreadable)
+    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", unreadable)
     model = llama()
     with profiler.why() as watching, torch.no_grad():
         model(IDS)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.diagnosis.seen import Call, Seen
-from profiler.diagnosis.why import Trial, judge
-from profiler.probes.again import once_warm
-from profiler.report.why import why_sentences
-from profiler.watching.patches import watched
-from profiler.watching.recorder import Recorder
+from profiler.why_slow.findings import Trial, judge
+from profiler.why_slow.observations import Call, Seen
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import why_sentences
+from profiler.why_slow.trials import once_warm
 
 COLD_S = 0.5
 

@@ -13,15 +13,14 @@ import pytest
 import torch
 
 import profiler
-from profiler.diagnosis.seen import Between, Call, Load, Seen
-from profiler.diagnosis.why import Floor, Trial, judge
-from profiler.job.why import explained
-from profiler.machine.foreign_load import ForeignLoad
-from profiler.report.why import call_rows, note_lines, why_json, why_sentences
-from profiler.report.why_page import html_why
-from profiler.watching.recorder import Recorder
-from profiler.watching.script import run_script
-from profiler.watching.settings import KnownSettings
+from profiler.device.contention import ForeignLoad
+from profiler.why_slow.call_settings import KnownSettings
+from profiler.why_slow.command import explained
+from profiler.why_slow.findings import Floor, Trial, judge
+from profiler.why_slow.observations import Between, Call, Load, Seen
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import call_rows, html_why, note_lines, why_json, why_sentences
+from profiler.why_slow.script import run_script
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -140,8 +139,8 @@ def test_a_block_is_watched_where_transformers_is_there_already(
 ) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.job.why._LEAST_TRIALS_S", 1.0)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
     before = PreTrainedModel.from_pretrained
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     with profiler.why() as watching:
@@ -160,7 +159,7 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     from torch._dynamo import reset, utils
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
     reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
@@ -191,7 +190,7 @@ def test_graph_breaks_are_told_with_their_reason(monkeypatch: pytest.MonkeyPatch
     from torch._dynamo import reset, utils
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
     reset()
     utils.counters.clear()
     utils.counters["graph_break"]["an earlier one"] = 3
@@ -215,8 +214,8 @@ def test_a_growing_cache_under_compile_is_told_to_be_static(monkeypatch: pytest.
     from torch._dynamo import reset
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.probes.again.try_changes", lambda *_: ([], []))
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: ([], []))
     reset()
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)).eval()
@@ -335,7 +334,7 @@ def test_forwards_behind_a_cache_are_tried_again(monkeypatch: pytest.MonkeyPatch
     """A loop that records gradients which nobody asked for: what a step takes without is tried, and not missed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.job.why._floor", lambda _recorder, _seen: None)
+    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
     with profiler.why() as watching:

@@ -10,15 +10,16 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
-from profiler.record.run import Run
-from profiler.record.store import replace_file
-from profiler.report.plots.cells import intensity_map, regime_map, step_split
-from profiler.report.plots.forecast import cost_of_run, of_run
-from profiler.report.plots.lines import against_depth, doubling, precisions, throughput
+from profiler.report.plots.costs import cost_of_run
+from profiler.report.plots.curves import against_depth, doubling, precisions, throughput
+from profiler.report.plots.forecast import of_run
+from profiler.report.plots.maps import intensity_map, regime_map, step_split
 from profiler.report.plots.roofline import devices, roofline
-from profiler.report.plots.steps import steps
+from profiler.report.plots.step_histogram import steps
 from profiler.report.plots.style import styled
-from profiler.report.plots.waterfall import engines, waterfall
+from profiler.report.plots.waterfall import engines
+from profiler.store.folder import Run
+from profiler.store.writer import replace_file
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
@@ -38,9 +39,8 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
 COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {
     "precisions": precisions,
     "devices": devices,
-    "waterfall": waterfall,
 }
-"""Pictures of several runs."""
+"""Pictures of several runs; `compare` adds its own."""
 
 
 def draw(runs: Sequence[Run], name: str) -> Figure:

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from profiler.grid import Phase
-from profiler.record.run import Run
+from profiler.grid.cells import Phase
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, title, told_apart
-from profiler.report.roofs import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
+from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
+from profiler.store.folder import Run
 from profiler.units import scaled, significant
 
 _INK = "#222222"

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from profiler.grid import Phase
-from profiler.record.run import Run, cells_frame
-from profiler.report.shown import of_first_engine
+from profiler.grid.cells import Phase
+from profiler.report.selection import of_first_engine
+from profiler.store.folder import Run, cells_frame
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
 # Fonts with the characters of Chinese, Japanese and Korean names, which matplotlib's own lacks.

@@ -10,43 +10,20 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from profiler.diagnosis.compare import Change, compare
-from profiler.diagnosis.step_time import TERM_NAMES, TERMS
 from profiler.errors import RequestError
-from profiler.grid import PHASES
-from profiler.record.run import Run
-from profiler.record.sides import side_of_run
-from profiler.report.lines import no_claim_lines, waterfalls
+from profiler.grid.cells import PHASES
+from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.report.plots.style import TERM_STYLE, title
+from profiler.report.sections import no_claim_lines, waterfalls
+from profiler.store.folder import Run
 from profiler.units import significant
 
-_PANELS_A_PHASE = 2
+PANELS_A_PHASE = 2
+
 _TOTAL_COLOR = "#888888"
+
 # A term that moved less than this share of the step is left out.
 _WORTH_DRAWING = 0.002
-
-
-def waterfall(runs: Sequence[Run]) -> Figure:
-    """The cells of each phase that changed most between the first run and the last: what each term gained.
-
-    Raises RequestError where the two are not comparable or have no cell with a split in common.
-    """
-    comparison = compare(side_of_run(runs[0]), side_of_run(runs[-1]))
-    if not comparison.comparable:
-        raise RequestError(f"not comparable: {comparison.refusal}. `devices` draws both under their own roofs.")
-    shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]
-    if not shown:
-        raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a split in common.")
-    panels = [
-        _Panel(
-            f"{change.asked.name}: {change.verdict}",
-            ("before", "after"),
-            (change.before.median_s, change.after.median_s),
-            change.terms,
-        )
-        for change in shown
-    ]
-    return _figure(panels, f"{runs[0].folder.name} to {runs[-1].folder.name}")
 
 
 def engines(run: Run) -> Figure:
@@ -64,16 +41,16 @@ def engines(run: Run) -> Figure:
     panels = []
     for phase in reversed(PHASES):
         of_phase = [item for item in differences if item.phase == phase]
-        for item in sorted(of_phase, key=lambda item: -abs(item.saves_s))[:_PANELS_A_PHASE]:
+        for item in sorted(of_phase, key=lambda item: -abs(item.saves_s))[:PANELS_A_PHASE]:
             first = replace(item.key, cell=replace(item.key.cell, engine=item.against))
             ends = (results[first].latency_s, results[item.key].latency_s)
             name = f"{phase} {item.batch_size} x {item.key.cell.depth}"
-            panels.append(_Panel(name, (item.against, item.engine), ends, item.terms))
-    return _figure(panels, f"{title(run)}: from engine to engine")
+            panels.append(Panel(name, (item.against, item.engine), ends, item.terms))
+    return waterfall_figure(panels, f"{title(run)}: from engine to engine")
 
 
 @dataclass(frozen=True)
-class _Panel:
+class Panel:
     """One cell: its time on both ends, and what each term gained between them."""
 
     name: str
@@ -82,7 +59,8 @@ class _Panel:
     terms: Mapping[str, float]
 
 
-def _figure(panels: Sequence[_Panel], name: str) -> Figure:
+def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
+    """Panels in a row: the time on one end, the gain of each term, the time on the other."""
     figure, axes_row = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 4.2), squeeze=False)
     for axes, panel in zip(axes_row[0], panels, strict=True):
         _draw(axes, panel)
@@ -91,12 +69,7 @@ def _figure(panels: Sequence[_Panel], name: str) -> Figure:
     return figure
 
 
-def _most_changed(changes: Sequence[Change], phase: str) -> list[Change]:
-    known = [change for change in changes if change.asked.phase == phase and change.terms]
-    return sorted(known, key=lambda change: -abs(change.change))[:_PANELS_A_PHASE]
-
-
-def _draw(axes: Axes, panel: _Panel) -> None:
+def _draw(axes: Axes, panel: Panel) -> None:
     """The time on one end, the gain of each term from there on, the time on the other."""
     total_s, after_s = panel.times_s
     moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > _WORTH_DRAWING * total_s}

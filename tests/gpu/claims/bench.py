@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 import torch
 
 import profiler
-from profiler.diagnosis.facts import Facts
+from profiler.device.clock import now_s
+from profiler.device.machine import Machine, machine_for
 from profiler.errors import first_line
-from profiler.loading.catalog import resolve
+from profiler.facts.run_facts import Facts
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest, dtype_name
-from profiler.machine.clock import now_s
-from profiler.machine.machine import Machine, machine_for
-from profiler.record.run import Run, read_facts, read_gathered
+from profiler.loading.source import resolve
+from profiler.store.folder import Run, read_facts, read_gathered
 
 Made = TypeVar("Made")
 

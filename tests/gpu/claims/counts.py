@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from profiler.work.step import ExecutionPath, Step
-from profiler.work.walk import walk
+from profiler.counting.walk import walk
+from profiler.facts.step import ExecutionPath, Step
 
 from .bench import Attempt, Bench, Check
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from profiler.machine.machine import machine_for
+from profiler.device.machine import machine_for
 
 from .bench import Attempt, Bench, Check, NotRunError, within
 

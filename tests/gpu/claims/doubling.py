@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from profiler.job import batch_test
-from profiler.job.batch_test import prepare_batch_test
-from profiler.job.options import Options
-from profiler.job.run import execute
 from profiler.report.progress import QuietListener
+from profiler.run import batch_test
+from profiler.run.batch_test import prepare_batch_test
+from profiler.run.options import Options
+from profiler.run.pipeline import execute
 
 from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, free
 

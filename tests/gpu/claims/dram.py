@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from profiler.counting.attention import AttentionCore
+from profiler.counting.attention_kernel import attention_path
+from profiler.counting.walk import walk
+from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-from profiler.machine.machine import machine_for
-from profiler.roofs.sampling import random_bytes
-from profiler.work.attention import AttentionCore
-from profiler.work.kernels import attention_path
-from profiler.work.step import Step
-from profiler.work.walk import walk
+from profiler.facts.step import Step
+from profiler.roofs.sampler import random_bytes
 
 from .bench import Attempt, Bench, Check, NotRunError
 

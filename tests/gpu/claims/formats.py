@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from profiler.counting.operators import Linear
+from profiler.counting.walk import linear_modules, walk
 from profiler.loading.request import dtype_name
-from profiler.record.run import Run
-from profiler.work.conversions import conversion_calls
-from profiler.work.formats import stored
-from profiler.work.operators import Linear
-from profiler.work.walk import linear_modules, walk
+from profiler.quant.conversions import conversion_calls
+from profiler.quant.storage import stored
+from profiler.store.folder import Run
 
 from .bench import (
     BRIEF,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profiler.job.doctor import examine
+from profiler.checks.doctor import examine
 
 from .bench import Attempt, Bench, Check
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from profiler.job.selftest import run_selftest
+from profiler.checks.selftest import run_selftest
+from profiler.device.clock import now_s, time_calls
+from profiler.device.telemetry import Watch
+from profiler.facts.roofs import GEMV, READ, Ceilings, Roof
 from profiler.loading.request import DTYPES, dtype_name
-from profiler.machine.clock import now_s, time_calls
-from profiler.machine.telemetry import Watch
+from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_product, square_size
 from profiler.roofs.measure import measure
-from profiler.roofs.products import measurable_dtypes, measure_gemm, square_product, square_size
-from profiler.roofs.sampling import STAGE_BUDGET_S, random_bytes
-from profiler.roofs.streams import measure_read
-from profiler.roofs.values import GEMV, READ, Ceilings, Roof
+from profiler.roofs.memory_bandwidth import measure_read
+from profiler.roofs.sampler import STAGE_BUDGET_S, random_bytes
 
 from .bench import Attempt, Bench, Check, NotRunError, within
 

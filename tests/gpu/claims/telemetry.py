@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 import torch
 
-from profiler.machine.clock import now_s
-from profiler.machine.telemetry import Watch
+from profiler.device.clock import now_s
+from profiler.device.telemetry import Watch
 
 from .bench import Attempt, Bench, Check, NotRunError
 

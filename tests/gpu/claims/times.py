@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.step_time import TERMS
 from profiler.engines.transformers import EagerEngine
-from profiler.grid import Cell
-from profiler.timing.outcomes import Gap, Visit
-from profiler.timing.visit import Bench as VisitBench
-from profiler.timing.visit import seeded_prompts, visit_safely, warm_up
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell
+from profiler.judge.breakdown import TERMS
+from profiler.measure.visit import Bench as VisitBench
+from profiler.measure.visit import seeded_prompts, visit_safely, warm_up
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from profiler.diagnosis.step_time import TERMS
 from profiler.engines.base import greedy_tokens
 from profiler.engines.registry import ENGINES
+from profiler.judge.breakdown import TERMS
 
 from .bench import Attempt, Bench, Check
 

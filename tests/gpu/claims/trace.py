@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.diagnosis.facts import REST, Facts
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Linear
+from profiler.counting.walk import called_modules, linear_key, linear_modules, walk
+from profiler.device.torch_profiler import recorded
 from profiler.engines.transformers import EagerEngine, GraphEngine, StaticEngine
-from profiler.grid import PHASES, Cell, CellKey
-from profiler.loading.catalog import resolve
+from profiler.facts.operators import REST
+from profiler.facts.run_facts import Facts
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
-from profiler.machine.kineto import recorded
-from profiler.probes.hollow import hollow_config
-from profiler.timing.visit import seeded_prompts
-from profiler.work.attention import AttentionCore
-from profiler.work.operators import Linear
-from profiler.work.walk import called_modules, linear_key, linear_modules, walk
+from profiler.loading.source import resolve
+from profiler.measure.dispatch import hollow_config
+from profiler.measure.visit import seeded_prompts
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, flushes, main_run, replayed_s, within
 

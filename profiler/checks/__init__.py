@@ -1,0 +1,1 @@
+"""`doctor` and `selftest`: whether this installation works and its verdicts are right."""

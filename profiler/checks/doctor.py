@@ -1,0 +1,195 @@
+"""What works of an installation, which model cards fit this device, and what to run first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from profiler import packages
+from profiler.checks import attention as attention_checks
+from profiler.checks import gpu as card_checks
+from profiler.checks import installation as checks
+from profiler.checks.installation import Finding, quietly, tried
+from profiler.errors import RoofscopeError, told
+from profiler.run.options import DEFAULT_MODEL
+from profiler.units import scaled
+
+if TYPE_CHECKING:
+    import torch
+
+    from profiler.device.machine import Machine
+    from profiler.quant.formats import Quant
+
+_WELL_KNOWN = "mistral-7b-v0.1"
+"""What a card is shown on first, where it fits."""
+_QUANTISED: tuple[Quant, ...] = ("int8", "nf4")
+_FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8 --budget 30"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model card in one precision."""
+
+    model: str
+    precision: str
+    """A dtype, or a format of `--quant`."""
+    weight_bytes: int
+    fits: bool
+    """Whether the weights leave a small run its room, as placement decides it."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that was found."""
+
+    findings: tuple[Finding, ...]
+    fits: tuple[Fit, ...]
+    first: str
+    """The command to run first, or what to fix before it."""
+
+
+_ON_A_DEVICE = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs")
+_NEEDED_FIRST = ("driver", "torch", "packages", "card")
+"""Without these nothing else is worth a look."""
+
+
+def examine(device: str = "auto") -> Examination:
+    """Try every part of this installation on a device; nothing is fetched, and no library's fault gets through.
+
+    Raises DeviceError for a `device` that is asked for by name and cannot be had.
+    """
+    found = [
+        tried("driver", checks.driver),
+        tried("torch", checks.torch_build),
+        tried("packages", checks.packages),
+    ]
+    machine, trouble = _machine(device)
+    if machine is None:
+        found += [Finding("card", False, trouble), *(Finding(name, None, "not tried") for name in _ON_A_DEVICE)]
+    else:
+        found += [*_on_a_device(machine), *(_on_a_card(machine) if machine.is_cuda else ())]
+    found += [tried(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
+    fits: list[Fit] = []
+
+    def fitting() -> Finding:
+        if machine is None:
+            return Finding("fits", None, "not tried")
+        fits.extend(_fits(machine, packs=any(item.works for item in found if item.name == "bitsandbytes")))
+        return Finding("fits", any(fit.fits for fit in fits), fit_words(fits))
+
+    found.append(tried("fits", fitting))
+    broken = [item.name for item in found if item.name in _NEEDED_FIRST and item.works is False]
+    first = first_command(fits, on_card=machine is not None and machine.is_cuda)
+    if broken:
+        on_cpu = machine is not None and not machine.is_cuda and "packages" not in broken
+        without = f", or go on without a card: {first}" if on_cpu else ""
+        first = f"fix {broken[0]}, then run `{_command()} doctor` again{without}"
+    return Examination(tuple(found), tuple(fits), first)
+
+
+def _on_a_device(machine: Machine) -> Iterator[Finding]:
+    yield tried("card", lambda: checks.card(machine))
+    yield tried("memory", lambda: checks.free_memory(machine))
+    yield tried("NVML", lambda: checks.nvml(machine))
+    yield tried("CUPTI", lambda: checks.cupti(machine))
+    yield tried("bitsandbytes", lambda: checks.bitsandbytes(machine.device))
+    yield tried("compile", lambda: checks.compiling(machine.device), "no --engine compile")
+    yield tried("graphs", lambda: checks.graphs(machine), "no --engine graph")
+
+
+def _on_a_card(machine: Machine) -> Iterator[Finding]:
+    """What only a CUDA card is asked; the capture that is to fail comes last."""
+    yield tried("attention", lambda: attention_checks.attention(machine), "a run cannot know its attention kernel")
+    yield tried("KV lengths", lambda: attention_checks.new_lengths(machine), "attention does not run in 16 bits")
+    for kind in card_checks.PRODUCTS:
+        yield tried(kind.name, partial(card_checks.product, machine, kind), kind.fails)
+    yield tried(
+        "out of memory",
+        lambda: card_checks.out_of_memory(machine),
+        "a run takes this error for a fault, not for the end of memory",
+    )
+    yield tried("recovery", lambda: card_checks.recovery(machine), "a capture that fails may end a run")
+
+
+def _command() -> str:
+    """What starts this program: a checkout that is not installed has no command of its own."""
+    return "roofscope" if packages.is_installed() else "python -m profiler"
+
+
+def _machine(device: str) -> tuple[Machine | None, str]:
+    """The machine to look at; None and the reason where torch itself does not work."""
+    try:
+        with quietly():
+            from profiler.device.device import resolve_device
+            from profiler.device.machine import machine_for
+
+            machine = machine_for(resolve_device(device))
+            _ = machine.info
+            return machine, ""
+    except RoofscopeError:
+        raise
+    except Exception as error:
+        return None, f"torch does not answer: {told(error)}"
+
+
+def _fits(machine: Machine, *, packs: bool) -> list[Fit]:
+    """Every model card in the precisions of this device, the widest first, from its config alone.
+
+    With `packs`, bitsandbytes' formats are among them.
+    """
+    import torch
+
+    from profiler.loading.config import load_config
+    from profiler.loading.device_map import planned_weight_bytes, room_bytes
+    from profiler.loading.meta_model import build_on_meta
+    from profiler.loading.request import dtype_name
+    from profiler.loading.source import card_names, resolve
+    from profiler.quant.checkpoints import in_dense_form
+
+    device = machine.device
+    half = attention_checks.half_of(device)
+    dtypes = [half] if machine.is_cuda else [torch.float32, half]
+    forms: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
+    if packs:
+        forms += [(quant, half, quant) for quant in _QUANTISED]
+    room = room_bytes(device)
+    found = []
+    for name in card_names():
+        for label, dtype, quant in forms:
+            config = in_dense_form(load_config(resolve(name)))
+            try:
+                nbytes = planned_weight_bytes(build_on_meta(config, dtype, quant, device=device))
+            except RoofscopeError:
+                continue  # a layer of this model does not fit the format here
+            found.append(Fit(name, label, nbytes, nbytes <= room))
+    return found
+
+
+def fit_words(fits: Sequence[Fit]) -> str:
+    """Each model at the widest precision in which it fits, small ones first: `float16: gpt2; nf4: mistral-7b-v0.1`."""
+    groups: dict[str, list[str]] = {fit.precision: [] for fit in fits}
+    large = []
+    for model in dict.fromkeys(fit.model for fit in sorted(fits, key=lambda fit: fit.weight_bytes)):
+        own = [fit for fit in fits if fit.model == model]
+        widest = next((fit for fit in own if fit.fits), None)
+        if widest is not None:
+            groups[widest.precision].append(model)
+        else:
+            large.append(f"{model} ({scaled(min(fit.weight_bytes for fit in own), 'B')} at least)")
+    words = [f"{precision}: {', '.join(models)}" for precision, models in groups.items() if models]
+    return "; ".join([*words, *([f"too large: {', '.join(large)}"] if large else [])])
+
+
+def first_command(fits: Sequence[Fit], *, on_card: bool) -> str:
+    """A run that is soon done and tells much: a well-known model on a card, the default one on a CPU."""
+    fitting = [fit for fit in fits if fit.fits]
+    if not on_card or not fitting:
+        return f"{_command()} {'run' if any(fit.model == DEFAULT_MODEL for fit in fitting) else 'ceilings'}"
+    # LLM.int8() waits for the card in every product, so that it is the last to be shown.
+    known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
+    dense = [fit for fit in fitting if fit.precision not in _QUANTISED]
+    chosen = known[0] if known else max(dense or fitting, key=lambda fit: fit.weight_bytes)
+    quant = f" --quant {chosen.precision}" if chosen.precision in _QUANTISED else ""
+    return f"{_command()} run {chosen.model}{quant} {_FIRST_GRID}"

@@ -1,0 +1,214 @@
+"""What a CUDA card and its torch do with the work of a run: each check tries it once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from profiler.checks.installation import Finding
+from profiler.device.device import compute_capability, under_wsl
+from profiler.device.memory import MAY_SPILL, NO_FALLBACK
+from profiler.errors import RequestError, first_line
+from profiler.units import several
+
+if TYPE_CHECKING:
+    import torch
+
+    from profiler.device.machine import Machine
+
+_SIDE = 64
+"""Of the products that are tried: `torch._int_mm` needs more than 16 rows, and `torch._scaled_mm` multiples of 16."""
+_BEYOND_BYTES = 1 << 30
+_BLOCK_BYTES = 64 << 20
+"""torch's allocator gives a block of 10 MiB or more a segment of its own (CUDACachingAllocator.h, kMinLargeAlloc)."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product that only some cards have."""
+
+    name: str
+    made: Callable[[torch.device], Callable[[], torch.Tensor]]
+    """Makes its operands on a device; the call that it gives is the product, in which every element is 1."""
+    capability: tuple[int, int]
+    """The compute capability from which on torch has a kernel of its own for it."""
+    works: str
+    fails: str
+    """What a run lacks without it."""
+    older: str
+    """What a card below `capability` does in its place."""
+
+
+def _float8(device: torch.device, *, by_row: bool) -> Callable[[], torch.Tensor]:
+    import torch
+
+    left = _first_column(device, torch.float32).to(torch.float8_e4m3fn)
+    right = torch.ones(_SIDE, _SIDE, device=device).to(torch.float8_e4m3fn).t()
+    rows, columns = ((_SIDE, 1), (1, _SIDE)) if by_row else ((), ())
+    scale_a, scale_b = torch.ones(rows, device=device), torch.ones(columns, device=device)
+    # What torchao's fp8 linears call, and the roof of fp8 (profiler/roofs/gemm.py).
+    return lambda: torch._scaled_mm(
+        left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def _int8(device: torch.device) -> Callable[[], torch.Tensor]:
+    import torch
+
+    left = _first_column(device, torch.int8)
+    right = torch.ones(_SIDE, _SIDE, device=device, dtype=torch.int8).t()
+    return lambda: torch._int_mm(left, right)
+
+
+def _grouped(device: torch.device) -> Callable[[], torch.Tensor]:
+    """Two experts, each with half of the rows, as transformers' mixtures of experts call it."""
+    import torch
+
+    left = _first_column(device, torch.bfloat16)
+    right = torch.ones(2, _SIDE, _SIDE, device=device, dtype=torch.bfloat16)
+    ends = torch.tensor([_SIDE // 2, _SIDE], device=device, dtype=torch.int32)
+    return lambda: torch._grouped_mm(left, right, offs=ends)
+
+
+def _first_column(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A square whose first column is 1 and whose rest is 0: a matrix of ones times it is a matrix of ones."""
+    import torch
+
+    square = torch.zeros(_SIDE, _SIDE, device=device, dtype=dtype)
+    square[:, 0] = 1
+    return square
+
+
+PRODUCTS = (
+    Product(
+        "fp8 by row",
+        lambda device: _float8(device, by_row=True),
+        (8, 9),
+        "--quant fp8 multiplies in fp8",
+        "--quant fp8 cannot run here and fp8 has no roof; use --quant int8wo",
+        "no fp8 units: --quant fp8 multiplies in 16 bits",
+    ),
+    Product(
+        "fp8 by tensor",
+        lambda device: _float8(device, by_row=False),
+        (8, 9),
+        "checkpoints with one fp8 scale for each tensor multiply in fp8",
+        "checkpoints with one fp8 scale for each tensor cannot run here",
+        "no fp8 units",
+    ),
+    Product(
+        "int8 products",
+        _int8,
+        (7, 5),
+        "int8 has a roof here",
+        "int8 has no roof here",
+        "no int8 units: int8 has no roof here",
+    ),
+    Product(
+        "grouped products",
+        _grouped,
+        (8, 0),
+        "mixtures of experts run all experts in one call",
+        "mixtures of experts run one expert after the other, and wait for the card in every layer",
+        "not on this card: mixtures of experts run one expert after the other, and wait for the card in every layer",
+    ),
+)
+
+
+def product(machine: Machine, kind: Product) -> Finding:
+    """Whether a matrix product runs on this card, gives the right values, and leaves the host free."""
+    try:
+        call = kind.made(machine.device)
+        wrong = bool((call() != 1).any())
+    except Exception as error:
+        if compute_capability(machine.device) < kind.capability:
+            return Finding(kind.name, None, kind.older)
+        return Finding(kind.name, False, f"{first_line(error)}; {kind.fails}")
+    if wrong:
+        return Finding(kind.name, False, f"gives wrong values: {kind.fails}")
+    if machine.waits(call):  # where no kernel fits the card `_grouped_mm` reads its groups' ends (GroupedMMUtils.h)
+        return Finding(kind.name, True, "works, but waits for the card in every call: no --engine graph", slow=True)
+    return Finding(kind.name, True, kind.works)
+
+
+def out_of_memory(machine: Machine) -> Finding:
+    """Whether an allocation beyond the card's memory fails, by which a run and `batch-test` know the end of it.
+
+    It is tried only where no other process could feel it. Never under WSL: there it can end Windows itself
+    (github.com/microsoft/WSL, issue 40732).
+    """
+    import torch
+
+    name = "out of memory"
+    if under_wsl():
+        return Finding(name, False, f"not tried under WSL: {MAY_SPILL}; {NO_FALLBACK}")
+    if getattr(torch.cuda.get_device_properties(machine.device), "is_integrated", False):
+        return Finding(name, None, "not tried: this card shares the host's memory")
+    others = machine.source.read().other_processes
+    if others is None:
+        return Finding(name, None, "not tried: NVML does not say which processes use this card")
+    if others:
+        return Finding(
+            name, None, f"not tried: {several(others, 'other process uses', 'other processes use')} this card"
+        )
+    machine.release()
+    try:
+        torch.empty(machine.available_bytes() + _BEYOND_BYTES, dtype=torch.uint8, device=machine.device)
+    except torch.OutOfMemoryError:
+        return Finding(name, True, "allocations beyond the card's memory fail: a run sees the end of memory")
+    machine.release()
+    return Finding(
+        name,
+        False,
+        "allocations beyond the card's memory spill to system memory: batch-test cannot see the end of memory;"
+        f" {NO_FALLBACK}",
+    )
+
+
+def recovery(machine: Machine) -> Finding:
+    """Whether torch and the card go on as before after a capture that failed, as some do in the course of a run.
+
+    torch keeps the state of such a capture: its generator up to 2.11 (pytorch#176752), its allocator up to 2.12.0
+    (pytorch#180395).
+    """
+    import torch
+
+    device, clock = machine.device, machine.clock
+    x = torch.ones(1, device=device)
+
+    def waiting() -> None:
+        x.add(1)
+        clock.synchronize()  # CUDA allows no wait within a capture
+
+    waiting()
+    try:
+        machine.capture(waiting)
+    except RequestError:
+        pass
+    else:
+        return Finding("recovery", False, "a capture that waits for the card did not fail: captures hold no work")
+    lost = []
+    if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+        lost.append("work goes to another stream: times are wrong")
+    try:
+        torch.rand(1, device=device)
+    except RuntimeError as error:
+        lost.append(f"torch draws no random numbers ({first_line(error)}): the run ends early")
+    if not _gives_back(machine):
+        lost.append("torch does not give back freed memory: batches run out of memory too early")
+    if lost:
+        return Finding("recovery", False, f"after a failed capture {'; '.join(lost)}; use torch 2.13 or newer")
+    return Finding("recovery", True, "random numbers, memory and the stream work after a failed capture")
+
+
+def _gives_back(machine: Machine) -> bool:
+    """Whether memory that was freed goes back from torch to the card."""
+    import torch
+
+    machine.release()
+    block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device=machine.device)
+    before = torch.cuda.memory_reserved(machine.device)
+    del block
+    machine.release()
+    return bool(torch.cuda.memory_reserved(machine.device) < before)

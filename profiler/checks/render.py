@@ -1,0 +1,128 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rich.table import Table
+
+from profiler.judge.breakdown import TERM_NAMES, Split
+from profiler.judge.regimes import Verdict
+from profiler.report.device import plain_table
+from profiler.units import duration, percent, scaled
+
+
+class Finding(Protocol):
+    """One part of an installation: whether it works (None: not needed), whether it is slow, and the line about it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def works(self) -> bool | None: ...
+
+    @property
+    def says(self) -> str: ...
+
+    @property
+    def slow(self) -> bool: ...
+
+
+_MARKS = {True: "ok", False: "NO", None: "-"}
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """One line for each part of the installation, without a head."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for item in findings:
+        table.add_row(item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says)
+    return table
+
+
+class CheckedKernel(Protocol):
+    """A known kernel and what it was called."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def expected(self) -> object:
+        """The label that it must have."""
+
+    @property
+    def label(self) -> object:
+        """The label that it was given."""
+
+    @property
+    def rounds(self) -> Mapping[str, int]:
+        """How many rounds gave each label."""
+
+    @property
+    def split(self) -> Split: ...
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def memory_bytes_per_s(self) -> tuple[float, float]: ...
+
+    @property
+    def compute_flops_per_s(self) -> tuple[float, float]:
+        """The lowest and the highest roof that were seen."""
+
+    @property
+    def right(self) -> bool: ...
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it was called what it is not; neither right nor wrong is inconclusive."""
+
+
+def selftest_table(results: Sequence[CheckedKernel]) -> Table:
+    """Each known kernel, what it was called, and where its time goes."""
+    table = plain_table("known kernel", "must be", "is", "sure")
+    for name in ("rounds", "time"):
+        table.add_column(name, justify="right")
+    table.add_column("where it goes")
+    for item in results:
+        called = "right" if item.right else f"{item.label}  WRONG" if item.wrong else "inconclusive"
+        table.add_row(
+            item.name,
+            str(item.expected),
+            called,
+            item.verdict.confidence if item.right else "",
+            f"{item.rounds.get(str(item.expected), 0)} of {sum(item.rounds.values())}",
+            duration(item.split.latency_s),
+            _largest_terms(item.split),
+        )
+    table.caption = "rounds: how many say so, each under the roofs of its own second"
+    return table
+
+
+def selftest_doubts(results: Sequence[CheckedKernel]) -> list[str]:
+    """Why a kernel has no label, one line each."""
+    return [
+        f"inconclusive: {item.name}: {_rounds(item.rounds)}; memory gave {_range(item.memory_bytes_per_s, 'B/s')} and "
+        f"products {_range(item.compute_flops_per_s, 'FLOP/s')} meanwhile"
+        for item in results
+        if not item.right and not item.wrong
+    ]
+
+
+_SHOWN_TERMS = 2
+_SHOWN_SHARE = 0.05
+
+
+def _largest_terms(parts: Split) -> str:
+    shares = {name: getattr(parts, term) / parts.latency_s for term, name in TERM_NAMES.items()}
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:_SHOWN_TERMS]
+    return ", ".join(f"{name} {percent(share)}" for name, share in largest if share >= _SHOWN_SHARE)
+
+
+def _rounds(rounds: Mapping[str, int]) -> str:
+    return "rounds say " + ", ".join(f"{label} ({count})" for label, count in rounds.items())
+
+
+def _range(values: tuple[float, float], unit: str) -> str:
+    return " to ".join(scaled(value, unit) for value in values)

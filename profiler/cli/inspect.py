@@ -1,0 +1,267 @@
+"""The commands that look without running a model: doctor, count, ceilings, gpus, selftest, models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
+from profiler.errors import RequestError
+from profiler.run.options import QUANT_HELP
+
+
+def count(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
+    phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
+    context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
+    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}.")] = "none",
+    attn: Annotated[
+        str, typer.Option(help="What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
+    ] = "auto",
+    gpu: Annotated[str, typer.Option("--gpu", help="GPUs to hold it against, such as 'T4,H100 SXM'.")] = "",
+    tp: Annotated[int, typer.Option("--tp", help="One rank's share under tensor parallelism over so many.")] = 1,
+    gemm_census: Annotated[bool, typer.Option("--gemm-census", help="Every matrix product's shape.")] = False,
+    crosscheck: Annotated[bool, typer.Option("--crosscheck", help="Count again with torch's own counter.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    output_format: Annotated[str, typer.Option("--format", help="table, json or csv (the operators).")] = "table",
+) -> None:
+    """Count a step's FLOPs and bytes from the config alone, without running it."""
+    one_of(output_format, "--format", ("table", "json", "csv"))
+    from profiler.counting import count as counting
+    from profiler.report.count import operators_csv, print_count
+
+    try:
+        counted = counting.count(
+            model,
+            phase=phase,
+            batch=batch,
+            prompt=prompt,
+            context=context,
+            dtype=dtype,
+            quant=quant,
+            attn=attn,
+            census=gemm_census,
+            gpu_names=gpu,
+            second_opinion=crosscheck,
+            tp=tp,
+            trust_remote_code=trust_remote_code,
+        )
+    except OverflowError:
+        raise RequestError(f"a {phase} of --batch {batch} is more work than whole numbers of 64 bits hold.") from None
+    document = counted.as_json()
+    if output_format == "json":
+        print(json.dumps(document, indent=2))
+    elif output_format == "csv":
+        print(operators_csv(document), end="")
+    else:
+        from rich.console import Console
+
+        print_count(document, Console(width=100, markup=False, emoji=False))
+
+
+def ceilings(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="A card profile to write: one minute more, three if busy.")] = None,
+    out_dtypes: Annotated[str, typer.Option(help="--out: in which dtypes.")] = "float32,bfloat16",
+    output_format: Format = "table",
+) -> None:
+    """Measure this device's roofs: every dtype's matrix product, streams over sizes, launches."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict, replace
+
+    from profiler.device.contention import ForeignLoad
+    from profiler.device.device import resolve_device
+    from profiler.device.machine import machine_for
+    from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S
+    from profiler.loading.meta_model import quiet_libraries
+    from profiler.roofs.gemm import measurable_dtypes
+    from profiler.roofs.host_dispatch import measure_host_pace
+    from profiler.roofs.links import measure_links
+    from profiler.roofs.measure import measure
+    from profiler.roofs.sampler import attempt
+    from profiler.run.card_profile import profiled_dtypes, write_profile
+    from profiler.run.warnings import device_warnings, health_warnings, missing_roofs, roof_warnings
+
+    names = profiled_dtypes(out_dtypes, out) if out is not None else []
+    machine, foreign = machine_for(resolve_device(device)), ForeignLoad()
+    info, dtypes = machine.info, measurable_dtypes(machine.device)
+    model_dtype = "bfloat16" if machine.is_cuda else "float32"
+    measured = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    links, missing = measure_links(machine.links, machine)
+    host = None
+    with quiet_libraries(), attempt("the host's pace", machine, missing):
+        host = measure_host_pace(machine)
+    measured = replace(measured, links=links, host=host, missing={**measured.missing, **missing})
+    of_profile = write_profile(machine, measured, names, out) if out is not None else []
+    sheet = info.datasheet
+    peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
+    sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
+    warnings = [
+        *device_warnings(info, foreign),
+        *health_warnings(info, measured),
+        *missing_roofs(measured),
+        *roof_warnings(measured),
+        *of_profile,
+    ]
+    document = {
+        "device": {**asdict(info), "datasheet": sheet.gpu if sheet else None},
+        **asdict(measured),
+        "plateau": measured.plateau,
+        "memory_bytes_per_s": measured.memory_bytes_per_s if measured.memory else None,
+        "host_index": measured.host.index if measured.host else None,
+        "reference_host": {"name": REFERENCE_HOST, "step_s": REFERENCE_HOST_STEP_S},
+        "datasheet_per_s": sheet_per_s,
+        "warnings": warnings,
+    }
+    if output_format == "json":
+        print(json.dumps(document, indent=2))
+        return
+    from rich.console import Console
+
+    from profiler.report.device import ceilings_table, host_words
+    from profiler.units import processors, scaled
+
+    console = Console(width=100, markup=False, emoji=False)
+    console.print(f"{info.name}, {processors(info.threads, info.kind)}", highlight=False)
+    for warning in warnings:
+        console.print(f"warning: {warning}", highlight=False)
+    console.print(ceilings_table(measured, sheet_per_s))
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in measured.curve)
+    console.print(f"read again and again: {curve}", highlight=False)
+    for name, link in measured.links.items():
+        console.print(f"from {name}: {scaled(link.per_s, 'B/s')}", highlight=False)
+    if measured.host:
+        console.print(host_words(measured.host), highlight=False)
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Look what works here: driver, torch, card, NVML, compilers; which model cards fit, what to run first."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.checks.doctor import examine
+
+    found = examine(device)
+    if output_format == "json":
+        print(json.dumps(asdict(found), indent=2))
+        return
+    from profiler.checks.render import findings_table
+    from profiler.report.console import screen
+
+    console = screen(plain=plain)
+    console.print(findings_table(found.findings), highlight=False)
+    console.print(f"run first: {found.first}", highlight=False)
+
+
+def gpus(output_format: Format = "table") -> None:
+    """List the datasheets: dense peaks, bandwidth, ridge points."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.data import datasheets as datasheet
+    from profiler.predict.card_profile import profiles, read_profile
+
+    profiled = {name: read_profile(path) for name, path in profiles().items()}
+    by_card = {profile.datasheet: name for name, profile in profiled.items() if profile.datasheet}
+    if output_format == "json":
+        dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
+        print(
+            json.dumps(
+                [
+                    {
+                        **asdict(gpu),
+                        "profile": by_card.get(gpu.gpu),
+                        "ridge_flops_per_byte": {name: gpu.ridge_flops_per_byte(name) for name in dtypes},
+                    }
+                    for gpu in datasheet.gpus()
+                ],
+                indent=2,
+            )
+        )
+        return
+    from rich.console import Console
+
+    from profiler.report.device import gpus_table
+    from profiler.units import processors
+
+    console = Console(width=100, markup=False, emoji=False)
+    console.print(gpus_table(datasheet.gpus()))
+    for name, profile in profiled.items():
+        console.print(
+            f"profiled: {name} ({profile.name}, {processors(profile.threads, profile.kind)})", highlight=False
+        )
+
+
+def selftest(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    output_format: Format = "table",
+) -> None:
+    """Check the verdicts on known kernels; a wrong label is exit code 1, one that cannot be told here 3."""
+    one_of(output_format, "--format", ("table", "json"))
+    from dataclasses import asdict
+
+    from profiler.checks.selftest import run_selftest
+    from profiler.device.device import resolve_device
+    from profiler.device.machine import machine_for
+    from profiler.roofs.measure import measure
+
+    machine = machine_for(resolve_device(device))
+    results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
+    if output_format == "json":
+        documents = [
+            {
+                "name": result.name,
+                "expected": result.expected.regime,
+                "expected_cause": result.expected.cause,
+                "regime": result.label.regime,
+                "cause": result.label.cause,
+                "confidence": result.verdict.confidence,
+                "right": result.right,
+                "wrong": result.wrong,
+                "rounds": result.rounds,
+                "latency_s": result.split.latency_s,
+                "split": asdict(result.split),
+                "memory_bytes_per_s": result.memory_bytes_per_s,
+                "compute_flops_per_s": result.compute_flops_per_s,
+                "signals": [asdict(item) for item in result.verdict.evidence],
+            }
+            for result in results
+        ]
+        print(json.dumps(documents, indent=2))
+    else:
+        from rich.console import Console
+
+        from profiler.checks.render import selftest_doubts, selftest_table
+
+        console = Console(width=100, markup=False, emoji=False)
+        console.print(selftest_table(results))
+        for line in selftest_doubts(results):
+            console.print(line, highlight=False)
+    if any(result.wrong for result in results):
+        raise typer.Exit(EXIT_WRONG)
+    if not all(result.right for result in results):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def models(output_format: Format = "table") -> None:
+    """List the model cards that come with roofscope."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.loading.source import card_names, load_card
+
+    cards = {name: load_card(name) for name in card_names()}
+    if output_format == "json":
+        print(json.dumps({name: card.model_dump() for name, card in cards.items()}, indent=2))
+        return
+    for name, card in cards.items():
+        gated = " (gated)" if card.gated else ""
+        print(f"{name:18} {card.params / 1e9:7.3f} B  {card.hub_id}{gated}")

@@ -1,0 +1,113 @@
+"""The commands that read run folders: judge, export, report, plot, explain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiler.cli.options import Format, Plain, one_of
+from profiler.errors import RequestError
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    output_format: Annotated[str, typer.Option("--format", help="csv, md, json, parquet or latex.")] = "csv",
+    out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
+) -> None:
+    """Write a run's tokens-per-second table."""
+    from profiler.report.export import EXPORTERS, tokens_table
+    from profiler.store.folder import read_run
+
+    one_of(output_format, "--format", tuple(EXPORTERS))
+    content = EXPORTERS[output_format](tokens_table(read_run(folder)))
+    if out is None:
+        if output_format == "parquet" and sys.stdout.isatty():
+            raise RequestError("--format parquet is binary; give a file with --out.")
+        sys.stdout.buffer.write(content)
+        return
+    from profiler.store.writer import replace_file
+
+    replace_file(out, content)
+
+
+def judge(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    plain: Plain = False,
+    output_format: Format = "table",
+) -> None:
+    """Judge a run again from its facts on disk with today's rules, and write its reports; torch is not needed."""
+    one_of(output_format, "--format", ("table", "json"))
+    from profiler.report.write import write_reports
+    from profiler.run.judge_folder import judge_folder
+
+    run = judge_folder(folder)
+    write_reports([run])
+    if output_format == "json":
+        from profiler.cli.run import as_json
+
+        print(json.dumps(as_json(run), indent=2))
+        return
+    from profiler.report.console import screen
+    from profiler.report.terminal import print_run
+
+    print_run(run, screen(plain=plain))
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+) -> None:
+    """Write a run's report.html, report.md and pictures again, from its folder alone; of two, also what changed."""
+    from profiler.comparison.command import compared
+    from profiler.comparison.page import write_changes
+    from profiler.report.write import write_reports
+    from profiler.store.folder import read_run
+
+    runs = [read_run(folder) for folder in folders]
+    if len(folders) == 2:
+        compared(*folders, anyway=True)  # refuses two that have no cell in common, before anything is written
+    for run in runs:
+        write_reports([run])
+        print(run.folder / "report.html")
+    if len(runs) == 2:
+        print(write_changes(*runs))
+
+
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN... NAME", help="Run folders, then the picture.")],
+    out: Annotated[Path | None, typer.Option(help="PNG or SVG file (default: NAME.png in the run folder).")] = None,
+) -> None:
+    """Draw a picture of a run (roofline, split, map, intensity, throughput, depth, doubling, steps) or of several
+    (precisions, devices, waterfall) from their folders alone."""
+    from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
+    from profiler.report.plots import save
+    from profiler.store.folder import read_run
+
+    *runs, last = folders
+    name = str(last)
+    if not runs:
+        raise RequestError("give a run folder and then the name of a picture: roofscope plot RUN roofline.")
+    path = out or runs[0] / f"{name}.png"
+    save([read_run(folder) for folder in runs], name, path)
+    print(path)
+
+
+def explain(
+    term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
+) -> None:
+    """Say in two lines what a word means, with a run's own figures; without a word, list them."""
+    from textwrap import fill
+
+    from profiler.report.console import screen
+    from profiler.report.glossary import TERMS
+    from profiler.report.glossary import explain as explain_term
+    from profiler.store.folder import read_run
+
+    run = read_run(folder) if folder is not None else None
+    told = ", ".join(TERMS) if term is None else explain_term(term, run)
+    for line in told.splitlines():
+        print(fill(line, screen().width, break_on_hyphens=False))

@@ -1,0 +1,1 @@
+"""`compare` and `gate`: two runs, or other tools' results, cell by cell."""

@@ -1,0 +1,216 @@
+"""A gate's answer: a line for CI, rows, and JSON, JUnit and GitHub annotations."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from xml.etree import ElementTree
+
+from profiler.comparison.gate import Gate, Gated, PhaseGate
+from profiler.comparison.text import change_json, change_words, comparison_json, machine_sentences, signed
+from profiler.units import clock_time, duration, several
+
+GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
+_WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
+
+
+def gate_line(gate: Gate) -> str:
+    """The answer in one line."""
+    if gate.outcome == "not comparable":
+        reasons = [item.words for item in gate.comparison.differences if item.weight == "refuses"]
+        return f"not comparable: {'; '.join(reasons)}; `roofscope compare --anyway` shows them side by side"
+    limits = ", ".join(f"{phase.phase} {signed(phase.threshold)}" for phase in gate.phases)
+    told = "; ".join(_phase_words(phase) for phase in gate.phases)
+    if gate.outcome == "pass":
+        return f"pass: nothing is slower than allowed ({limits}), no cell by twice that: {told}"
+    if gate.outcome == "slower":
+        return f"slower beyond doubt than allowed ({limits}): {told}{_worst(gate)}"
+    return f"cannot tell (allowed: {limits}): {told}; {budget_words(gate)}"
+
+
+def _phase_words(phase: PhaseGate) -> str:
+    return f"{phase.phase} {_interval(phase.estimate, phase.low, phase.high)}"
+
+
+def _interval(middle: float, low: float, high: float) -> str:
+    if not math.isfinite(high):
+        return "unknown"
+    return f"{signed(middle)} ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def _worst(gate: Gate) -> str:
+    slower = [cell for cell in gate.cells if cell.decision == "slower"]
+    if not slower:
+        return ""
+    worst = max(slower, key=lambda cell: cell.estimate)
+    return f"; {len(slower)} of {len(gate.cells)} cells, most {worst.change.asked.name}, {change_words(worst.change)}"
+
+
+def budget_words(gate: Gate) -> str:
+    """How much more time would tell; for some cells none would, so near is the threshold or so restless the machine."""
+    open_cells = [cell for cell in gate.cells if cell.decision == "open"]
+    disturbed = [cell for cell in open_cells if cell.change.disturbed]
+    if disturbed:
+        cells = several(len(disturbed), "cell was", "cells were")
+        cores = max(cell.change.foreign_cores for cell in disturbed)
+        return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again in quiet"
+    untold = sum(not cell.change.visits for cell in open_cells)
+    open_cells = [cell for cell in open_cells if cell.change.visits]
+    told = [cell for cell in open_cells if 0 < cell.more_s < math.inf]
+    # Another tool's file does not tell what a repetition costs.
+    untimed = sum(not cell.more_s for cell in open_cells)
+    drifted = sum(cell.drifted for cell in open_cells)
+    never = len(open_cells) - len(told) - untimed - drifted
+    parts = []
+    if told:
+        cells, needed = several(len(told), "cell needs", "cells need"), clock_time(sum(cell.more_s for cell in told))
+        parts.append(f"{cells} about {needed} min more of --budget in each of the two runs")
+    if untimed:
+        parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
+    if untold:
+        parts.append(f"{several(untold, 'cell needs', 'cells need')} a file that tells each repetition")
+    if never:
+        parts.append(f"{several(never, 'lies', 'lie')} at the threshold itself, where no budget helps")
+    if drifted:
+        cells = several(drifted, "cell", "cells")
+        parts.append(
+            f"in {cells} the machine itself drifted by as much as is allowed: measure again on a quiet machine"
+        )
+    return ", ".join(parts) or "no cell stands on its own"
+
+
+def gate_rows(gate: Gate) -> list[list[str]]:
+    """Every cell under the gate, in the order of the columns."""
+    return [
+        [
+            cell.change.asked.name,
+            duration(cell.change.before.median_s),
+            duration(cell.change.after.median_s),
+            signed(cell.change.change),
+            _interval(cell.estimate, cell.low, cell.high),
+            _word(cell, phase.threshold),
+        ]
+        for phase in gate.phases
+        for cell in phase.cells
+    ]
+
+
+def _word(cell: Gated, threshold: float) -> str:
+    """A cell's answer; what looks slower and is not called so says why."""
+    if cell.decision == "open" and cell.low > threshold:
+        return "open: disturbed" if cell.change.disturbed else "open: few visits"
+    return _WORDS[cell.decision]
+
+
+def gate_json(gate: Gate) -> dict[str, object]:
+    """The document of `roofscope gate --format json`: that of compare, with the gate's words beside it."""
+    cells = [
+        {
+            **change_json(cell.change),
+            "gate": cell.decision,
+            "pooled": cell.estimate,
+            "pooled_low": cell.low,
+            "pooled_high": _finite(cell.high),
+            "alone_high": _finite(cell.alone_high),
+            "more_s": _finite(cell.more_s),
+        }
+        for cell in gate.cells
+    ]
+    return {
+        **comparison_json(gate.comparison),
+        "outcome": gate.outcome,
+        "line": gate_line(gate),
+        "more_s": _finite(gate.more_s),
+        "phases": [
+            {
+                "phase": phase.phase,
+                "max_slowdown": phase.threshold,
+                "change": _finite(phase.estimate),
+                "low": phase.low,
+                "high": _finite(phase.high),
+                "gate": phase.decision,
+            }
+            for phase in gate.phases
+        ],
+        "cells": cells,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def gate_junit(gate: Gate) -> str:
+    """JUnit XML: a test a cell; slower ones fail, open ones are skipped, and what is not comparable is one test that
+    cannot be run (https://llg.cubic.org/docs/junit/)."""
+    slower = sum(cell.decision == "slower" for cell in gate.cells)
+    still_open = sum(cell.decision == "open" for cell in gate.cells)
+    phases = [phase for phase in gate.phases if phase.decision == "slower"]
+    errors = int(gate.outcome == "not comparable")
+    suite = ElementTree.Element(
+        "testsuite",
+        name="roofscope gate",
+        tests=str(len(gate.cells) + len(gate.phases) + errors),
+        failures=str(slower + len(phases)),
+        errors=str(errors),
+        skipped=str(still_open),
+    )
+    if errors:
+        case = ElementTree.SubElement(suite, "testcase", classname="roofscope", name="comparable")
+        ElementTree.SubElement(case, "error", message=gate_line(gate))
+    for phase in gate.phases:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"roofscope.{phase.phase}", name="all cells")
+        if phase.decision == "slower":
+            ElementTree.SubElement(case, "failure", message=_phase_words(phase))
+        for cell in phase.cells:
+            _junit_case(suite, cell)
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _junit_case(suite: ElementTree.Element, cell: Gated) -> None:
+    asked = cell.change.asked
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=f"roofscope.{asked.phase}",
+        name=asked.name,
+        time=f"{cell.change.after.median_s:.6g}",
+    )
+    if cell.decision == "slower":
+        ElementTree.SubElement(case, "failure", message=_cell_words(cell))
+    elif cell.decision == "open":
+        ElementTree.SubElement(case, "skipped", message=_cell_words(cell))
+
+
+def _cell_words(cell: Gated) -> str:
+    return f"{change_words(cell.change)}; with its phase {_interval(cell.estimate, cell.low, cell.high)}"
+
+
+def gate_github(gate: Gate) -> str:
+    """Workflow commands that GitHub shows as annotations: an error a slower cell, a notice for the whole."""
+    level = {"pass": "notice", "inconclusive": "warning"}.get(gate.outcome, "error")
+    lines = [_annotation(level, "roofscope gate", gate_line(gate))]
+    for cell in gate.cells:
+        if cell.decision == "slower":
+            lines.append(_annotation("error", cell.change.asked.name, _cell_words(cell)))
+    lines += [_annotation("notice", "roofscope gate", line) for line in machine_sentences(gate.comparison)]
+    return "\n".join(lines)
+
+
+def _annotation(level: str, title: str, message: str) -> str:
+    """`::error title=...::...`, escaped as GitHub's own toolkit does (actions/toolkit, command.ts)."""
+    data = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    name = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={name}::{data}"
+
+
+def _document(gate: Gate) -> str:
+    return json.dumps(gate_json(gate), indent=2)
+
+
+FORMATS: Mapping[str, Callable[[Gate], str]] = {"json": _document, "junit": gate_junit, "github": gate_github}
+"""The texts that a gate can be printed as, beside its table."""

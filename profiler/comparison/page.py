@@ -1,0 +1,62 @@
+"""The page that compares two runs, with its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
+from profiler.comparison.compare import Comparison, compare
+from profiler.comparison.side import side_of_run
+from profiler.comparison.text import CHANGE_COLUMNS, change_rows, column_words, comparison_sentences, difference_lines
+from profiler.report.html import link_from, templates
+from profiler.report.svg import inline_svg
+from profiler.store.folder import Run
+from profiler.store.writer import replace_file
+
+CHANGES_FILE = "changes.html"
+
+_WATERFALL = "From the time before to the time after, term by term"
+
+_ROOFLINES = "Both runs under their own measured roofs"
+
+_SPLITS = "Where the time of every cell goes"
+
+
+def write_changes(before: Run, after: Run) -> Path:
+    """Write changes.html into the later run's folder, and say where."""
+    path = after.folder / CHANGES_FILE
+    replace_file(path, html_changes(before, after, after.folder))
+    return path
+
+
+def html_changes(before: Run, after: Run, folder: Path) -> str:
+    """Two runs held against each other as one HTML document, which links to their own pages from `folder`."""
+    comparison = compare(side_of_run(before), side_of_run(after))
+    runs = [before, after]
+    drawable = all(run.measured for run in runs)
+    return (
+        templates()
+        .get_template("changes.html.j2")
+        .render(
+            first=before,
+            runs=[(word, run, link_from(run, folder)) for word, run in zip(("before", "after"), runs, strict=True)],
+            answer=comparison_sentences(comparison),
+            differences=difference_lines(comparison),
+            waterfall=_drawn(runs, "waterfall", _WATERFALL) if drawable and _has_gains(comparison) else None,
+            splits=[_drawn([run], "split", _SPLITS) for run in runs] if drawable else [],
+            rooflines=_drawn(runs, "devices", _ROOFLINES) if drawable else None,
+            column_words=column_words(comparison),
+            columns=CHANGE_COLUMNS,
+            rows=change_rows(comparison),
+        )
+    )
+
+
+def _has_gains(comparison: Comparison) -> bool:
+    """Whether a waterfall can say what each term gained: of another model's step it would not be a gain."""
+    return comparison.comparable and any(change.terms for change in comparison.changes)
+
+
+def _drawn(runs: Sequence[Run], name: str, label: str) -> str:
+    return inline_svg(runs, name, label)

@@ -1,0 +1,71 @@
+"""A comparison on the terminal: tables of changes, history and gate."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.comparison.compare import Comparison, History
+from profiler.comparison.gate import Gate
+from profiler.comparison.gate_formats import GATE_COLUMNS, gate_line, gate_rows
+from profiler.comparison.text import (
+    CHANGE_COLUMNS,
+    change_rows,
+    column_words,
+    comparison_sentences,
+    difference_lines,
+    history_rows,
+    history_sentences,
+    machine_sentences,
+    shown_runs,
+)
+from profiler.report.console import MOST_ROWS, table
+
+
+def print_changes(comparison: Comparison, console: Console) -> None:
+    """Print two runs held against each other: the answer, what differs, every cell."""
+    console.print()
+    for sentence in comparison_sentences(comparison):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    print_differences(comparison, console)
+    console.print(Text(column_words(comparison), style="dim"))
+    console.print(table(CHANGE_COLUMNS, change_rows(comparison, MOST_ROWS), of=len(comparison.changes)))
+    _print_sides(comparison, console)
+
+
+def _print_sides(comparison: Comparison, console: Console) -> None:
+    for word, side in (("before", comparison.before), ("after", comparison.after)):
+        console.print(Text(f"{word}: {side.name} ({side.created or side.tool})", style="dim"))
+
+
+def print_differences(comparison: Comparison, console: Console) -> None:
+    """Print what is not the same on both sides, a line each."""
+    for line in difference_lines(comparison):
+        console.print(Text(line))
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print several runs, oldest first, a column each."""
+    console.print()
+    for sentence in history_sentences(history):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    runs = shown_runs(history)
+    console.print(table(("cell", *(f"run {number}" for number in runs)), history_rows(history, runs)))
+    for number in runs:
+        side = history.sides[number]
+        console.print(Text(f"run {number}: {side.name} ({side.created or side.tool})", style="dim"))
+    if left := len(history.sides) - len(runs):
+        console.print(Text(f"{left} more runs, at which fewer cells changed or none: --format json has them all"))
+
+
+def print_gate(gate: Gate, console: Console) -> None:
+    """Print a gate: its answer in a line, what differs, every cell."""
+    console.print(Text(gate_line(gate), style="bold"))
+    for sentence in machine_sentences(gate.comparison):
+        console.print(Text(sentence))
+    print_differences(gate.comparison, console)
+    if gate.cells:
+        console.print(table(GATE_COLUMNS, gate_rows(gate)))
+    _print_sides(gate.comparison, console)

@@ -1,0 +1,79 @@
+"""Counts of any model: the bundled file, else the user cache, else a walk on the meta device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import metadata
+from pathlib import Path
+
+from profiler.counting.preset_counts import Counted, as_json, counted, from_json
+from profiler.loading.source import Source
+from profiler.user_cache import keep, kept_file
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Whose modules, formats and layouts the walk goes over.
+_LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
+
+
+def known_model(source: Source, dtype: str = "auto", quant: str = "none", *, rented: bool = False) -> Counted:
+    """A model, counted: a card's count comes with the package, that of a file is kept once it was walked.
+
+    `rented`: in 16 bits where no dtype is asked for and its own is wider. torch and transformers are loaded only where
+    it is neither shipped nor kept. Raises RequestError or ModelError.
+    """
+    shipped = counted(source.name, quant) if source.kind == "card" and dtype == "auto" else None
+    if shipped is not None and not (rented and shipped.dtype == "float32"):
+        return shipped
+    config = _config(source)
+    if config is None:
+        return _walked(source, dtype, quant, rented)
+    path = kept_file("walks", {"config": config, "asked": [dtype, quant, rented], "rules": _rules(), **_versions()})
+    if (kept := _read(path)) is not None:
+        return kept
+    model = _walked(source, dtype, quant, rented)
+    keep(path, json.dumps(as_json(model)).encode())
+    return model
+
+
+def _walked(source: Source, dtype: str, quant: str, rented: bool) -> Counted:
+    from profiler.counting.meta import counted_on_meta
+
+    return counted_on_meta(source, dtype, quant, rented=rented)
+
+
+def _config(source: Source) -> str | None:
+    """What decides a model's config; None for that of a hub, which only the hub can tell."""
+    if source.kind == "card" and source.card is not None:
+        return json.dumps(source.card.config)
+    if source.kind == "folder" and source.path is not None:
+        return (source.path / "config.json").read_text(encoding="utf-8")
+    if source.kind == "gguf" and source.path is not None:  # gigabytes: told by what a build tool goes by
+        told = source.path.stat()
+        return f"{source.path.resolve()} {told.st_size} {told.st_mtime_ns}"
+    return None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in _LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _rules() -> str:
+    """A digest of this package's own text: whichever rule changes, nothing is kept by the old one."""
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Counted | None:
+    try:
+        return from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,302 @@
+"""Count a model without its weights: FLOPs, bytes and memory of one step, on the meta device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.attention_kernel import attention_path
+from profiler.counting.crosscheck import Crosscheck, crosscheck
+from profiler.counting.floor import CardFloor, floor_on
+from profiler.counting.meta import counted_on_meta, own_attention
+from profiler.counting.operators import Collective, GemmShape, ModelWork, Operator, operator_work
+from profiler.counting.peak_memory import cache_bytes
+from profiler.counting.tensor_parallel import replicated_kv_heads, walk_rank
+from profiler.counting.walk import walk
+from profiler.data.datasheets import gpu_called
+from profiler.data.links import bus_share
+from profiler.device.device import resolve_device
+from profiler.errors import ModelError, RequestError, first_line
+from profiler.facts.step import Count, ExecutionPath, Step, Work
+from profiler.grid.cells import Phase
+from profiler.grid.ranges import MOST, check_positions
+from profiler.loading.config import load_config
+from profiler.loading.device_map import planned_weight_bytes
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.request import dtype_name, model_dtype, most_positions
+from profiler.loading.source import Source, resolve
+from profiler.quant.checkpoints import Gguf, as_asked, gguf_form, in_dense_form, published_form
+from profiler.quant.formats import Quant, known_quant
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The collectives behind one operator of a step."""
+
+    name: str
+    kind: str
+    count: int
+    bytes: int
+    """Of one: S of nccl-tests, the whole result."""
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one rank of a tensor parallel group holds and sends."""
+
+    ranks: int
+    weight_bytes: int
+    """All parameters and buffers of the rank that has most."""
+    cache_bytes: int
+    """Of its KV cache, at the end of the step."""
+    replicated_kv_heads: int
+    """KV heads that several ranks hold a copy of, since there are fewer than ranks; 0: none."""
+    link_bytes: int
+    """Of all messages of a step."""
+    bus_bytes: int
+    """What a rank's link carries for them, by nccl-tests' factors."""
+    collectives: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """The counted work of one step."""
+
+    model: str
+    params: int
+    dtype: str
+    quant: Quant
+    published: str | None
+    """The packed form that the weights are counted in, as published; None: dense, or quantised on request."""
+    gguf: Gguf | None
+    """How the file holds the weights, where it is a GGUF file: they are counted dense, as transformers loads them."""
+    note: str
+    """What the model's card has to say."""
+    phase: Phase
+    step: Step
+    work: Work
+    path: ExecutionPath
+    by_operator: tuple[tuple[Operator, Work], ...]
+    coverage: float
+    unknown: tuple[str, ...]
+    gemms: tuple[GemmShape, ...] = ()
+    gpus: tuple[CardFloor, ...] = ()
+    crosscheck: Crosscheck | None = None
+    share: RankShare | None = None
+    """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `roofscope count --format json`; whole numbers stay whole."""
+        work = self.work
+        document: dict[str, Any] = {
+            "model": self.model,
+            "params": self.params,
+            "dtype": self.dtype,
+            "quant": self.quant,
+            "published": self.published,
+            "gguf": {**asdict(self.gguf), "name": self.gguf.name} if self.gguf else None,
+            "note": self.note,
+            "phase": self.phase,
+            "batch": _number(self.step.batch),
+            "query_tokens": _number(self.step.query),
+            "context_tokens": _number(self.step.context),
+            "model_flops": _number(work.model_flops),
+            "executed_flops": _number(work.executed_flops),
+            "vector_flops": _number(work.vector_flops),
+            "bytes": _bytes_json(work),
+            "executed_bytes": {
+                "activations": _number(work.activation_bytes),
+                "avoidable": {cause: _number(value) for cause, value in work.avoidable_bytes.items()},
+                "total": _number(work.executed_bytes),
+            },
+            "avoidable_flops": {cause: _number(value) for cause, value in work.avoidable_flops.items()},
+            "intensity": float(work.intensity),
+            "coverage": self.coverage,
+            "unknown": list(self.unknown),
+            "path": asdict(self.path),
+            "operators": [_operator_json(operator, part) for operator, part in self.by_operator],
+        }
+        if self.share is not None:
+            document["tp"] = asdict(self.share)
+        if self.gemms:
+            document["gemms"] = [asdict(shape) for shape in self.gemms]
+        if self.gpus:
+            document["gpus"] = [{**asdict(floor), "refusal": floor.refusal} for floor in self.gpus]
+        if self.crosscheck is not None:
+            check = self.crosscheck
+            document["crosscheck"] = {
+                "counter": check.counter,
+                "flops": check.flops,
+                "walk_flops": check.walk_flops,
+                "equal": check.equal,
+                "differences": [asdict(item) for item in check.differences],
+                "left_out": [asdict(item) for item in check.left_out],
+            }
+        return document
+
+
+def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
+    """The operators of a model from its config alone, to be evaluated over any grid of steps.
+
+    Raises RequestError or ModelError.
+    """
+    return counted_on_meta(resolve(model), dtype, quant, trust_remote_code=trust_remote_code).work
+
+
+def count(
+    model: str,
+    *,
+    phase: str = "decode",
+    batch: int = 1,
+    prompt: int = 512,
+    context: int | None = None,
+    dtype: str = "auto",
+    quant: str = "none",
+    attn: str = "auto",
+    census: bool = False,
+    gpu_names: str = "",
+    second_opinion: bool = False,
+    tp: int = 1,
+    trust_remote_code: bool = False,
+) -> StepCount:
+    """Count one step of `model` on the meta device: no weights, no bytes, no device.
+
+    A prefill runs `prompt` new tokens after `context` cached ones (0); a decode step runs one after `context`
+    (`prompt`). Executed work is that of transformers' `generate` with `attn` (`auto`: what it runs unless told); for
+    `sdpa` torch is asked which kernel it picks on the device of this machine. With `tp` above 1 the figures are those
+    of one rank, the one that holds most. Raises RequestError or ModelError.
+    """
+    step = _step(phase, batch, prompt, context)
+    stored_as = known_quant(quant)
+    if attn not in ("auto", "sdpa", "eager"):
+        raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
+    wanted_gpus = [gpu_called(name.strip()) for name in gpu_names.split(",") if name.strip()]
+    source = resolve(model)
+    if tp != 1:
+        check_cut(tp, source, stored_as)
+        if second_opinion:
+            raise RequestError(f"--crosscheck counts the whole model; leave --tp {tp} out.")
+    config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
+    kind = model_dtype(dtype, config)
+    keys = int(np.max(step.query)) + int(np.max(step.context))
+    module = build_on_meta(config, kind, stored_as)
+    check_positions(most_positions(config), keys, "a shorter --prompt or --context")
+    attention = own_attention(module)
+    if attn == "sdpa" != attention:
+        raise RequestError(f"--attn sdpa: transformers refuses it for {source.name}; use {attention}.")
+    copied = replicated_kv_heads(module, tp)
+    work = walk(module) if tp == 1 else walk_rank(module, tp)
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    here = resolve_device("auto")
+    path = attention_path(
+        attention if attn == "auto" else attn, cores, here, kind, query=int(np.max(step.query)), keys=keys
+    )
+    path = replace(path, upcasts_logits=True)
+    parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
+    operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
+    needs_bytes = planned_weight_bytes(module) + int(cache_bytes(work, batch, keys))
+    return StepCount(
+        model=source.name,
+        params=work.params,
+        dtype=dtype_name(kind),
+        quant=stored_as,
+        published=published_form(config) if stored_as == "none" else None,
+        gguf=gguf_form(source.path) if source.kind == "gguf" and source.path else None,
+        note=source.card.note if source.card else "",
+        phase="prefill" if phase == "prefill" else "decode",
+        step=step,
+        work=work.work(step, path),
+        path=path,
+        by_operator=parts,
+        coverage=work.coverage,
+        unknown=work.unknown,
+        gemms=work.gemm_census(step) if census else (),
+        gpus=tuple(floor_on(gpu, operators, dtype_name(kind), needs_bytes) for gpu in wanted_gpus),
+        crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
+        share=None if tp == 1 else _share(work, module, tp, copied, step, path),
+    )
+
+
+def check_cut(ranks: int, source: Source, quant: Quant) -> None:
+    """Refuse what tensor parallelism cannot do with a model, before its config is read. Raises RequestError."""
+    if source.kind == "gguf":
+        raise RequestError(
+            f"--tp {ranks}: transformers cuts no GGUF file; give the model as a hub id or a folder of safetensors."
+        )
+    if quant != "none":
+        raise RequestError(f"--tp {ranks}: weights in {quant} are packed and cannot be cut; use --quant none.")
+
+
+def _share(work: ModelWork, module: nn.Module, ranks: int, copied: int, step: Step, path: ExecutionPath) -> RankShare:
+    sent = [operator for operator in work.operators if isinstance(operator, Collective)]
+    one = {operator: int(operator.each(step, path).link_bytes) for operator in sent}
+    return RankShare(
+        ranks=ranks,
+        weight_bytes=planned_weight_bytes(module),
+        cache_bytes=int(cache_bytes(work, step.batch, step.context + step.query)),
+        replicated_kv_heads=copied,
+        link_bytes=sum(operator.count * one[operator] for operator in sent),
+        bus_bytes=round(sum(op.count * one[op] * bus_share(op.kind, ranks) for op in sent)),
+        collectives=tuple(Exchange(op.name, op.kind, op.count, one[op]) for op in sent),
+    )
+
+
+def _step(phase: str, batch: int, prompt: int, context: int | None) -> Step:
+    if phase not in ("prefill", "decode"):
+        raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
+    for value, least, option in ((batch, 1, "--batch"), (prompt, 1, "--prompt"), (context or 0, 0, "--context")):
+        if not least <= value <= MOST:
+            raise RequestError(f"{option}: {value} is not possible; give {least} to {MOST}.")
+    if phase == "prefill":
+        return Step(batch, prompt, context or 0)
+    return Step(batch, 1, prompt if context is None else context)
+
+
+def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:
+    if quant != "none":
+        raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
+    try:
+        return crosscheck(build_on_meta(in_dense_form(config), dtype, attn="eager"), step)
+    except Exception as error:
+        raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
+
+
+def _bytes_json(work: Work) -> dict[str, int | float]:
+    """Model bytes; activations stay on chip by convention, and what is really moved is under executed_bytes."""
+    return {
+        "weights": _number(work.weight_bytes),
+        "kv_read": _number(work.kv_read_bytes),
+        "kv_write": _number(work.kv_write_bytes),
+        "activations": 0,
+        "logits": _number(work.logits_bytes),
+        "embedding": _number(work.embedding_bytes),
+        "total": _number(work.model_bytes),
+    }
+
+
+def _operator_json(operator: Operator, work: Work) -> dict[str, object]:
+    return {
+        "name": operator.name,
+        "group": operator.group,
+        "count": operator.count,
+        "dtype": dtype_name(operator.dtype),
+        "model_flops": _number(work.model_flops),
+        "executed_flops": _number(work.executed_flops),
+        "vector_flops": _number(work.vector_flops),
+        "weight_bytes": _number(work.weight_bytes),
+        "kv_read_bytes": _number(work.kv_read_bytes),
+        "kv_write_bytes": _number(work.kv_write_bytes),
+        "model_bytes": _number(work.model_bytes),
+        "executed_bytes": _number(work.executed_bytes),
+        "link_bytes": _number(work.link_bytes),
+    }
+
+
+def _number(value: Count) -> int | float:
+    number = float(value)
+    return int(value) if number.is_integer() else number

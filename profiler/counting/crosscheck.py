@@ -1,0 +1,151 @@
+"""A second opinion on executed FLOPs: torch's own counter, run over the model itself on meta tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import ModelWork
+from profiler.counting.walk import collapse_numbers, walk
+from profiler.facts.step import ExecutionPath, Step
+from profiler.loading.cache_argument import argument_name, cache_of
+
+COUNTER = "torch.utils.flop_counter.FlopCounterMode"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A part of the model on which the two counters disagree."""
+
+    module: str
+    walk_flops: int
+    counter_flops: int
+
+
+@dataclass(frozen=True)
+class Crosscheck:
+    """Both counts of one step's executed matrix FLOPs."""
+
+    counter: str
+    walk_flops: int
+    flops: int
+    """What the second counter found."""
+    differences: tuple[Difference, ...]
+    left_out: tuple[Difference, ...] = ()
+    """Modules that the figures above leave out: rotary embeddings whose angles transformers (5.17 and before) computes
+    as a matrix product, inverse frequencies [width / 2, 1] x positions [1, tokens], which the walk does not count."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether they agree to the last FLOP, in every part."""
+        return self.walk_flops == self.flops and not self.differences
+
+
+def crosscheck(model: Any, step: Step) -> Crosscheck:
+    """Count one step of plain numbers twice: by the walk, and by running the model under FlopCounterMode.
+
+    The model runs in eager attention meanwhile: the counter does not see every fused kernel (a CPU's counts as 0), and
+    up to torch 2.11 it fails on grouped heads (PyTorch PR #177188). On the meta device nothing is computed. A model
+    that asks a tensor for its value must be given on a CPU instead. A context is filled by a prefill outside the
+    counter. Raises whatever the model raises.
+    """
+    work = walk(model)
+    with _in_eager_attention(model):
+        counted = _counter_flops(model, step)
+    path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
+    walked = _walk_flops(work, step, path)
+    rotary = {collapse_numbers(name) for name, module in model.named_modules() if hasattr(module, "inv_freq")}
+    left_out = tuple(Difference(name, 0, counted.pop(name)) for name in sorted(rotary & counted.keys() - walked.keys()))
+    differences = tuple(
+        Difference(name, walked.get(name, 0), counted.get(name, 0))
+        for name in sorted({*walked, *counted})
+        if walked.get(name, 0) != counted.get(name, 0)
+    )
+    return Crosscheck(COUNTER, sum(walked.values()), sum(counted.values()), differences, left_out)
+
+
+@contextmanager
+def _in_eager_attention(model: Any) -> Iterator[None]:
+    """Within, the model runs in eager attention."""
+    own = model.config._attn_implementation
+    if own == "eager":
+        yield
+        return
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(own)
+
+
+def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, int]:
+    """Executed FLOPs by module; an attention core's belong to its attention module."""
+    totals: dict[str, int] = {}
+    for operator in work.operators:
+        flops = int(operator.work(step, path).executed_flops)
+        if flops:
+            name = operator.name.removesuffix(".core") if isinstance(operator, AttentionCore) else operator.name
+            totals[name] = totals.get(name, 0) + flops
+    return totals
+
+
+def _counter_flops(model: Any, step: Step) -> dict[str, int]:
+    """Executed FLOPs by module, each without its children's, from FlopCounterMode."""
+    device = next(model.parameters()).device
+    batch, query, context = int(step.batch), int(step.query), int(step.context)
+    options: dict[str, Any] = {"use_cache": True}
+    if _keeps_last_logits(model):
+        options["logits_to_keep"] = 1
+    with torch.no_grad():
+        if context:
+            filled = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)
+            held = cache_of(filled)
+            if held is None:
+                raise ValueError(f"{type(model).__name__} keeps no cache, so that it has no decode step")
+            options[argument_name(model)] = held
+        counter = FlopCounterMode(display=False, custom_mapping=_grouped_products())
+        with counter:
+            model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
+    return _self_flops(
+        {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}, type(model).__name__
+    )
+
+
+def _grouped_products() -> dict[Any, Any]:
+    """The counter has no formula for a grouped product, [rows, in] x [experts, in, out]: each row meets one expert."""
+
+    def flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
+        return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])
+
+    operators = [getattr(torch.ops.aten, "_grouped_mm", None)]
+    operators.append(getattr(torch.ops.transformers, "grouped_mm_fallback", None))
+    return {operator: flops for operator in operators if operator is not None}
+
+
+def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
+    """From inclusive to own FLOPs; names collapsed over layers, the root's own name taken off."""
+    own = {name: flops for name, flops in totals.items() if name != "Global"}
+    for name, flops in totals.items():
+        parent = name.rpartition(".")[0]
+        # A list of layers is no module that runs, so it has no entry of its own.
+        while parent and parent not in own:
+            parent = parent.rpartition(".")[0]
+        if parent:
+            own[parent] -= flops
+    result: dict[str, int] = {}
+    for name, flops in own.items():
+        if flops:
+            short = collapse_numbers(name.removeprefix(root).lstrip("."))
+            result[short] = result.get(short, 0) + flops
+    return result
+
+
+def _keeps_last_logits(model: Any) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -1,0 +1,436 @@
+"""One walk over a module tree, loaded or on the meta device, that yields a model's operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.module_kinds import (
+    activation_dtype,
+    attention_heads,
+    bank_features,
+    base_prefix,
+    caches_latent,
+    expert_banks,
+    first_of,
+    is_attention,
+    is_experts,
+    is_norm,
+    is_recurrent,
+    is_router,
+    not_run_for_text,
+    over_context,
+    window_of,
+)
+from profiler.counting.operators import (
+    Convolution,
+    Elementwise,
+    Embedding,
+    Experts,
+    Group,
+    Linear,
+    ModelWork,
+    Operator,
+    RecurrentState,
+    Rows,
+)
+from profiler.quant import storage as formats
+
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+# Mixtures whose module multiplies every token by every expert, whatever the router says.
+_DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
+
+_RESIDUAL_ADDS_PER_LAYER = 2
+_ROPE_FLOPS_PER_ELEMENT = 3
+_GATE_FLOPS_PER_ELEMENT = 5
+_NORM_FLOPS_PER_ELEMENT = 4
+
+
+def walk(model: Any) -> ModelWork:
+    """The operators of a transformers causal LM.
+
+    Parameters that no rule covers are listed in `unknown` and lower `coverage`; nothing is dropped in silence.
+    """
+    config = model.config.get_text_config()
+    visitor = _Visitor(model, config)
+    operators = list(visitor.visit())
+    merged: dict[Operator, int] = {}
+    for operator in operators:
+        key = replace(operator, count=1)
+        merged[key] = merged.get(key, 0) + operator.count
+    return ModelWork(
+        operators=tuple(replace(operator, count=count) for operator, count in merged.items()),
+        params=visitor.total_params,
+        understood_params=visitor.total_params - visitor.unknown_params,
+        unknown=tuple(dict.fromkeys(visitor.unknown)),
+        not_run=tuple(dict.fromkeys(visitor.not_run)),
+    )
+
+
+def collapse_numbers(name: str) -> str:
+    """`model.layers.3.mlp` -> `model.layers.*.mlp`: one name for the same place in every layer."""
+    return _NUMBERS.sub("*", name)
+
+
+LinearKey = tuple[str, int, int]
+"""(name, in_features, out_features): layers of one name may differ in width."""
+
+
+def linear_key(operator: Linear) -> LinearKey:
+    """What finds the modules of a Linear operator in `linear_modules`."""
+    return operator.name, operator.weight.in_features, operator.weight.out_features
+
+
+def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
+    """The modules behind each Linear operator, one a layer."""
+    groups: dict[LinearKey, list[nn.Module]] = {}
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if is_experts(module):
+            inside = (*inside, name + ".")
+        elif formats.is_linear(module) and not name.startswith(inside or ("\0",)):
+            weight = formats.stored(module)
+            key = (collapse_numbers(name), weight.in_features, weight.out_features)
+            groups.setdefault(key, []).append(module)
+    return groups
+
+
+def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module]]:
+    """The modules behind each attention core and each bank of experts that the walk counted, one a layer."""
+    counted = {replace(op, count=1): op for op in work.operators if isinstance(op, AttentionCore | Experts)}
+    visitor = _Visitor(model, model.config.get_text_config())
+    found: dict[Operator, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        operator = visitor.called(collapse_numbers(name), module)
+        if operator in counted:
+            found.setdefault(counted[operator], []).append(module)
+    return found
+
+
+class _Visitor:
+    """Holds what the rules need to know of the whole model while its modules are visited one by one."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self.model = model
+        self.config = config
+        self.head = model.get_output_embeddings()
+        self.tokens_table = model.get_input_embeddings()
+        self.activation = activation_dtype(model)
+        self.base_prefix = base_prefix(model)
+        self.unknown: list[str] = []
+        self.not_run: list[str] = []
+        self.unknown_params = 0
+        self.total_params = 0
+        self._counted: set[int] = set()
+
+    def visit(self) -> Iterator[Operator]:
+        done: set[str] = set()
+        for name, module in self.model.named_modules():
+            if any(name.startswith(parent + ".") for parent in done):
+                continue
+            short = collapse_numbers(name)
+            if not_run_for_text(name, module):
+                done.add(name)
+                self._count(module, recurse=True)
+                self.not_run.append(short)
+                continue
+            if is_experts(module):
+                yield self._experts(short, module)
+                done.add(name)
+                self._count(module, recurse=True)
+                continue
+            yield from self._own(short, name, module)
+
+    def called(self, short: str, module: Any) -> Operator | None:
+        """The operator that a module is called for as a whole: its attention core, or its bank of experts."""
+        return self._experts(short, module) if is_experts(module) else self._attention(short, module)
+
+    def _own(self, short: str, name: str, module: Any) -> Iterator[Operator]:
+        """The operators of a module itself, its children apart."""
+        if isinstance(module, nn.Embedding):
+            self._count(module)
+            yield self._embedding(short, module)
+        elif formats.is_gguf_table(module):
+            self._count(module)
+            table = module.weight  # [rows, bytes a row]
+            yield Embedding(short, "embedding", 1, self.model.dtype, table.shape[1], 1, module is self.tokens_table)
+        elif formats.is_linear(module):
+            fresh = self._count(module)
+            try:
+                yield self._linear(short, name, module)
+            except ValueError as error:  # a format without a rule
+                self.unknown.append(f"{short} ({error})")
+                self.unknown_params += fresh
+        elif is_router(module):
+            self._count(module)
+            yield self._router(short, module)
+        elif is_norm(module):
+            self._count(module)
+            yield self._norm(short, name, module)
+        elif isinstance(module, nn.Conv1d):
+            self._count(module)
+            yield self._convolution(short, module)
+        else:
+            if (core := self._attention(short, module)) is not None:
+                yield core
+                yield self._rotary(short, core)
+            if (state := self._state(short, module)) is not None:
+                yield state
+            yield from self._leftovers(short, module)
+        yield from self._residuals(short, module)
+
+    def _leftovers(self, short: str, module: nn.Module) -> Iterator[Operator]:
+        """Parameters that hang on a module beside its parts: vectors are streamed, matrices are not understood."""
+        vector_bytes = 0
+        unknown = []
+        recurrent = is_recurrent(module)
+        for key, param in module.named_parameters(recurse=False):
+            if id(param) in self._counted:
+                continue
+            self._counted.add(id(param))
+            self.total_params += param.numel()
+            if recurrent or max(param.shape, default=1) == param.numel():
+                vector_bytes += param.numel() * param.element_size()
+            else:
+                unknown.append(key)
+                self.unknown_params += param.numel()
+        if vector_bytes:
+            yield Elementwise(f"{short}.vectors", "other", 1, self.model.dtype, 0, 0, weight_bytes=vector_bytes)
+        if unknown:
+            self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
+
+    def _convolution(self, short: str, module: nn.Conv1d) -> Convolution:
+        return Convolution(
+            name=short,
+            group="state",
+            count=1,
+            dtype=module.weight.dtype,
+            channels=module.out_channels,
+            inputs_per_channel=module.in_channels // module.groups,
+            kernel_size=module.kernel_size[0],
+            weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
+            itemsize=self.activation.itemsize,
+        )
+
+    def _state(self, short: str, module: Any) -> RecurrentState | None:
+        """The state of a state-space or linear-attention mixer."""
+        if not is_recurrent(module):
+            return None
+        heads = first_of(module, "num_v_heads", "num_heads", "n_heads", "num_attention_heads")
+        if heads and (value_dim := first_of(module, "head_v_dim", "head_dim")):
+            elements = heads * value_dim * int(first_of(module, "head_k_dim", "ssm_state_size", "head_dim"))
+        else:
+            elements = int(module.A_log.numel())  # Mamba-1 keeps [intermediate, state], the shape of A itself
+        return RecurrentState(
+            name=f"{short}.state",
+            group="state",
+            count=1,
+            dtype=self.model.dtype,
+            state_elements=elements,
+            itemsize=self.activation.itemsize,
+        )
+
+    def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
+        """Add a module's parameters to the total, shared ones once; returns how many were new."""
+        fresh = 0
+        owners = module.modules() if recurse else (module,)
+        for owner in owners:
+            for identity, params in formats.own_params(owner).items():
+                if identity not in self._counted:
+                    self._counted.add(identity)
+                    fresh += params
+        self.total_params += fresh
+        return fresh
+
+    def _embedding(self, short: str, module: nn.Embedding) -> Embedding:
+        return Embedding(
+            name=short,
+            group="embedding",
+            count=1,
+            dtype=module.weight.dtype,
+            width=module.embedding_dim,
+            itemsize=module.weight.element_size(),
+            per_batch=module is self.tokens_table,
+        )
+
+    def _linear(self, short: str, name: str, module: Any) -> Linear:
+        weight = formats.stored(module)
+        rows: Rows = "tokens"
+        executed: Rows | None = None
+        group = self._group(name)
+        if module is self.head:
+            rows, group = "last", "lm_head"
+        elif self.base_prefix and not name.startswith(self.base_prefix):
+            rows = "last"  # what lies between the decoder and the head runs on the positions that the head runs on
+        elif over_context(name, self.model):
+            executed = "context"
+        return Linear(
+            name=short,
+            group=group,
+            count=1,
+            dtype=weight.compute_dtype,
+            weight=weight,
+            rows=rows,
+            activation_dtype=self.activation,
+            executed_rows=executed,
+        )
+
+    def _router(self, short: str, module: Any) -> Linear:
+        return Linear(
+            name=short,
+            group="experts",
+            count=1,
+            dtype=module.weight.dtype,
+            weight=formats.stored(module),
+            rows="tokens",
+            activation_dtype=self.activation,
+        )
+
+    def _experts(self, short: str, module: Any) -> Experts:
+        """Experts as one bank of 3-D weights (transformers 5), as a list of MLPs (transformers 4), or in triton's."""
+        per_token = first_of(self.config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", "moe_k")
+        banks = expert_banks(module)
+        if (own := formats.triton_mxfp4_matrices(module)) is not None:
+            matrices, num_experts, dtype = own, module.num_experts, self.model.dtype
+            biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
+            expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
+            expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
+        elif banks:
+            num_experts = next(iter(banks.values())).shape[0]
+            hidden = int(self.config.hidden_size)
+            matrices = tuple(bank_features(name, bank, hidden) for name, bank in banks.items())
+            expert_bytes = sum(p.numel() * p.element_size() for p in module.parameters()) // num_experts
+            first = next(iter(banks.values()))
+            dtype = first.dtype if first.is_floating_point() else self.model.dtype
+        else:
+            num_experts = len(module)
+            linears = [formats.stored(part) for part in module[0].modules() if formats.is_linear(part)]
+            matrices = tuple((linear.in_features, linear.out_features) for linear in linears)
+            expert_bytes = sum(linear.weight_bytes + linear.bias_bytes for linear in linears)
+            dtype = linears[0].compute_dtype
+        return Experts(
+            name=short,
+            group="experts",
+            count=1,
+            dtype=dtype,
+            num_experts=num_experts,
+            per_token=int(per_token or 1),
+            matrices=matrices,
+            expert_bytes=expert_bytes,
+            activation_dtype=self.activation,
+            runs_all=type(module).__name__ in _DENSE_EXPERTS,
+        )
+
+    def _norm(self, short: str, name: str, module: Any) -> Elementwise:
+        width = module.weight.numel()
+        # transformers' RMSNorm in Python: cast up, square, mean, scale, cast down, weight (8 kernels); nn.LayerNorm: 1.
+        fused = isinstance(module, (nn.LayerNorm, nn.RMSNorm))
+        casts = 0 if self.activation.itemsize == 4 else 8 + 2 * self.activation.itemsize
+        per_element = 2 * self.activation.itemsize if fused else 5 * 4 + casts + 2 * self.activation.itemsize
+        heads = self._norm_heads(name, width)
+        return Elementwise(
+            name=short,
+            group="norm",
+            count=1,
+            dtype=module.weight.dtype,
+            flops_per_token=_NORM_FLOPS_PER_ELEMENT * width * heads,
+            bytes_per_token=per_element * width * heads,
+            weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters(recurse=False)),
+        )
+
+    def _norm_heads(self, name: str, width: int) -> int:
+        """A norm of one head's width runs once a head (query and key norms of Qwen3, Gemma-3, OLMo-2)."""
+        parent_name, _, leaf = name.rpartition(".")
+        parent = self.model.get_submodule(parent_name)
+        if not is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
+            return 1
+        query_heads, kv_heads, head_dim = attention_heads(parent, self.config)
+        if width != head_dim:
+            return 1
+        return query_heads if leaf.startswith("q") else kv_heads
+
+    def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
+        """q * cos + rotate_half(q) * sin, and the same for k: negate half, concatenate, two products, one sum."""
+        elements = (core.query_heads + core.kv_heads) * core.qk_dim
+        rotary = any("rotary" in name or "rope" in name for name, _ in self.model.named_modules())
+        return Elementwise(
+            name=f"{short}.rotary",
+            group="attention",
+            count=1,
+            dtype=core.dtype,
+            flops_per_token=_ROPE_FLOPS_PER_ELEMENT * elements if rotary else 0,
+            bytes_per_token=10 * elements * self.activation.itemsize if rotary else 0,
+        )
+
+    def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
+        """Residual additions of a decoder layer, and the activation between the matrices of an MLP."""
+        children = dict(module.named_children())
+        if any(is_attention(child) for child in children.values()):
+            width = int(self.config.hidden_size)
+            yield Elementwise(
+                name=f"{short}.residual",
+                group="other",
+                count=1,
+                dtype=self.model.dtype,
+                flops_per_token=_RESIDUAL_ADDS_PER_LAYER * width,
+                bytes_per_token=_RESIDUAL_ADDS_PER_LAYER * 3 * width * self.activation.itemsize,
+            )
+        down = next((children[key] for key in ("down_proj", "c_proj", "fc2", "dense_4h_to_h") if key in children), None)
+        if down is not None and not is_attention(module) and formats.is_linear(down):
+            # Of a format without a rule, too, whose linear is listed as unknown.
+            width = getattr(down, "in_features", None) or formats.stored(down).in_features
+            gated = "gate_proj" in children or "gate_up_proj" in children
+            yield Elementwise(
+                name=f"{short}.activation",
+                group="mlp",
+                count=1,
+                dtype=self.model.dtype,
+                flops_per_token=_GATE_FLOPS_PER_ELEMENT * width,
+                bytes_per_token=(5 if gated else 2) * width * self.activation.itemsize,
+            )
+
+    def _attention(self, short: str, module: Any) -> AttentionCore | None:
+        if not is_attention(module):
+            return None
+        config = self.config
+        query_heads, kv_heads, head_dim = attention_heads(module, config)
+        latent = expanded = None
+        qk_dim = v_dim = head_dim
+        if hasattr(module, "kv_b_proj"):
+            nope, rope, v_dim, rank = (
+                int(first_of(module, name) or first_of(config, name))
+                for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+            )
+            qk_dim = nope + rope
+            if caches_latent(self.model):
+                latent, expanded = rank + rope, nope + v_dim
+            kv_heads = query_heads
+        return AttentionCore(
+            name=f"{short}.core",
+            group="attention",
+            count=1,
+            dtype=self.model.dtype,
+            query_heads=query_heads,
+            kv_heads=kv_heads,
+            qk_dim=qk_dim,
+            v_dim=v_dim,
+            itemsize=self.activation.itemsize,
+            window=window_of(config, module),
+            latent_dim=latent,
+            expanded_dim=expanded,
+        )
+
+    def _group(self, name: str) -> Group:
+        parents = name.split(".")[:-1]
+        owner: Any = self.model
+        for part in parents:
+            owner = getattr(owner, part)
+            if is_attention(owner):
+                return "attention_proj"
+        return "experts" if any("expert" in part for part in parents) else "mlp"

@@ -1,0 +1,1 @@
+"""Tables with their sources: datasheets, links, prices, published results, GPU profiles."""

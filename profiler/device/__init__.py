@@ -1,0 +1,1 @@
+"""The only door to CUDA, the clock, memory, telemetry and process groups."""

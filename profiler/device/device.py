@@ -1,0 +1,186 @@
+"""The device of a run: what it is, and the software that drives it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler.data.datasheets import Datasheet, find
+from profiler.device.memory import total_bytes
+from profiler.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CPUS = Path("/sys/devices/system/cpu")
+_UNKNOWN_CACHE_BYTES = 32 << 20
+# /proc/cpuinfo's names on x86 and on ARM, and ours.
+_PROCESSOR_IDS = {
+    "vendor_id": "",
+    "cpu family": "family",
+    "model": "model",
+    "CPU implementer": "implementer",
+    "CPU variant": "variant",
+    "CPU part": "part",
+}
+_VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "sme", "asimd", "i8mm", "bf16")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CPU or a CUDA device."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    last_level_cache_bytes: int
+    threads: int
+    """Threads that torch computes with on a CPU; streaming multiprocessors of a GPU."""
+    compute_capability: str
+    """CUDA's, or the vector instructions that torch uses on a CPU."""
+    datasheet: Datasheet | None
+    uuid: str = ""
+    """Of a GPU: tells two of one name apart."""
+
+    @property
+    def overlaps_dispatch(self) -> bool:
+        """Whether the host can run ahead of the device, so that dispatch hides behind it."""
+        return self.kind == "cuda"
+
+
+def describe(device: torch.device) -> Device:
+    """What `device` is."""
+    import torch
+
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Device(
+            kind="cuda",
+            name=properties.name,
+            memory_bytes=int(properties.total_memory),
+            last_level_cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
+            threads=int(properties.multi_processor_count),
+            compute_capability=f"{properties.major}.{properties.minor}",
+            datasheet=find(properties.name, int(properties.total_memory), int(properties.multi_processor_count)),
+            uuid=str(getattr(properties, "uuid", "")),
+        )
+    return Device(
+        kind="cpu",
+        name=_cpu_name(),
+        memory_bytes=total_bytes(device),
+        last_level_cache_bytes=_cpu_last_level_cache_bytes(),
+        threads=torch.get_num_threads(),
+        compute_capability=torch.backends.cpu.get_cpu_capability(),
+        datasheet=None,
+    )
+
+
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """CUDA's compute capability of `device`; (0, 0) for a CPU, which has none."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there. Raises DeviceError."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise DeviceError(f"--device {name!r} is unknown; use auto, cpu, cuda or cuda:N.")
+    if not torch.cuda.is_available():
+        build = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device answers"
+        raise DeviceError(f"--device {name}: {build}; use --device cpu.")
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise DeviceError(f"--device {name}: there are {count} CUDA devices, numbered from 0.")
+    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
+
+
+def software() -> dict[str, str]:
+    """Versions of what ran: Python, the operating system's kernel, torch, its CUDA, and the libraries above it."""
+    import torch
+
+    versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for package in ("torch", "transformers", "accelerate", "bitsandbytes"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return versions
+
+
+def processor() -> dict[str, str | None]:
+    """What tells processors of one name apart: maker, family and model, stepping, and vector instructions; None for
+    what the system does not say."""
+    told = _cpuinfo()
+    ids = [f"{name} {told[key]}".strip() for key, name in _PROCESSOR_IDS.items() if key in told]
+    flags = told.get("flags", told.get("Features", "")).split()
+    vectors = sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
+    return {
+        "processor": ", ".join(ids) or None,
+        "stepping": told.get("stepping", told.get("CPU revision")),
+        "vector_instructions": " ".join(vectors) or None,
+    }
+
+
+def _cpu_name() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What the system says of its first core, by name (x86 and ARM name things differently)."""
+    try:
+        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): " ".join(value.split()) for name, colon, value in pairs if colon}
+
+
+def _cpu_last_level_cache_bytes() -> int:
+    """The last-level caches of all cores that this process may use, added up; each is shared by some of them.
+
+    Large processors have one for every few cores, and a stream of all threads finds them all.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    last: dict[str, int] = {}
+    for core in cores:
+        caches = [_cpu_cache(folder) for folder in (_CPUS / f"cpu{core}" / "cache").glob("index*")]
+        if known := [cache for cache in caches if cache is not None]:
+            nbytes, sharing = max(known)
+            last[sharing] = nbytes
+    return sum(last.values()) or _UNKNOWN_CACHE_BYTES
+
+
+def _cpu_cache(folder: Path) -> tuple[int, str] | None:
+    """Bytes of a cache and the cores that share it; None where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    try:
+        size, sharing = (folder / "size").read_text().strip(), (folder / "shared_cpu_list").read_text().strip()
+        return (int(size[:-1]) * units[size[-1]] if size[-1] in units else int(size)), sharing
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+_KERNEL = Path("/proc/version")
+
+
+def under_wsl() -> bool:
+    """Whether this is Linux under Windows (WSL), whose driver may put a card's memory into the system's."""
+    try:
+        return "microsoft" in _KERNEL.read_text().lower()
+    except OSError:
+        return False

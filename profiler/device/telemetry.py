@@ -1,0 +1,337 @@
+"""What a device reports while it works: clocks, power, temperature, energy, throttling (NVML, RAPL)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import psutil
+
+from profiler.device.clock import now_s
+from profiler.device.contention import ForeignLoad
+from profiler.device.device import processor
+from profiler.errors import told
+from profiler.facts.telemetry import THROTTLE_BITS, Reading
+
+if TYPE_CHECKING:
+    import torch
+
+_INTERVAL_S = 0.5
+_CGROUP = Path("/sys/fs/cgroup")
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+
+Facts = dict[str, str | int | float | bool | None]
+"""Settings of a device by name; None for what it does not tell."""
+
+
+class Source(Protocol):
+    """Where readings come from."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of what this source cannot see."""
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Why it cannot see what it could be expected to, by name; without what the device does not offer."""
+
+    def read(self) -> Reading:
+        """Look once; never raises."""
+
+    def facts(self) -> Facts:
+        """Settings and limits that hold for the whole run; None for what cannot be seen."""
+
+    def energy_j(self) -> float | None:
+        """A counter of joules since some fixed moment, or None."""
+
+
+_NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions")
+"""What NVML says of a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
+
+
+class NvmlSource:
+    """NVML through nvidia-ml-py. A field that fails is left out and named; nothing is ever set."""
+
+    def __init__(self, uuid: str, nvml: Any) -> None:
+        self._nvml = nvml
+        self._missing: dict[str, None] = {}
+        self.failures: dict[str, str] = {}
+        nvml.nvmlInit()
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(self._missing)
+
+    def read(self) -> Reading:
+        nvml, handle = self._nvml, self._handle
+        # The second name of each is that of older drivers: before R535 of the reasons, before R510 of the processes.
+        reasons = self._ask(
+            "throttle reasons",
+            lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+            lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        )
+        processes = self._ask(
+            "other processes",
+            lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle),
+            lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
+        )
+        clock_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        limit_mw = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        active = self._ask("activity", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        return Reading(
+            clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
+            power_w=None if power_mw is None else power_mw / 1e3,
+            power_limit_w=None if limit_mw is None else limit_mw / 1e3,
+            temperature_c=self._ask(
+                "temperature", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+            ),
+            memory_used_bytes=self._ask("memory", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
+            sm_active=None if active is None else active.gpu / 100,
+            memory_active=None if active is None else active.memory / 100,
+            throttle=None if reasons is None else tuple(name for bit, name in THROTTLE_BITS.items() if reasons & bit),
+            other_processes=None if processes is None else _others([process.pid for process in processes]),
+        )
+
+    def facts(self) -> Facts:
+        """Settings that do not change while a run goes on; only read, never set."""
+        nvml, handle = self._nvml, self._handle
+        questions: dict[str, Callable[[], Any]] = {
+            "driver": nvml.nvmlSystemGetDriverVersion,
+            "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
+            "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
+            "persistence": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)),
+            "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+            "default_power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3,
+            "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+            "pcie_lanes": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        }
+        return {name: self._ask(name, question) for name, question in questions.items()}
+
+    def energy_j(self) -> float | None:
+        energy_mj = self._ask("energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return None if energy_mj is None else energy_mj / 1e3
+
+    def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
+        """The first answer; None, and the name among what is missing, where there is none."""
+        for question in questions:
+            try:
+                return question()
+            except Exception as error:
+                # An older nvidia-ml-py lacks the newer names.
+                if not isinstance(error, AttributeError) and not str(error).startswith(_NOT_OFFERED):
+                    self.failures.setdefault(name, told(error))
+        self._missing[name] = None
+        return None
+
+
+def _others(pids: Sequence[int]) -> int | None:
+    """How many of the processes on a card are not this one; None where this one is not among them.
+
+    In a container NVML gives the host's numbers, and our own process would be taken for a neighbour.
+    """
+    return len(pids) - 1 if os.getpid() in pids else None
+
+
+class HostSource:
+    """The machine itself: clock, what others take of this process's cores, and RAPL where it can be read."""
+
+    failures: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, beside: Sequence[int] = ()) -> None:
+        self._beside = beside
+        self._load = ForeignLoad(beside)
+        self._rapl = Rapl()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return () if self.energy_j() is not None else ("energy",)
+
+    def read(self) -> Reading:
+        busy_cores = self._load.cores()
+        if busy_cores is not None:
+            self._load = ForeignLoad(self._beside)
+        frequency = psutil.cpu_freq()
+        return Reading(
+            clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
+            memory_used_bytes=int(psutil.virtual_memory().used),
+            busy_cores_elsewhere=busy_cores,
+        )
+
+    def facts(self) -> Facts:
+        """Limits that this process lives under."""
+        import torch
+
+        return {
+            **processor(),
+            "governor": governor(),
+            "torch_threads": torch.get_num_threads(),
+            "allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cgroup_cpu_quota": _cgroup("cpu.max"),
+            "cgroup_memory_limit": _cgroup("memory.max"),
+        }
+
+    def energy_j(self) -> float | None:
+        return self._rapl.energy_j()
+
+
+class NoSource:
+    """A device that reports nothing, and `why`."""
+
+    missing = ("clock", "power", "temperature", "throttle reasons", "other processes", "energy")
+
+    def __init__(self, why: str = "") -> None:
+        self.failures = dict.fromkeys(self.missing, why) if why else {}
+
+    def read(self) -> Reading:
+        return Reading()
+
+    def facts(self) -> Facts:
+        return {}
+
+    def energy_j(self) -> float | None:
+        return None
+
+
+def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
+    """What reports on a device; a card whose NVML does not answer is simply not seen.
+
+    Processes `beside` this one work for it (`ForeignLoad`).
+    """
+    if device.type == "cpu":
+        return HostSource(beside)
+    try:
+        return nvml_source(device)
+    except Exception as error:
+        return NoSource(told(error))
+
+
+def nvml_source(device: torch.device) -> NvmlSource:
+    """NVML's look at a CUDA device, or a slice (MIG) of one, whose UUID torch gives in the same way.
+
+    Raises whatever keeps it from answering: a library or a driver that is missing.
+    """
+    import pynvml
+    import torch
+
+    uuid = torch.cuda.get_device_properties(device).uuid
+    try:
+        return NvmlSource(f"GPU-{uuid}", pynvml)
+    except pynvml.NVMLError_NotFound:
+        return NvmlSource(f"MIG-{uuid}", pynvml)
+
+
+@dataclass
+class Watch:
+    """Reads a source now and then in a thread, for as long as the block lasts."""
+
+    source: Source
+    interval_s: float = _INTERVAL_S
+    readings: list[Reading] = field(default_factory=list)
+    cost_s: float = 0.0
+    """Seconds that the readings took in all."""
+    _taken: int = 0
+
+    def __enter__(self) -> Self:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="roofscope-telemetry", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2 * self.interval_s)
+
+    def taken(self) -> tuple[Reading, ...]:
+        """What was read since this was last asked."""
+        since, self._taken = self._taken, len(self.readings)
+        return tuple(self.readings[since : self._taken])
+
+    def look(self, at_unix_s: float) -> None:
+        """One reading more, said to be of that moment: what has just ended may have been too short for the thread's."""
+        with contextlib.suppress(Exception):
+            self.readings.append(replace(self.source.read(), at_unix_s=at_unix_s))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            start = now_s()
+            try:
+                self.readings.append(replace(self.source.read(), at_unix_s=time.time()))
+            except Exception:
+                return  # a source that dies takes no run with it; the readings so far stand
+            self.cost_s += now_s() - start
+
+
+def governor() -> str | None:
+    """The CPU's frequency governor, where the system tells."""
+    try:
+        return _GOVERNOR.read_text().strip()
+    except OSError:
+        return None
+
+
+def _cgroup(name: str) -> str | None:
+    try:
+        return (_CGROUP / name).read_text().strip()
+    except OSError:
+        return None
+
+
+def idle_power_w(source: Source, seconds: float = 1.0) -> float | None:
+    """Watts that the device takes while this process asks nothing of it, by its energy counter; None without one."""
+    before_j, start = source.energy_j(), now_s()
+    if before_j is None:
+        return None
+    time.sleep(seconds)
+    after_j = source.energy_j()
+    return None if after_j is None else (after_j - before_j) / (now_s() - start)
+
+
+@dataclass
+class Rapl:
+    """Joules of all packages together, each counter unwrapped where it begins anew.
+
+    `energy_uj` counts up to `max_energy_range_uj` (Documentation/power/powercap/powercap.rst), which takes from minutes
+    to hours. Zones within a package (intel-rapl:0:0) are parts of it, and the platform's own zone (`psys`) holds it.
+    """
+
+    root: Path = Path("/sys/class/powercap")
+    _packages: list[Path] = field(init=False)
+    _last_uj: dict[Path, int] = field(default_factory=dict)
+    _wrapped_uj: int = 0
+
+    def __post_init__(self) -> None:
+        self._packages = sorted(zone for zone in self.root.glob("intel-rapl:*") if _name(zone).startswith("package"))
+
+    def energy_j(self) -> float | None:
+        """Joules since some fixed moment; None without a package, where one cannot be read, or where a counter has
+        begun anew and its range is not told."""
+        try:
+            before, self._last_uj = self._last_uj, {zone: _uj(zone / "energy_uj") for zone in self._packages}
+            for zone, now_uj in self._last_uj.items():
+                if now_uj < before.get(zone, now_uj):
+                    self._wrapped_uj += _uj(zone / "max_energy_range_uj")
+        except (OSError, ValueError):
+            return None
+        return (sum(self._last_uj.values()) + self._wrapped_uj) / 1e6 if self._packages else None
+
+
+def _name(zone: Path) -> str:
+    try:
+        return (zone / "name").read_text()
+    except OSError:
+        return ""
+
+
+def _uj(file: Path) -> int:
+    return int(file.read_text())

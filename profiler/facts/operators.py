@@ -1,0 +1,92 @@
+"""What a library's path does beyond the algorithm's minimum, cause by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Amount = int | float
+"""FLOPs or bytes; whole numbers stay whole."""
+
+NO_AMOUNTS: Mapping[Cause, Amount] = {}
+"""What most operators avoid: one for all of them, since a large run has hundreds of thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """What one operator of a cell's step must do, all its `count` equal instances together."""
+
+    operator: str
+    group: str
+    count: int
+    dtype: str
+    """The dtype that it computes in, which decides its compute roof."""
+    flops: Amount
+    """Model FLOPs: what the algorithm needs."""
+    weight_bytes: Amount
+    """Weights as stored, embedding rows and logits."""
+    kv_bytes: Amount
+    """Cache read and written."""
+    activation_bytes: Amount
+    """Operands and intermediates written and read between kernels, at most."""
+    avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
+    avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
+    bus_bytes: Amount = 0
+    """What crosses each rank's link, of a collective: its message by the factor of nccl-tests."""
+
+    @property
+    def model_bytes(self) -> Amount:
+        """The algorithm's minimum."""
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def executed_flops(self) -> Amount:
+        return self.flops + sum(self.avoidable_flops.values())
+
+    @property
+    def executed_bytes(self) -> Amount:
+        """Bytes that the library's path moves when no intermediate stays in a cache."""
+        return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
+
+
+COLLECTIVE = "collective"
+"""The group of operators that exchange results between ranks."""
+
+REST = "all other kernels"
+"""What stands among the operators that were run alone for all the small kernels between them."""
+
+
+class Cause(StrEnum):
+    """Why work is avoidable: the names under which it is counted, shown, and looked up by levers."""
+
+    MASKED_SCORES = "masked scores"
+    CACHE_COPIES = "cache copies"
+    PADDING = "padding"
+    """Positions that hold no token of any prompt."""
+    UNFILLED_SLOTS = "unfilled cache slots"
+    REPEATED_HEADS = "repeat_kv copies"
+    ATTENTION_MATRIX = "attention matrix"
+    LATENT_EXPANDED = "latent expanded again"
+    UNASKED_LOGITS = "logits nobody asked for"
+    UPCAST_LOGITS = "logits upcast to float32"
+    UNCHOSEN_EXPERTS = "experts nobody chose"
+    OPERANDS = "operands"
+    """Operands and intermediates that are written and read between kernels."""
+    PAGE_FAULTS = "page faults"
+    """Counted in pages, not in bytes."""
+    DEQUANTISATION = "dequantisation round trip"
+    INT8_INPUTS = "int8 inputs"
+    INT32_PRODUCTS = "int32 products"
+    OUTLIERS = "int8 outlier columns"
+
+
+OF_CONTEXT = frozenset(
+    {
+        Cause.MASKED_SCORES, Cause.CACHE_COPIES, Cause.UNFILLED_SLOTS, Cause.REPEATED_HEADS, Cause.ATTENTION_MATRIX,
+        Cause.LATENT_EXPANDED,
+    }
+)  # fmt: skip
+"""Work that grows with the cache: what steps at short contexts attain tells nothing of it."""
+OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
+"""Traffic before or behind an operator's own call, which running the call alone does not include."""

@@ -1,0 +1,211 @@
+"""The values of counting: the shape of a step, how it is executed, and the work that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.facts.operators import Cause
+from profiler.grid.cells import CellKey
+
+if TYPE_CHECKING:
+    import torch
+
+_FLOAT32_BYTES = 4
+_FLOAT16_BYTES = 2
+_INT32_BYTES = 4
+
+# Whole numbers stay exact in int64; only expectations (mixture-of-experts) are floats.
+Count = int | float | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass over `batch` sequences: `query` new tokens each, after `context` cached ones.
+
+    Each is a whole number or an int64 array; arrays broadcast, so that a grid is counted in one go.
+    A prefill has context 0; a decode step has query 1.
+    """
+
+    batch: Count
+    query: Count
+    context: Count
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "query", "context"):
+            value = np.asarray(getattr(self, name))
+            least = 0 if name == "context" else 1
+            if value.size and (value < least).any():
+                raise ValueError(f"a step's {name} must be {least} or more, not {value.min()}")
+
+    @classmethod
+    def of(cls, key: CellKey) -> Step:
+        """The step that a cell's figure describes."""
+        return cls(key.cell.batch_size, key.query_tokens, key.context_len)
+
+    @property
+    def tokens(self) -> Count:
+        """Tokens processed in this step."""
+        return self.batch * self.query
+
+
+UNFUSED_KERNEL = "math"
+Heads = Literal["grouped", "packed", "repeated"]
+"""How transformers hands grouped heads to the kernel of `sdpa`: K and V as they are cached (`grouped`), so with the
+queries of a group as rows of one head (`packed`), or with K and V written out once a query head (`repeated`)."""
+Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
+
+
+@dataclass(frozen=True)
+class ExecutionPath:
+    """How the library executes a step; what differs from the algorithm's minimum is avoidable work."""
+
+    attention: Attention = "sdpa"
+    kernel: str = "fused"
+    """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
+    masked_kernel: str = "fused"
+    """What it calls when a mask is passed; nothing is skipped then."""
+    heads: Mapping[int, Heads] = field(default_factory=dict)
+    """By the width of a grouped head, how `sdpa` is handed it when no mask is passed; `grouped` where nobody asked."""
+    masked_heads: Mapping[int, Heads] = field(default_factory=dict)
+    """The same when a mask is passed; where nobody asked, `packed` for one query and `repeated` for several."""
+    masks: bool = False
+    """True when a mask is handed over whatever the shape is: that of a padded batch."""
+    cache: Literal["dynamic", "static", "paged"] = "dynamic"
+    static_cache_len: int = 0
+    """Slots of a static cache: its attention reads all of them, filled or not."""
+    all_logits: bool = False
+    """True when the LM head runs on every position, though only the last one is asked for."""
+    upcasts_logits: bool = False
+    """True when the last logits are copied to float32 before a token is drawn, as transformers' `generate` does."""
+    outlier_columns: Mapping[str, float] = field(default_factory=dict)
+    """Columns that LLM.int8() multiplies in 16 bits beside its int8 product, by operator; they depend on the data."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether attention without a mask keeps its scores on chip."""
+        return self.attention != "eager" and self.kernel != UNFUSED_KERNEL
+
+    @property
+    def fused_masked(self) -> bool:
+        """Whether attention with a mask keeps its scores on chip."""
+        return self.attention != "eager" and self.masked_kernel != UNFUSED_KERNEL
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step must do. FLOPs count a multiply-add as 2; bytes are as stored.
+
+    Model work is the algorithm's minimum. `avoidable_*` is what the execution path does beyond it, by cause.
+    Vector FLOPs (softmax, norms, rotary, activations, residuals) are a class of their own and stay out of MFU.
+    """
+
+    model_flops: Count = 0
+    vector_flops: Count = 0
+    weight_bytes: Count = 0
+    kv_read_bytes: Count = 0
+    kv_write_bytes: Count = 0
+    embedding_bytes: Count = 0
+    logits_bytes: Count = 0
+    activation_bytes: Count = 0
+    """Operands and intermediates written and read between kernels; an upper bound, since caches may keep them."""
+    link_bytes: Count = 0
+    """Messages that ranks exchange: S of nccl-tests, the whole result of each collective; no bytes of memory."""
+    avoidable_flops: Mapping[Cause, Count] = field(default_factory=dict)
+    avoidable_bytes: Mapping[Cause, Count] = field(default_factory=dict)
+
+    @property
+    def model_bytes(self) -> Count:
+        """Used weights once + live KV read once + new KV written once + embedding rows + logits."""
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.embedding_bytes + self.logits_bytes
+
+    @property
+    def executed_flops(self) -> Count:
+        return self.model_flops + sum(self.avoidable_flops.values())
+
+    @property
+    def executed_bytes(self) -> Count:
+        """Bytes that this path moves when no intermediate stays in a cache."""
+        return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
+
+    @property
+    def intensity(self) -> Any:
+        """Model FLOPs per model byte, the x of the roofline."""
+        return np.asarray(self.model_flops) / np.asarray(self.model_bytes)
+
+    def __add__(self, other: Work) -> Work:
+        mine, theirs = vars(self), vars(other)
+        summed: dict[str, Any] = {name: mine[name] + theirs[name] for name in _AMOUNTS}
+        return Work(**summed | {name: _add_maps(mine[name], theirs[name]) for name in _BY_CAUSE})
+
+    def __mul__(self, times: Count) -> Work:
+        """This work `times` over."""
+        mine = vars(self)
+        scaled: dict[str, Any] = {name: mine[name] * times for name in _AMOUNTS}
+        causes = {name: {cause: part * times for cause, part in mine[name].items()} for name in _BY_CAUSE}
+        return Work(**scaled | causes)
+
+
+_BY_CAUSE = ("avoidable_flops", "avoidable_bytes")
+_AMOUNTS = tuple(item.name for item in fields(Work) if item.name not in _BY_CAUSE)
+
+
+def _add_maps(left: Mapping[Cause, Count], right: Mapping[Cause, Count]) -> dict[Cause, Count]:
+    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight matrix as it lies in memory."""
+
+    format: str
+    in_features: int
+    out_features: int
+    weight_bytes: int
+    """The packed weights with their scales, absmax, zero points and code books."""
+    bias_bytes: int
+    compute_dtype: torch.dtype
+    """The dtype that the product runs in."""
+    dense_from_rows: int | None = None
+    """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: it never does."""
+    transposed: bool = False
+    """Whether it lies inputs by outputs (GPT-2's Conv1D)."""
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.weight_bytes / (self.in_features * self.out_features)
+
+    def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[Cause, Count]:
+        """Bytes that the kernel moves only to convert between formats, for so many rows, by cause.
+
+        A dense copy of a 4-bit weight is written and read back (`dense_from_rows`). LLM.int8() casts its input to
+        float16, quantises it, and writes its product in int32 before it is scaled; columns with outliers are taken
+        out of the input and the weight (in int8, float32 and 16 bits) and their product is added to the output
+        (bitsandbytes 0.50: autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py, `int8_mixed_scaled_mm`).
+        """
+        if self.dense_from_rows is not None:
+            dense = self.in_features * self.out_features * self.compute_dtype.itemsize
+            return {Cause.DEQUANTISATION: np.where(np.asarray(rows) >= self.dense_from_rows, 2 * dense, 0)}
+        if self.format != "int8":
+            return {}
+        cast = 0 if str(activations) == "torch.float16" else activations.itemsize + 2 * _FLOAT16_BYTES
+        found: dict[Cause, Count] = {
+            Cause.INT8_INPUTS: rows * self.in_features * (cast + 2),
+            Cause.INT32_PRODUCTS: rows * self.out_features * 2 * _INT32_BYTES,
+        }
+        if outlier_columns:
+            weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
+            input_column = rows * 3 * activations.itemsize
+            added = rows * self.out_features * 2 * activations.itemsize
+            found[Cause.OUTLIERS] = outlier_columns * (weight_column + input_column) + added
+        return found
+
+    def conversion_flops(self, rows: Count, outlier_columns: float) -> dict[Cause, Count]:
+        """FLOPs of the 16-bit product of LLM.int8()'s outlier columns, which the int8 product runs as zeros too."""
+        if self.format != "int8" or not outlier_columns:
+            return {}
+        return {Cause.OUTLIERS: 2 * rows * outlier_columns * self.out_features}

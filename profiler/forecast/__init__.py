@@ -1,0 +1,1 @@
+"""`forecast`: steps that were not measured, on this device or another."""

@@ -1,0 +1,109 @@
+"""A forecast over the number of cards, for the screen and for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.forecast.tensor_parallel import RankCell, RanksAnswer, RankTime
+from profiler.report.forecast import error_sentence, table
+from profiler.units import duration, percent, significant
+
+RANK_COLUMNS = ("cell", "cards", "time", "gain", "tokens/s", "a card", "link", "cost", "waits for")
+
+
+def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
+    """Print what a second card gives: the sentence, every cell over the number of cards, where it gets worse."""
+    console.print()
+    console.print(Text(answer.sentence(card), style="bold"))
+    console.print(Text(f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}."))
+    console.print(Text(f"Error, on one card: {error_sentence(answer.error)}."))
+    for line in answer.links:
+        console.print(Text(line))
+    console.print()
+    console.print(table(_columns(answer), rank_rows(answer.cells, priced=bool(answer.price))))
+    for line in worse_lines(answer.cells):
+        console.print(Text(line))
+    for note in (answer.price, *answer.notes):
+        if note:
+            console.print(Text(note, style="dim"))
+
+
+def _columns(answer: RanksAnswer) -> tuple[str, ...]:
+    return tuple(("USD/M tok" if answer.price else "card-s/M tok") if name == "cost" else name for name in RANK_COLUMNS)
+
+
+def rank_rows(cells: Sequence[RankCell], *, priced: bool) -> list[tuple[str, ...]]:
+    """A row for each cell and number of cards."""
+    rows = []
+    for cell in cells:
+        for number, time in enumerate(cell.times):
+            name = f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}" if number == 0 else ""
+            rows.append((name, str(time.ranks), *_figures(cell, time, priced)))
+    return rows
+
+
+def _figures(cell: RankCell, time: RankTime, priced: bool) -> tuple[str, ...]:
+    if not time.fits:
+        return ("no room", "-", "-", "-", "-", "-", "memory full")
+    cost = time.usd_per_million if priced and time.usd_per_million is not None else time.card_s_per_million
+    return (
+        duration(time.latency_s),
+        f"{cell.gain(time):.2f}x",
+        significant(time.tokens_per_s),
+        significant(time.tokens_per_s / time.ranks),
+        percent(time.link_s / time.latency_s) if time.ranks > 1 else "-",
+        significant(cost),
+        time.regime.removesuffix("-bound"),
+    )
+
+
+def worse_lines(cells: Sequence[RankCell]) -> list[str]:
+    """From how many cards on each step gets no faster, cells of one answer together."""
+    found: dict[int, list[str]] = {}
+    for cell in cells:
+        if cell.worse_from is not None:
+            name = f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}"
+            found.setdefault(cell.worse_from, []).append(name)
+    if not found:
+        return ["Every further card of these makes every cell faster."]
+    return [f"No faster from {ranks} cards on: {', '.join(names)}." for ranks, names in sorted(found.items())]
+
+
+def ranks_json(answer: RanksAnswer, card: str) -> dict[str, object]:
+    """The document of `roofscope forecast --tp --format json`."""
+    cells = [
+        {
+            "phase": cell.phase,
+            "batch_size": cell.batch_size,
+            "prompt_len": cell.prompt_len,
+            "context_len": cell.context_len,
+            "worse_from": cell.worse_from,
+            "times": [
+                {
+                    **asdict(time),
+                    "gain": cell.gain(time) if time.fits and cell.base else None,
+                    "card_s_per_million": time.card_s_per_million,
+                }
+                for time in cell.times
+            ],
+        }
+        for cell in answer.cells
+    ]
+    return {
+        "source": answer.source,
+        "model": answer.model,
+        "precision": answer.precision,
+        "on": answer.on,
+        "how": answer.how,
+        "sentence": answer.sentence(card),
+        "link": answer.link,
+        "links": list(answer.links),
+        "price": answer.price,
+        "error": asdict(answer.error),
+        "cells": cells,
+        "notes": list(answer.notes),
+    }

@@ -1,0 +1,154 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from profiler.grid.ragged import PADDED_ENGINE, Batch, Ragged, longest, waiting
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+DEFAULT_ENGINE = "eager"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Cell:
+    """One visit of the sweep: a batch of prompts of one length, prefilled and then decoded.
+
+    With `context_len` instead of `prompt_len` the cache is filled directly, and only the decode is timed.
+    """
+
+    batch_size: int
+    prompt_len: int
+    new_tokens: int
+    context_len: int = 0
+    engine: str = DEFAULT_ENGINE
+
+    @property
+    def depth(self) -> int:
+        """Tokens in the cache when decoding begins."""
+        return self.prompt_len or self.context_len
+
+    @property
+    def slots(self) -> int:
+        """Tokens that the cache of one sequence must hold at the end."""
+        return self.depth + self.new_tokens
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode forwards: the first new token comes from the prefill itself."""
+        return self.new_tokens - 1
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        """What is timed in it, phase by phase."""
+        phases: tuple[Phase, ...] = PHASES if self.prompt_len else ("decode",)
+        return tuple(CellKey(phase, self) for phase in phases)
+
+    @property
+    def name(self) -> str:
+        """`4 x 128 (static)`: batch, depth, and the engine unless it is the plain one."""
+        engine = "" if self.engine == DEFAULT_ENGINE else f" ({self.engine})"
+        return f"{self.batch_size} x {self.depth}{engine}"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class CellKey:
+    """One phase of one cell: what a figure is about. Its step is the whole prompt, or the decode loop's middle step."""
+
+    phase: Phase
+    cell: Cell
+
+    @property
+    def query_tokens(self) -> int:
+        """New tokens a sequence in its step."""
+        return self.cell.prompt_len if self.phase == "prefill" else 1
+
+    @property
+    def context_len(self) -> int:
+        """Cached tokens at its step: a median over a decode loop describes the middle one."""
+        return 0 if self.phase == "prefill" else self.cell.depth + self.cell.new_tokens // 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its step processes."""
+        return self.cell.batch_size * self.query_tokens
+
+    @property
+    def name(self) -> str:
+        """`decode 1 x 64 (static)`."""
+        return f"{self.phase} {self.cell.name}"
+
+    @property
+    def series(self) -> tuple[Phase, int, int, int, str]:
+        """What keys have in common that differ by nothing but their batch."""
+        cell = self.cell
+        return self.phase, cell.prompt_len, cell.context_len, cell.new_tokens, cell.engine
+
+    @classmethod
+    def at(
+        cls, phase: Phase, batch_size: int, prompt_len: int, context_len: int, new_tokens: int, engine: str
+    ) -> CellKey:
+        """The key of a row that tells cached tokens at its step."""
+        asked = 0 if prompt_len else context_len - new_tokens // 2
+        return cls(phase, Cell(batch_size, prompt_len, new_tokens, asked, engine))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells of a run; every prompt length, context length and engine meets every batch size."""
+
+    prompt_lens: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    new_tokens: int
+    context_lens: tuple[int, ...] = ()
+    engines: tuple[str, ...] = (DEFAULT_ENGINE,)
+    ragged: Ragged | None = None
+    """Where prompts are of unequal lengths: each batch size meets one batch of them, as long as its longest."""
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Cells in ascending order of tokens, so that the cheap ones come first; engines side by side."""
+        cells = (
+            Cell(batch, prompt, new_tokens, context, engine)
+            for batch in self.batch_sizes
+            for prompt, new_tokens, context in self._shapes(batch)
+            for engine in self.engines
+        )
+        return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size)))
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        """What is timed, in the order of a table's rows: by phase, engine, batch and depth."""
+        ordered = sorted(self.cells, key=lambda cell: (self.engines.index(cell.engine), cell.batch_size, cell.depth))
+        return tuple(CellKey(phase, cell) for phase in PHASES for cell in ordered if CellKey(phase, cell) in cell.keys)
+
+    def _shapes(self, batch_size: int) -> list[tuple[int, int, int]]:
+        """(prompt, new tokens, context) of the cells of a batch size."""
+        if self.ragged is not None:
+            batch = self.ragged.batch(batch_size)
+            return [(longest(batch), max(request.new_tokens for request in batch), 0)]
+        prompts = [(prompt, self.new_tokens, 0) for prompt in self.prompt_lens]
+        return prompts + [(0, self.new_tokens, context) for context in self.context_lens]
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens in the cache at the last step of the longest cell."""
+        return max(cell.slots for cell in self.cells)
+
+    def requests_of(self, cell: Cell) -> Batch | None:
+        """The unequal prompts of a cell; None where all of its prompts are as long as the cell says."""
+        if self.ragged is None or cell.engine != PADDED_ENGINE:
+            return None
+        return self.ragged.batch(cell.batch_size)
+
+    def useful_tokens(self, key: CellKey) -> float:
+        """Tokens that a step is for: of unequal prompts those that are not padding, and sequences that still write."""
+        batch = self.requests_of(key.cell)
+        if batch is None:
+            return key.tokens
+        if key.phase == "prefill":
+            return sum(request.prompt_len for request in batch)
+        return len(batch) * (1 - waiting(batch))

@@ -1,0 +1,134 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from profiler.errors import GridError, RequestError
+from profiler.grid.cells import DEFAULT_ENGINE, Grid
+from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged
+
+MAX_VALUES = 1000
+MOST = 10**7
+"""Sequences, or tokens of one: no model's context is longer, and what is counted of more is no number of a machine."""
+# Nobody means a number of more digits, and Python itself reads no more than some thousand.
+_NUMBER = re.compile(r"\d{1,18}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
+_GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
+_LEAST_NEW_TOKENS = 4
+
+
+def parse_values(text: str, option: str) -> tuple[int, ...]:
+    """`"64,256"`, `"128"`, `"64..2048*2"` (doubling) or `"1..9+2"` (steps) as ascending distinct whole numbers.
+
+    A range's last value is included when the steps hit it. Raises GridError, naming `option`, for anything else,
+    for values below 1 or above MOST, and for more than MAX_VALUES values.
+    """
+    values: set[int] = set()
+    for part in (piece.strip() for piece in text.split(",")):
+        if _NUMBER.fullmatch(part):
+            values.add(int(part))
+        elif match := _RANGE.fullmatch(part):
+            values.update(_expand(match, part, option))
+        else:
+            raise GridError(f"{option}: {part!r} is no number and no range; {_GRAMMAR}.")
+        if len(values) > MAX_VALUES:
+            raise GridError(f"{option}: {text!r} gives more than {MAX_VALUES} values; use a wider step.")
+    return _checked(values, option)
+
+
+def make_grid(
+    prompt_lens: str | Sequence[int] | Ragged,
+    batch_sizes: str | Sequence[int],
+    new_tokens: int,
+    context_lens: str | Sequence[int] = (),
+    engines: Sequence[str] = (DEFAULT_ENGINE,),
+) -> Grid:
+    """A Grid from texts in the range grammar or from plain numbers. Raises GridError.
+
+    Without prompt lengths only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` are
+    prompts of unequal lengths.
+    """
+    if new_tokens < _LEAST_NEW_TOKENS:
+        raise GridError(
+            f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
+        )
+    _checked([new_tokens], "--new-tokens")
+    if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
+        return _ragged_grid(prompt_lens, _values(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
+    contexts = _values(context_lens, "--context-lens") if context_lens else ()
+    return Grid(
+        prompt_lens=_values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else (),
+        batch_sizes=_values(batch_sizes, "--batch-sizes"),
+        new_tokens=new_tokens,
+        context_lens=contexts,
+        engines=tuple(dict.fromkeys(engines)),
+    )
+
+
+def _ragged_grid(
+    asked: str | Ragged,
+    batch_sizes: tuple[int, ...],
+    new_tokens: int,
+    context_lens: str | Sequence[int],
+    engines: Sequence[str],
+) -> Grid:
+    """Each batch of unequal prompts padded, and the same shape with neither padding nor mask beside it."""
+    if context_lens:
+        raise GridError("--context-lens fills a cache alike for all sequences: leave it out with ragged prompts.")
+    if set(engines) - {DEFAULT_ENGINE, PADDED_ENGINE}:
+        raise GridError(
+            f"--prompt-lens ragged: is stepped by --engine {DEFAULT_ENGINE} alone, with and without a mask."
+        )
+    ragged = asked if isinstance(asked, Ragged) else parse_ragged(asked, batch_sizes[-1], new_tokens)
+    grid = Grid((), batch_sizes, new_tokens, (), (PADDED_ENGINE, DEFAULT_ENGINE), ragged)
+    if min(cell.new_tokens for cell in grid.cells) < _LEAST_NEW_TOKENS:
+        raise GridError(
+            f"--prompt-lens: a batch of {ragged.name} writes fewer than {_LEAST_NEW_TOKENS} tokens, which is too few to"
+            " time a decode step."
+        )
+    return replace(grid, prompt_lens=tuple(sorted({cell.prompt_len for cell in grid.cells})))
+
+
+def _values(given: str | Sequence[int], option: str) -> tuple[int, ...]:
+    return parse_values(given, option) if isinstance(given, str) else _checked(given, option)
+
+
+def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:
+    ordered = tuple(sorted(set(values)))
+    if not ordered:
+        raise GridError(f"{option}: no value given; {_GRAMMAR}.")
+    if ordered[0] < 1:
+        raise GridError(f"{option}: {ordered[0]} is not possible; every value must be 1 or more.")
+    if ordered[-1] > MOST:
+        raise GridError(f"{option}: {ordered[-1]} is not possible; no value may be above {MOST}.")
+    return ordered
+
+
+def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
+    first, last = int(match[1]), int(match[2])
+    operator, step = match[3] or "+", int(match[4] or 1)
+    if first < 1 or last < first:
+        raise GridError(f"{option}: {part!r} does not run upwards from 1 or more; {_GRAMMAR}.")
+    if step < (2 if operator == "*" else 1):
+        raise GridError(f"{option}: {part!r} never reaches its end; use a factor of 2 or more, or a step of 1 or more.")
+    values: list[int] = []
+    value = first
+    while value <= last and len(values) <= MAX_VALUES:
+        values.append(value)
+        value = value * step if operator == "*" else value + step
+    return values
+
+
+def check_positions(limit: int | None, longest: int, shorter: str) -> None:
+    """Raises RequestError for a sequence of `longest` tokens that a model has no positions for.
+
+    `limit` is the model's (None: any), `shorter` names the options that make the sequence shorter.
+    """
+    if limit is not None and longest > limit:
+        raise RequestError(
+            f"the longest prompt plus its new tokens is {longest} tokens, but this model's limit is {limit};"
+            f" use {shorter}."
+        )

@@ -1,0 +1,256 @@
+"""The answer in sentences: what bounds prefill and decode, by how much, and what to change, in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from profiler.judge.breakdown import TERM_NAMES, Split
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever
+from profiler.judge.levers import Setting, levers
+from profiler.judge.regimes import Flag
+from profiler.judge.scaling import best_of
+from profiler.units import duration, percent, scaled, signed_duration, significant
+
+# A term that gains less than this share of what engines differ by is left to the picture.
+_WORTH_A_TERM = 0.05
+# A saving of less than this share of a prefill is left to the table.
+_WORTH_A_SENTENCE = 0.1
+# A term of less than this share of a step is left to the split.
+_WORTH_A_WORD = 0.1
+# The best streams and products of cards reach 0.8 to 0.95 of their roofs within a model.
+_NEAR_ROOF = 0.8
+
+
+def answer(cells: Sequence[JudgedCell], setting: Setting, differences: Sequence[EngineDifference] = ()) -> list[str]:
+    """Two or three sentences, the most useful first. Empty when nothing was measured.
+
+    They speak of the first engine; what another one saves is a sentence of its own.
+    """
+    sentences = []
+    engine = cells[0].key.cell.engine if cells else ""
+    cells = [cell for cell in cells if cell.key.cell.engine == engine]
+    decodes = sorted((c for c in cells if c.key.phase == "decode"), key=_batch_then_depth)
+    prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
+    if decodes:
+        first = decodes[0]
+        sentences.append(
+            f"Decode at batch {first.key.cell.batch_size} is {_because(first, setting)}"
+            f"{_where_it_changes(decodes, setting)}."
+        )
+    if prefills:
+        sentences.append(_prefill_sentence(prefills, setting))
+    if decodes:
+        sentences.append(_change_sentence(decodes, setting))
+        sentences += _prefill_change(prefills, setting)
+    elif prefills:
+        sentences.append(_change_sentence(prefills, setting))
+    if decodes:
+        sentences += _engine_sentences(decodes[0], differences)
+    return sentences
+
+
+def _batch_then_depth(cell: JudgedCell) -> tuple[int, int]:
+    return cell.key.cell.batch_size, cell.key.cell.depth
+
+
+def _prefill_change(prefills: Sequence[JudgedCell], setting: Setting) -> list[str]:
+    """The best change of the largest prefill, where it is worth a sentence beside the decode's."""
+    ranked = levers(prefills[-1], replace(setting, cards=())) if prefills else []
+    if not ranked or ranked[0].saves_s < _WORTH_A_SENTENCE * prefills[-1].split.latency_s:
+        return []
+    best, cell = ranked[0], prefills[-1]
+    return [
+        f"In a prefill of {cell.key.cell.name} {_what_it_saves(best)} of {duration(cell.split.latency_s)}"
+        f" ({best.basis}: {best.because})."
+    ]
+
+
+def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
+    """What every other engine does to the step of the first cell, where that is beyond noise."""
+    engine, step_s = first.key.cell.engine, first.split.latency_s
+    return [
+        f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'costs'} {duration(abs(item.saves_s))} of the"
+        f" {duration(step_s)} step against {engine}{_where_it_lies(item)}."
+        for item in differences
+        if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
+    ]
+
+
+def where_it_lies(item: EngineDifference) -> list[str]:
+    """Which terms make the difference between two engines, the largest first, in words; what is small beside it is
+    left out."""
+    least_s = _WORTH_A_TERM * max(map(abs, (item.saves_s, *item.terms.values())))
+    ranked = sorted(item.terms.items(), key=lambda pair: -abs(pair[1]))
+    return [f"{_term_words(name, item)} {signed_duration(gain)}" for name, gain in ranked if abs(gain) >= least_s]
+
+
+def _where_it_lies(item: EngineDifference) -> str:
+    if not item.terms:
+        return "; where cannot be told, as their splits do not add up"
+    words = where_it_lies(item)
+    return f": {', '.join(words)}" if words else ""
+
+
+def _term_words(term: str, item: EngineDifference) -> str:
+    """A term with what it stands for in this difference."""
+    if term == "dispatch_s" and item.how:
+        return f"dispatch ({item.how})"
+    if term == "engine_s":
+        return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
+    cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")
+    if term == "avoidable_s" and cause and abs(item.causes[cause]) > abs(item.terms[term]) / 2:
+        return cause
+    return TERM_NAMES[term]
+
+
+def _because(cell: JudgedCell, setting: Setting) -> str:
+    regime, s = cell.verdict.regime, cell.split
+    if regime == "memory-bound":
+        kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
+        cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
+        return (
+            f"memory-bound{kv}: {percent(cell.bytes_per_s / cell.roof_bytes_per_s)} of the"
+            f" {scaled(cell.roof_bytes_per_s, 'B/s')} that this {setting.device_name} really has{cached},"
+            f" {duration(s.latency_s)} a step{_beside(s)}"
+        )
+    if regime == "compute-bound":
+        return (
+            f"compute-bound{_throttled(cell)}: {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the"
+            f" {scaled(cell.roof_flops_per_s, 'FLOP/s')} that this {setting.device_name} really has"
+        )
+    if regime == "overhead-bound":
+        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell)}"
+    if regime == "kernel-bound":
+        lost_s = s.kernel_s + s.dequantise_s
+        how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
+        return (
+            f"kernel-bound: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
+            f" roofs{how}"
+        )
+    if regime == "link-bound":
+        return f"link-bound: of {duration(s.latency_s)}, weights take {duration(s.link_s)} to cross to the device"
+    where = (
+        ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
+    )
+    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}"
+
+
+def _overhead(cell: JudgedCell) -> str:
+    s = cell.split
+    graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
+    if graph_saves_s > s.dispatch_s:
+        return f"the same work as one graph saves {duration(graph_saves_s)}"
+    if s.engine_s > s.dispatch_s:
+        return f"the engine takes {duration(s.engine_s)}, while the device idles"
+    return f"dispatch takes {duration(s.dispatch_s)}"
+
+
+def _throttled(cell: JudgedCell) -> str:
+    return f", throttled at {percent(cell.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
+
+
+def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+    """From which batch on, at the same prompt, another regime holds to the end."""
+    first = decodes[0]
+    along = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
+    last = along[-1]
+    if last.verdict.regime == first.verdict.regime:
+        return ""
+    since = last
+    for cell in reversed(along):
+        if cell.verdict.regime != last.verdict.regime:
+            break
+        since = cell
+    return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
+
+
+def _beside(s: Split) -> str:
+    """The largest term beside the bytes, where it is worth a word."""
+    terms = {
+        "dispatch": s.dispatch_s,
+        "generate itself": s.generate_s,
+        "dequantisation": s.dequantise_s,
+        "kernels below the roof": s.kernel_s,
+        "avoidable work": s.avoidable_s,
+        "padding": s.padding_s,
+    }
+    name = max(terms, key=lambda key: terms[key])
+    return f", of which {name} {duration(terms[name])}" if terms[name] >= _WORTH_A_WORD * s.latency_s else ""
+
+
+def _largest_terms(s: Split) -> str:
+    terms = {
+        "weights need": s.weights_s,
+        "the KV cache needs": s.kv_s,
+        "arithmetic needs": s.compute_s,
+        "dequantising takes": s.dequantise_s,
+        "kernels lose": s.kernel_s,
+        "avoidable work takes": s.avoidable_s,
+        "padding takes": s.padding_s,
+        "the link takes": s.link_s,
+        "dispatch takes": s.dispatch_s,
+        "generate adds": s.generate_s,
+        "the engine takes": s.engine_s,
+        "unexplained is": s.unexplained_s,
+    }
+    # Parts that add up to more than the step leave a negative rest, which is told as any other.
+    ranked = sorted(terms.items(), key=lambda item: -abs(item[1]))[:3]
+    return ", ".join(f"{name} {duration(value)}" for name, value in ranked)
+
+
+def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
+    best = max(prefills, key=lambda cell: cell.flops_per_s)
+    bound = [cell for cell in prefills if cell.verdict.regime == "compute-bound"]
+    if bound:
+        first = min(cell.key.tokens for cell in bound)
+        smaller = [cell for cell in prefills if cell.key.tokens < first]
+        since = f" from {first} tokens" if smaller else ""
+        share = best.flops_per_s / best.roof_flops_per_s
+        return (
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
+            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} {'measured here' if setting.measured else 'expected'},"
+            f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
+        )
+    return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
+
+
+def _what_it_saves(lever: Lever) -> str:
+    """A tried change saves; a computed one would, under what it assumes."""
+    return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {duration(lever.saves_s)}"
+
+
+def _no_change(s: Split) -> str:
+    """Of a step that no lever shortens: because it is near its roof, or because nobody knows where its time goes."""
+    at = f"this step is at {percent(s.attained)} of its roofline"
+    if s.attained >= _NEAR_ROOF:
+        return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
+    share = s.unexplained_s / s.latency_s
+    unknown = f", and {percent(share)} of it is unexplained" if share > _WORTH_A_WORD else ""
+    return f"No change is known that saves 5 %: {at}{unknown}."
+
+
+def _change_sentence(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+    first = decodes[0]
+    parts = []
+    same_prompt = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
+    best = same_prompt[best_of([cell.tokens_per_s for cell in same_prompt])]
+    if best.key.cell.batch_size > first.key.cell.batch_size:
+        gain = best.tokens_per_s / first.tokens_per_s
+        cost = best.split.latency_s / first.split.latency_s
+        if gain > 1.1:
+            parts.append(
+                f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
+                f" for {significant(cost, 2)}x the step"
+            )
+    ranked = levers(first, replace(setting, cards=()))
+    if ranked and ranked[0].saves_s >= 0.05 * first.split.latency_s:
+        lever = ranked[0]
+        parts.append(
+            f"{_what_it_saves(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})"
+        )
+    if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
+        return "No change can be weighed: the step is faster than a measured roof allows, so that a figure is wrong."
+    if not parts:
+        return _no_change(first.split)
+    return f"What to change: {'; '.join(parts)}."

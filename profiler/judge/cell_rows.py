@@ -1,0 +1,134 @@
+"""Rows of cells.csv: a cell's counts, times and place under the roofline."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.facts.run_facts import Facts
+from profiler.facts.visits import Visit, phase_samples
+from profiler.grid.cells import CellKey
+from profiler.judge.cells import CellResult, counted
+from profiler.judge.padding import RaggedStep
+from profiler.stats import Estimate
+
+_ENERGY_TICK_S = 0.1
+"""How often NVML's energy counter moves at the slowest (20 to 100 ms were seen on data-centre cards)."""
+_ENERGY_TOLERANCE = 0.1
+
+
+def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult:
+    """A cell's work and its time, before it is split."""
+    gap = facts.gaps.get(key.cell)
+    if time_s is None:
+        return counted(key, facts.operators[key], gap.status if gap else "skipped")
+    return replace(
+        counted(key, facts.operators[key], "ok"),
+        latency_s=time_s.median_s,
+        latency_low_s=time_s.low_s,
+        latency_high_s=time_s.high_s,
+        samples=time_s.samples,
+        visits=len(phase_samples(key.phase, facts.visits[key.cell])),
+        tokens_per_s=facts.grid.useful_tokens(key) / time_s.median_s,
+        tokens_per_s_per_seq=facts.grid.useful_tokens(key) / key.cell.batch_size / time_s.median_s,
+    )
+
+
+def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
+    """With what the visits tell beside their time; NaN where it was not measured, or belongs to the other phase."""
+    p90_s, p99_s = np.percentile(np.concatenate(phase_samples(key.phase, visits)), [90, 99])
+    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
+    row = replace(
+        row,
+        p90_s=float(p90_s),
+        p99_s=float(p99_s),
+        peak_memory_bytes=max(peaks) if peaks else None,
+        device_memory_bytes=or_nan(_median([visit.device_memory_bytes for visit in visits])),
+    )
+    if key.phase == "prefill":
+        return replace(row, ttft_s=or_nan(_median([visit.ttft_s for visit in visits])))
+    generated = key.cell.batch_size * key.cell.new_tokens
+    return replace(
+        row,
+        first_step_s=or_nan(_median([visit.decode_s[0] for visit in visits])),
+        issue_s=or_nan(median_issue_s(visits)),
+        joules_per_token=or_nan(joules_a_token(visits, generated)),
+    )
+
+
+def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
+    """With what unequal prompts cost, where they are."""
+    if ragged is None:
+        return row
+    waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
+    return replace(row, padding=ragged.padding, mask_s=or_nan(ragged.mask_s), waiting_s=waiting_s)
+
+
+def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
+    """Joules for each of the tokens that a visit generates, from all visits together; None where that is too coarse.
+
+    A card counts energy a few times a second, so that a visit may end on the tick that it began on, or be charged a
+    whole one more: of n visits the sum is off by about sqrt(n) / 2 ticks.
+    """
+    drawn = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
+    seconds = sum(wall_s for _, wall_s in drawn)
+    if not drawn or math.sqrt(len(drawn)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
+        return None
+    return sum(joules for joules, _ in drawn) / (generated * len(drawn))
+
+
+def median_issue_s(visits: Sequence[Visit]) -> float | None:
+    """Seconds until the host had submitted a decode step."""
+    return _median([None if visit.issue_s is None else visit.issue_s / len(visit.decode_s) for visit in visits])
+
+
+def or_nan(value: float | None) -> float:
+    """As a column has what is not known."""
+    return math.nan if value is None else value
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One cell against the roofs. Rates are model work over time, so that a wasteful path cannot inflate them."""
+
+    intensity: float
+    """Model FLOPs per model byte."""
+    flops_per_s: float
+    bytes_per_s: float
+    mfu: float | None
+    """Model FLOP/s over the datasheet's dense peak (PaLM, arXiv:2204.02311); None without a datasheet."""
+    mbu: float | None
+    """Model bytes/s over the datasheet's bandwidth; None without a datasheet."""
+
+
+def place(
+    latency_s: float,
+    model_flops: float,
+    model_bytes: float,
+    peak_flops_per_s: float | None = None,
+    peak_bytes_per_s: float | None = None,
+) -> Placement:
+    """Place a measured cell on the roofline."""
+    flops_per_s = model_flops / latency_s
+    bytes_per_s = model_bytes / latency_s
+    return Placement(
+        intensity=model_flops / model_bytes,
+        flops_per_s=flops_per_s,
+        bytes_per_s=bytes_per_s,
+        mfu=flops_per_s / peak_flops_per_s if peak_flops_per_s else None,
+        mbu=bytes_per_s / peak_bytes_per_s if peak_bytes_per_s else None,
+    )
+
+
+def ridge_flops_per_byte(compute_flops_per_s: float, memory_bytes_per_s: float) -> float:
+    """The intensity at which the compute roof and the memory roof meet."""
+    return compute_flops_per_s / memory_bytes_per_s

@@ -1,0 +1,384 @@
+"""A whole run judged from its facts: every cell's row and evidence, series, differences, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.data.datasheets import gpus
+from profiler.facts.roofs import drift, swing
+from profiler.facts.run_facts import Facts
+from profiler.facts.telemetry import POWER_CAP, ActiveShares
+from profiler.facts.visits import phase_medians, phase_samples
+from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.judge import answer as advice
+from profiler.judge.breakdown import TERMS, Split
+from profiler.judge.cell_rows import median_issue_s, or_nan, place, timed_row, with_ragged, with_visits
+from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, tried
+from profiler.judge.demand import as_served, faults_of, lost_s, model_work, roofs_of, split_of
+from profiler.judge.engine_differences import GenerateTax, engine_differences, generate_taxes, tax_of
+from profiler.judge.levers import Setting, floors_on, levers
+from profiler.judge.module_times import unexplained_by_group
+from profiler.judge.padding import RaggedStep, ragged_step
+from profiler.judge.regimes import THROTTLED, Measurement, Verdict, beside, judge
+from profiler.judge.roof_range import extreme_shares
+from profiler.judge.scaling import SIZE_OF, DoublingTest, Series, Side, doubling_tests, series_of
+from profiler.stats import Estimate, NoiseReport, Spread, estimate, narrow_enough, noise_report, spread_of
+
+# What is rented most; every other card is in `roofscope gpus`.
+_RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
+_SIXTEEN_BIT = "bfloat16"
+# A residual of more than this share of a step is looked into.
+_UNEXPLAINED_SHARE = 0.20
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the facts of a run say."""
+
+    cells: tuple[CellResult, ...]
+    evidence: tuple[CellEvidence, ...]
+    judged: tuple[JudgedCell, ...]
+    scaling: tuple[DoublingTest, ...]
+    differences: tuple[EngineDifference, ...]
+    answer: tuple[str, ...]
+    generate: tuple[GenerateTax, ...] = ()
+    ragged: tuple[RaggedStep, ...] = ()
+
+    @property
+    def unexplained(self) -> list[CellKey]:
+        """Cells that leave so much of their time unexplained that it is worth a look, the worst first."""
+        found = filter(_is_unexplained, self.judged)
+        return [cell.key for cell in sorted(found, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
+
+
+def judge_run(facts: Facts) -> Judgement:
+    """Every cell of a run judged, and what they say together."""
+    spreads = _spreads(facts)
+    times = {key: _estimate(facts, key, spreads) for key in facts.measured}
+    rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
+    if not facts.ceilings.judges:
+        return _times_only(facts, rows, times, spreads)
+    compute, memory = facts.ceilings.compute_flops_per_s(facts.model.dtype), facts.ceilings.memory_bytes_per_s
+    tests = doubling_tests(list(rows.values()), compute, memory, drift(facts.looks))
+    sides = {test.series: test.sides for test in tests}
+    knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
+    found = {
+        key: _judged(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
+    }
+    judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in found.items()}
+    setting, differences = setting_of(facts), engine_differences(facts, spreads, judged)
+    better = _better_batches(judged.values())
+    return Judgement(
+        cells=tuple(found[key].row if key in found else rows[key] for key in facts.grid.keys),
+        evidence=tuple(
+            replace(
+                item.evidence,
+                levers=tuple(levers(judged[key], setting, better[key])),
+                at_least_s_on=floors_on(judged[key], setting),
+                unexplained_in_s=_unexplained_in(facts, item.cell),
+            )
+            for key, item in found.items()
+        ),
+        judged=tuple(judged.values()),
+        scaling=tuple(tests),
+        differences=tuple(differences),
+        answer=tuple(advice.answer(list(judged.values()), setting, differences)),
+        generate=tuple(generate_taxes(facts, spreads)),
+        ragged=tuple(item.ragged for item in found.values() if item.ragged),
+    )
+
+
+def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
+    """Rows of some cells alone, as a sweep goes on: what other cells would say of them is left for the end."""
+    spreads = _spreads(facts)
+    found = {}
+    for key in (key for cell in cells for key in cell.keys):
+        time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
+        row = timed_row(facts, key, time_s)
+        if time_s is None:
+            found[key] = row
+        elif facts.ceilings.judges:
+            found[key] = _judged(facts, key, row, time_s, spreads[key.phase], {}).row
+        else:
+            found[key] = _time_row(facts, key, row, time_s)
+    return found
+
+
+def _times_only(
+    facts: Facts,
+    rows: Mapping[CellKey, CellResult],
+    times: Mapping[CellKey, Estimate],
+    spreads: Mapping[Phase, Spread],
+) -> Judgement:
+    """Times and counts: without a roof of memory and one of arithmetic no time is split, and no cell has a regime."""
+    return Judgement(
+        cells=tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
+        evidence=(),
+        judged=(),
+        scaling=(),
+        differences=tuple(engine_differences(facts, spreads, {})),
+        answer=(),
+        generate=tuple(generate_taxes(facts, spreads)),
+    )
+
+
+def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
+    spans = [(visit.at_unix_s, visit.wall_s) for visit in facts.visits[key.cell]]
+    clock_share = _clock_share(facts, facts.timeline.active(spans))
+    return _rated_row(facts, key, row, time_s, _noise(facts, key, facts.timeline.throttled(spans), clock_share, time_s))
+
+
+def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
+    """A row with its visits, its rates, their shares of the datasheet, and how far its time can be trusted."""
+    flops, nbytes = model_work(facts.operators[key])
+    sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
+    placement = place(time_s.median_s, flops, nbytes, *sheet)
+    return replace(
+        with_visits(row, key, facts.visits[key.cell]),
+        flops_per_s=placement.flops_per_s,
+        bytes_per_s=placement.bytes_per_s,
+        mfu=or_nan(placement.mfu),
+        mbu=or_nan(placement.mbu),
+        noise=noise.grade,
+        stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
+    )
+
+
+def setting_of(facts: Facts) -> Setting:
+    """What advice needs to know of this device and model."""
+    model, device, ceilings = facts.model, facts.device, facts.ceilings
+    sixteen = ceilings.compute.get(_SIXTEEN_BIT) if model.dtype == "float32" else None
+    return Setting(
+        device_name=device.short_name,
+        memory_bytes_per_s=ceilings.memory_bytes_per_s,
+        compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
+        weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
+        can_graph=device.kind == "cuda",
+        measured=ceilings.measured(model.dtype),
+        weights=float(model.linear_weights),
+        cache_bits=8.0 * model.cache_itemsize,
+        four_bit_dense_from_rows=model.four_bit_dense_from_rows,
+        sixteen_bit_flops_per_s=sixteen.per_s if sixteen else None,
+        cards=tuple(
+            gpu
+            for gpu in gpus()
+            if gpu.gpu in _RENTED and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
+        ),
+        dtype=model.dtype,
+    )
+
+
+def _is_unexplained(cell: JudgedCell) -> bool:
+    return cell.split.unexplained_s > _UNEXPLAINED_SHARE * cell.split.latency_s
+
+
+def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
+    if not _is_unexplained(cell):
+        return {}
+    return unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, cell.split.latency_s)
+
+
+def _at_clock(facts: Facts, clock_share: float) -> Facts:
+    """The same facts with the compute roofs that the card has at a share of the clock at which they were measured."""
+    return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    row: CellResult
+    evidence: CellEvidence
+    cell: JudgedCell
+    ragged: RaggedStep | None
+
+
+def _spreads(facts: Facts) -> dict[Phase, Spread]:
+    """How far visits of the same cell lie apart in this run, by phase."""
+    return {
+        phase: spread_of(
+            (phase_medians(phase, facts.visits[key.cell]) for key in facts.measured if key.phase == phase),
+            swing(facts.looks),
+        )
+        for phase in PHASES
+    }
+
+
+def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, Spread]) -> Estimate:
+    return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
+
+
+def _judged(
+    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: Spread, sides: Mapping[str, str]
+) -> _Found:
+    """A cell's time split, placed and judged, under the compute roof of the clock that the card had meanwhile."""
+    visits, shares = facts.visits[key.cell], extreme_shares(facts)
+    spans = [(visit.at_unix_s, visit.wall_s) for visit in visits]
+    activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans)
+    clock_share = _clock_share(facts, activity)
+    facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
+    half_width_s = (time_s.high_s - time_s.low_s) / 2
+    faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
+    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
+    ragged = ragged_step(facts, key, parts, spread)
+    noise = _noise(facts, key, slowed, clock_share, time_s)
+
+    def measured(under: Facts, split: Split) -> Measurement:
+        return _measurement(under, key, split, time_s, noise, slowed, sides, activity, clock_share)
+
+    def judged_at(memory: float, compute: float) -> Verdict:
+        under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
+        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
+        return judge(measured(under, split_under))
+
+    extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
+    measurement = measured(facts, parts)
+    verdict, roofs = beside(judge(measurement), extremes), measurement.roofs
+    rated = _rated_row(facts, key, row, time_s, noise)
+    judged = JudgedCell(
+        key=key,
+        tokens_per_s=row.tokens_per_s,
+        flops_per_s=rated.flops_per_s,
+        bytes_per_s=rated.bytes_per_s,
+        roof_bytes_per_s=roofs.memory_bytes_per_s,
+        roof_flops_per_s=_roof_flops_per_s(facts, key),
+        split=parts,
+        verdict=verdict,
+        operators=facts.operators[key],
+        memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
+        avoidable_s=avoidable_s,
+        lost_s=lost_s(facts, key),
+        host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        graph_step_s=measurement.graph_step_s,
+        clock_share=clock_share,
+        tried=tuple(tried(facts.trials.get(key, ()))),
+        ways=ragged.ways if ragged else (),
+    )
+    whole = replace(
+        with_ragged(rated, ragged),
+        attained=parts.attained,
+        floor_s=parts.floor_s,
+        **{term: getattr(parts, term) for term in TERMS},
+        regime=verdict.regime,
+        confidence=verdict.confidence,
+    )
+    evidence = CellEvidence(
+        **columns_of(key),
+        regime=verdict.regime,
+        confidence=verdict.confidence,
+        flags=verdict.flags,
+        signals=verdict.evidence,
+        conflicts=tuple(item.signal for item in verdict.conflicts),
+        split_half_widths_s=parts.half_widths_s,
+        noise_reasons=noise.reasons,
+        predicted_peak_memory_bytes=facts.predicted_peak_bytes[key.cell],
+    )
+    return _Found(whole, evidence, judged, ragged)
+
+
+def _measurement(
+    facts: Facts,
+    key: CellKey,
+    parts: Split,
+    time_s: Estimate,
+    noise: NoiseReport,
+    slowed: Sequence[str],
+    sides: Mapping[str, str],
+    activity: ActiveShares,
+    clock_share: float,
+) -> Measurement:
+    """All that a cell's verdict is drawn from."""
+    flops, nbytes = model_work(facts.operators[key])
+    visits = facts.visits[key.cell]
+    roofs = roofs_of(facts, key)
+    runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
+    return Measurement(
+        split=parts,
+        model_flops=flops,
+        model_bytes=nbytes,
+        compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
+        roofs=roofs,
+        latency_low_s=time_s.low_s,
+        latency_high_s=time_s.high_s,
+        noise=noise.grade,
+        offloaded=facts.model.offloaded,
+        cache_resident=facts.ceilings.cache_resident(nbytes),
+        issue_s=median_issue_s(visits) if runs_ahead else None,
+        graph_step_s=_graph_step_s(facts, key, time_s.median_s),
+        batch_side=sides.get("batch", ""),
+        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+        sm_active=activity.sm,
+        memory_active=activity.memory,
+        power_capped=POWER_CAP in slowed,
+        clock_share=clock_share,
+    )
+
+
+def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
+    """FLOP/s of a step whose every product is at the roof of the dtype that it runs in."""
+    flops, _ = model_work(facts.operators[key])
+    roof_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
+    return flops / roof_s if roof_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
+
+
+def _clock_share(facts: Facts, activity: ActiveShares) -> float:
+    """The card's clock during a cell over that of its compute roof; 1 where either is not known, or on a CPU."""
+    roof_hz = facts.ceilings.compute_clock_hz(facts.model.dtype)
+    if facts.device.kind != "cuda" or not roof_hz or not activity.clock_hz:
+        return 1.0
+    return min(1.0, activity.clock_hz / roof_hz)
+
+
+def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float, time_s: Estimate) -> NoiseReport:
+    """How far a cell's time can be trusted. Many cards always run under their power cap, and their roofs were measured
+    under it: it disturbs only where the clock left that of the roofs."""
+    visits = facts.visits[key.cell]
+    busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
+    foreign = sum(cores * wall_s for cores, wall_s in busy) / sum(wall_s for _, wall_s in busy) if busy else None
+    return noise_report(
+        phase_samples(key.phase, visits),
+        time_s,
+        foreign_cores=foreign,
+        throttled=[name for name in slowed if name != POWER_CAP or clock_share < THROTTLED],
+        machine_drift=drift(facts.looks),
+    )
+
+
+def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
+    """The same step as one launch of recorded work, where this run has an engine that does so.
+
+    What that engine's path spares besides, such as a cache that is not copied, is no part of it.
+    """
+    if key.phase != "decode" or key.cell.engine in facts.graph_engines:
+        return None
+    for engine in sorted(facts.graph_engines):
+        recorded = replace(key, cell=replace(key.cell, engine=engine))
+        if visits := facts.visits.get(recorded.cell):
+            graph_s = float(np.median(np.concatenate(phase_samples("decode", visits))))
+            steps = ((key, latency_s), (recorded, graph_s))
+            own_s, its_s = (sum(split_of(facts, each, time_s)[1].values()) for each, time_s in steps)
+            return graph_s + own_s - its_s
+    return None
+
+
+def _sides(row: CellResult, known: Mapping[Series, Mapping[int, Side]]) -> dict[str, str]:
+    """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
+    return {series[0]: known[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in known}
+
+
+def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
+    """The batch at which FLOPs overtake bytes at a cell's depth, where there is one."""
+    return next((knees[series] for series in series_of(row) if series in knees), None)
+
+
+def _better_batches(judged: Iterable[JudgedCell]) -> dict[CellKey, list[JudgedCell]]:
+    """Of each cell, the larger batch of its series that gives the most tokens/s, where there is one."""
+    best: dict[tuple[object, ...], JudgedCell] = {}
+    found: dict[CellKey, list[JudgedCell]] = {}
+    for cell in sorted(judged, key=lambda cell: -cell.key.cell.batch_size):
+        so_far = best.get(cell.key.series)
+        found[cell.key] = [so_far] if so_far else []
+        if so_far is None or cell.tokens_per_s >= so_far.tokens_per_s:
+            best[cell.key.series] = cell
+    return found

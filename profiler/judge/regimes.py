@@ -1,0 +1,462 @@
+"""The regime of a cell: a label, how sure it is, and the evidence for and against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import reduce
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.judge.breakdown import Roofs, Split, at
+
+Regime = Literal[
+    "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
+]
+Vote = Literal["compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", ""]
+Confidence = Literal["high", "medium", "low"]
+
+# Thresholds, each with its reason. They are choices: isolated kernels reach 0.85 to 0.97 of a measured roof, whole
+# models of good engines 0.70 to 0.80 of the memory roof and 0.6 to 0.9 of the compute roof, while a launch-bound
+# step on an H100 shows 0.27 (gpt-fast README; arXiv 2605.30571).
+MEMORY_SHARE = 0.60
+"""Of the device's time, explained by bytes at the measured bandwidth: midway between those two clusters."""
+COMPUTE_SHARE = 0.50
+"""Of the device's time, explained by FLOPs at the measured rate: unfused prefills reach 0.35 to 0.6."""
+OVERHEAD_SHARE = 0.50
+"""Exposed dispatch over step, from which a step is the host's: without it, as a graph, it is twice as fast. What hides
+behind the device costs nothing."""
+OVERDRAWN = 1.25
+"""From here on dispatch is no share of a step but a figure of another minute: the noise of a twin allows less."""
+IDLE_SHARE = 0.20
+"""Exposed dispatch over step, from which a device that the host could run ahead of waits for it: a faster device alone
+gains nothing any more, so that its own label would be wrong. Up to OVERHEAD_SHARE it is mixed: a faster host alone
+gains this share and no more, then the device sets the pace."""
+OVERHEAD_AGAINST = 0.25
+LINK_SHARE = 0.50
+"""Link over step: half of it."""
+ENGINE_SHARE = 0.50
+"""What an engine that owns its model adds, over step, from which that is more than what the work demands. Its host and
+its kernels are not told apart from outside, so that it is mixed, unless the device's own counter saw it idle."""
+KERNEL_SHARE = 0.50
+"""Of the device's time, that its kernels lose against their roofs when run alone (dequantising too)."""
+KERNEL_SHARE_SURE = 0.40
+"""The same at the lower end of its interval."""
+KERNEL_COVERAGE = 0.70
+"""Share of the roof time whose operators were run alone, below which nothing is said of kernels."""
+KERNEL_UNEXPLAINED = 0.20
+"""Share of the step that may be left unexplained when kernels are blamed for the rest."""
+RIDGE_BAND = 1.5
+"""Intensity this far beyond the ridge points to one side; nearer, both roofs matter."""
+DOMINANCE = 1.25
+"""How much larger one share must be than the other to decide alone."""
+KERNEL_LOSS = 0.25
+"""Share of the step that the library's kernels lose at these shapes (dequantising too), from which they are named."""
+WASTE = 0.20
+"""Share of the step in avoidable work, from which the path is named."""
+ROOF_TOLERANCE = 0.02
+"""A step this much above its roof is at it: roofs are medians."""
+THROTTLED = 0.95
+"""Share of the clock that a roof was measured at, below which a card runs slower than it could."""
+
+ISSUE_AGAINST = 0.5
+"""Share of a step until the host had submitted it, below which the host was not what the device waited for."""
+GRAPH_SAVES = 0.2
+"""Share of a step that a graph replay saves, from which the host set the pace (an H100 at batch 1: 1.26x)."""
+GRAPH_PROVES = 0.5
+"""Share that is proof enough whatever the twin says: a replay without the host is twice as fast."""
+
+SM_IDLE = 0.5
+"""Share of the time with any SM active, below which the device waits for the host most of the time."""
+
+_VOTES: dict[str, Vote] = {vote: vote for vote in get_args(Vote)}
+_SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
+_HIGH, _MEDIUM = 0.85, 0.65
+_REDRAWS = 200
+
+
+class Flag(StrEnum):
+    """What a label alone does not say of a cell."""
+
+    KV_BOUND = "kv-bound"
+    INEFFICIENT_KERNELS = "inefficient-kernels"
+    WASTEFUL_PATH = "wasteful-path"
+    CACHE_RESIDENT = "cache-resident"
+    OFFLOADED = "offloaded"
+    ABOVE_ROOF = "above-roof"
+    POWER_CAPPED = "power-capped"
+    HOST = "host"
+    """Of an overhead-bound step where a graph was replayed: a graph removes it."""
+    GRANULARITY = "granularity"
+    """Of such a step: only fusing does."""
+    THROTTLED = "throttled"
+    """The card ran at a lower clock than its roofs were measured at."""
+    UNSTEADY = "unsteady"
+    """Its label is another under the lowest or the highest roofs that the run saw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One signal: its figure, the threshold it was held against, and which way it points (or nowhere)."""
+
+    signal: str
+    value: float
+    threshold: str
+    vote: Vote
+    weight: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All that a verdict is drawn from."""
+
+    split: Split
+    model_flops: float
+    model_bytes: float
+    compute_flops_per_s: float
+    roofs: Roofs
+    latency_low_s: float
+    latency_high_s: float
+    noise: str = "quiet"
+    offloaded: bool = False
+    cache_resident: bool = False
+    issue_s: float | None = None
+    """Seconds until the host had submitted a step, where it runs ahead of the device."""
+    graph_step_s: float | None = None
+    """The same step replayed as a CUDA graph: what is left of it without the host."""
+    batch_side: str = ""
+    """What doubling the batch speaks for: `memory`, `compute`, or nothing clear."""
+    depth_side: str = ""
+    """What doubling the prompt (prefill) or the context (decode) speaks for."""
+    sm_active: float | None = None
+    memory_active: float | None = None
+    """NVML's shares of the time in which any SM, or the memory, was active at all."""
+    power_capped: bool = False
+    clock_share: float = 1.0
+    """The card's clock during the cell over that at which its compute roof was measured; `compute_flops_per_s` and the
+    split are those at the cell's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What bounds a cell."""
+
+    regime: Regime
+    confidence: Confidence
+    evidence: tuple[Evidence, ...]
+    flags: tuple[Flag, ...]
+
+    @property
+    def conflicts(self) -> tuple[Evidence, ...]:
+        """Evidence that points elsewhere than the label."""
+        return tuple(item for item in self.evidence if item.vote and item.vote != self.regime)
+
+
+def judge(measurement: Measurement) -> Verdict:
+    """The regime of one cell.
+
+    The label is the resource whose share of the step's time is largest; the confidence falls with votes against it,
+    with the width of the interval (the rule is run again on redrawn times and roofs), and with noise. A noisy interval
+    hides no label that holds over all of it.
+    """
+    evidence = _evidence(measurement)
+    regime = _label_over_interval(measurement)
+    flags = _flags(measurement, regime)
+    return Verdict(regime, _confidence(measurement, regime, evidence, flags), evidence, flags)
+
+
+def beside(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
+    """A verdict held against those under the `lowest` and the `highest` roofs of the same run.
+
+    A label that changes between them is of low confidence, and the evidence names the other one. A step above a roof
+    proves nothing but that this roof was too low, unless the highest that was seen allows it.
+    """
+    highest = extremes.get("highest")
+    if Flag.ABOVE_ROOF in verdict.flags and highest is not None and Flag.ABOVE_ROOF not in highest.flags:
+        flags = tuple(flag for flag in verdict.flags if flag != Flag.ABOVE_ROOF)
+        verdict = replace(verdict, confidence=highest.confidence, flags=flags)
+    others = {name: other for name, other in extremes.items() if other.regime != verdict.regime}
+    if not others:
+        return verdict
+    evidence = tuple(
+        Evidence(
+            f"{verdict.regime} under the roofs measured first, {other.regime} under the {name}",
+            float(len(others)),
+            "0 other labels",
+            _VOTES.get(other.regime, ""),
+            1.0,
+        )
+        for name, other in others.items()
+    )
+    return Verdict(verdict.regime, "low", (*verdict.evidence, *evidence), (*verdict.flags, Flag.UNSTEADY))
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Bytes, FLOPs and lost kernels of the device's own time; exposed dispatch, the link and an engine's own of the
+    whole step.
+
+    Numbers, or arrays of redraws.
+    """
+
+    memory: Any
+    compute: Any
+    kernel: Any
+    kernel_low: Any
+    """The same at the lower end of its interval."""
+    avoidable: Any
+    overhead: Any
+    link: Any
+    engine: Any
+
+
+def _shares(s: Split) -> _Shares:
+    # What `generate` adds is the host's time as dispatch is.
+    host_s = s.dispatch_s + max(0.0, s.generate_s)
+    own_s = np.maximum(s.latency_s - host_s, 1e-12)
+    lost_s = s.kernel_s + s.dequantise_s
+    return _Shares(
+        memory=(s.weights_s + s.kv_s) / own_s,
+        compute=s.compute_s / own_s,
+        kernel=lost_s / own_s,
+        kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / own_s,
+        avoidable=(s.avoidable_s + s.padding_s) / own_s,
+        overhead=host_s / s.latency_s,
+        link=s.link_s / s.latency_s,
+        engine=s.engine_s / s.latency_s,
+    )
+
+
+def _label_over_interval(m: Measurement) -> Regime:
+    """The label; of a step too noisy to use, the one that holds at both ends of its interval.
+
+    Where none does, the median's own stands, with low confidence, if its split explains the step.
+    """
+    if m.noise != "unusable":
+        return _label(m, m.split)
+    ends = {_label(m, at(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
+    if len(ends) == 1:
+        return ends.pop()
+    explained = abs(m.split.unexplained_s) <= KERNEL_UNEXPLAINED * m.split.latency_s
+    return _label(m, m.split) if explained else "inconclusive"
+
+
+def _label(m: Measurement, s: Split) -> Regime:
+    return cast(Regime, _labels(m, s).item())
+
+
+def _labels(m: Measurement, s: Split) -> NDArray[np.str_]:
+    """What bounds a measurement if its step were split like this; a label each where terms are arrays of redraws."""
+    shares = _shares(s)
+    saved = _graph_share(m, s)
+    pays = shares.overhead >= OVERHEAD_SHARE
+    overdrawn = shares.overhead > OVERDRAWN
+    if saved is not None:
+        proved = saved >= GRAPH_PROVES
+        pays, overdrawn = pays | proved, overdrawn & ~np.asarray(proved)
+    idles = m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)
+    by_memory = shares.memory > shares.compute
+    larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
+    reaches = np.where(by_memory, shares.memory >= MEMORY_SHARE, shares.compute >= COMPUTE_SHARE)
+    moved_s = s.weights_s + s.kv_s + s.avoidable_s
+    moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
+    every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link, shares.engine)
+    parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
+    two = (parts[0] + parts[1] >= MEMORY_SHARE) & (parts[1] * DOMINANCE >= MEMORY_SHARE / 2)
+    rules: tuple[tuple[Any, Regime], ...] = (
+        (shares.link >= LINK_SHARE, "link-bound"),
+        (overdrawn, "inconclusive"),
+        (pays, "overhead-bound"),
+        (idles, "mixed"),
+        (_kernels_bind(s, shares), "kernel-bound"),
+        (reaches & (larger < DOMINANCE * smaller), "mixed"),
+        (reaches & by_memory, "memory-bound"),
+        (reaches, "compute-bound"),
+        (moves, "memory-bound"),
+        (_engine_idles(m, shares), "overhead-bound"),
+        (shares.engine >= ENGINE_SHARE, "mixed"),
+        (two | _replays_explain(s), "mixed"),
+    )
+    return np.select([np.asarray(holds) for holds, _ in rules], [name for _, name in rules], default="inconclusive")
+
+
+def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
+    """Whether a device waits while an engine that owns its model takes more than the work demands."""
+    return np.asarray((shares.engine >= ENGINE_SHARE) & (m.sm_active is not None and m.sm_active < SM_IDLE))
+
+
+def _kernels_bind(s: Split, shares: _Shares) -> NDArray[np.bool_]:
+    """Whether kernels that run far below every roof are what the step waits for.
+
+    It predicts that other kernels for these very operators recover at least half of what these lose.
+    """
+    others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
+    bind = (shares.kernel >= KERNEL_SHARE) & (shares.kernel_low >= KERNEL_SHARE_SURE)
+    return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
+
+
+def _replays_explain(s: Split) -> NDArray[np.bool_]:
+    """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
+    little = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
+    return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & little)
+
+
+def _evidence(m: Measurement) -> tuple[Evidence, ...]:
+    shares = _shares(m.split)
+    vote: Vote
+    ridge = m.compute_flops_per_s / m.roofs.memory_bytes_per_s
+    intensity = m.model_flops / m.model_bytes
+    items = [
+        Evidence(
+            "intensity / measured ridge",
+            intensity / ridge,
+            f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory",
+            "compute-bound"
+            if intensity >= RIDGE_BAND * ridge
+            else "memory-bound"
+            if intensity <= ridge / RIDGE_BAND
+            else "",
+            1.0,
+        ),
+        Evidence(
+            "share of the device's time that bytes at the measured bandwidth need",
+            shares.memory,
+            f">= {MEMORY_SHARE} memory",
+            "memory-bound" if shares.memory >= MEMORY_SHARE else "",
+            2.0,
+        ),
+        Evidence(
+            "share of the device's time that FLOPs at the measured rate need",
+            shares.compute,
+            f">= {COMPUTE_SHARE} compute",
+            "compute-bound" if shares.compute >= COMPUTE_SHARE else "",
+            2.0,
+        ),
+    ]
+    if m.roofs.dispatch_s is not None:
+        items.append(
+            Evidence(
+                "dispatch that the device does not hide (hollow twin) / step",
+                shares.overhead,
+                f">= {OVERHEAD_SHARE} overhead",
+                "overhead-bound" if shares.overhead >= OVERHEAD_SHARE else "",
+                2.0,
+            )
+        )
+    if m.split.replayed_share >= KERNEL_COVERAGE:
+        items.append(
+            Evidence(
+                "share of the device's time that kernels run alone take beyond their roofs",
+                shares.kernel,
+                f">= {KERNEL_SHARE} kernels",
+                "kernel-bound" if _kernels_bind(m.split, shares) else "",
+                2.0,
+            )
+        )
+    if m.split.link_s:
+        vote = "link-bound" if shares.link >= LINK_SHARE else ""
+        items.append(Evidence("link / step", shares.link, f">= {LINK_SHARE} link", vote, 2.0))
+    if m.split.engine_s:
+        vote = "overhead-bound" if _engine_idles(m, shares) else ""
+        signal = "what the engine adds / step: its host and its kernels, not told apart from outside"
+        items.append(Evidence(signal, shares.engine, f">= {ENGINE_SHARE} more than the work", vote, 2.0))
+    return (*items, *_optional_evidence(m, shares))
+
+
+def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
+    """Signals that only some runs have; a missing one changes nothing."""
+    device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
+    items = []
+    if m.issue_s is not None and m.roofs.overlaps:
+        share = m.issue_s / m.split.latency_s
+        # A high share proves nothing: once the launch queue is full, the host waits for the device.
+        vote: Vote = device_side if share < ISSUE_AGAINST else ""
+        items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
+    if (graph := _graph_share(m, m.split)) is not None:
+        saved = float(graph)
+        vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
+        items.append(
+            Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
+        )
+    for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
+        if side in _SIDES:
+            # A flat time speaks for bytes only where dispatch, which is as flat, is small.
+            vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
+            items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
+    if m.sm_active is not None:
+        # One warp on one SM counts as active, so that a high share proves nothing; a low one is an idle device.
+        vote = "overhead-bound" if m.sm_active < SM_IDLE else ""
+        items.append(Evidence("time with any SM active (NVML)", m.sm_active, f"< {SM_IDLE} overhead", vote, 1.0))
+    if m.memory_active is not None:
+        items.append(Evidence("time with memory active (NVML)", m.memory_active, "no share of bandwidth", "", 0.0))
+    return items
+
+
+def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
+    s = m.split
+    checks = (
+        (Flag.KV_BOUND, regime == "memory-bound" and s.kv_s > s.weights_s),
+        (Flag.INEFFICIENT_KERNELS, s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
+        (Flag.WASTEFUL_PATH, s.avoidable_s >= WASTE * s.latency_s),
+        (Flag.CACHE_RESIDENT, m.cache_resident),
+        (Flag.OFFLOADED, m.offloaded),
+        (Flag.ABOVE_ROOF, s.attained > 1.0 + _tolerance(m)),
+        (Flag.POWER_CAPPED, m.power_capped),
+        (Flag.THROTTLED, m.clock_share < THROTTLED),
+        (Flag.HOST, regime == "overhead-bound" and _graph_saves(m) is True),
+        (Flag.GRANULARITY, regime == "overhead-bound" and _graph_saves(m) is False),
+    )
+    return tuple(name for name, holds in checks if holds)
+
+
+def _tolerance(m: Measurement) -> float:
+    """How far above its roof a step may lie and still be at it: what the roof and the time themselves may be off."""
+    time = (m.latency_high_s - m.latency_low_s) / 2 / m.split.latency_s
+    return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
+
+
+def _graph_share(m: Measurement, s: Split) -> NDArray[np.float64] | None:
+    """Share of the step that a graph saves; None where none was replayed."""
+    return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
+
+
+def _graph_saves(m: Measurement) -> bool | None:
+    """Whether a graph removes at least half of the dispatch; None where none was replayed."""
+    if m.graph_step_s is None or not m.roofs.dispatch_s:
+        return None
+    return m.split.latency_s - m.graph_step_s >= m.roofs.dispatch_s / 2
+
+
+def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], flags: Sequence[Flag]) -> Confidence:
+    if regime == "inconclusive" or m.noise == "unusable" or Flag.ABOVE_ROOF in flags:
+        return "low"
+    voting = [item for item in evidence if item.vote]
+    total = sum(item.weight for item in voting)
+    if regime == "mixed":
+        agreement = 0.5
+    else:
+        agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
+    score = min((1 + agreement) / 2, _stability(m, regime))
+    if m.noise != "quiet" or m.roofs.dispatch_s is None or not m.roofs.measured:
+        score = min(score, _HIGH - 0.01)
+    return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
+
+
+def _stability(m: Measurement, regime: Regime) -> float:
+    """Share of redraws, within the interval of the time and 3 % of each roof, that give the same label."""
+    s, sigma = m.split, max(m.latency_high_s - m.latency_low_s, 0.0) / 4
+    memory, compute, dispatch, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
+    latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
+    memory, compute, dispatch = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * dispatch
+    drawn: dict[str, Any] = {
+        "weights_s": s.weights_s * memory,
+        "kv_s": s.kv_s * memory,
+        "compute_s": s.compute_s * compute,
+        "avoidable_s": s.avoidable_s * memory,
+        "dispatch_s": s.dispatch_s * dispatch,
+    }
+    redrawn = replace(at(s, cast(Any, latency_s)), **drawn)
+    return float(np.mean(_labels(m, redrawn) == regime))

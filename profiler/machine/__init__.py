@@ -1,1 +1,0 @@
-"""What the model runs on: clocks, memory, telemetry, datasheets; the one door to the device."""

@@ -1,0 +1,1 @@
+"""Timing passes: the sweep, dispatch, replays, traces and variants that are tried."""

@@ -1,0 +1,115 @@
+"""The prompts of a queue prefilled as they come and batched in other ways, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from profiler.device.clock import no_gc
+from profiler.device.machine import Machine
+from profiler.engines.padded import PaddedEngine
+from profiler.facts.measurements import QueueTrial
+from profiler.grid.cells import CellKey
+from profiler.grid.ragged import PACKED, WAYS, Batch, as_they_come, longest
+from profiler.measure.subject import Subject
+
+# Both ways run so often in turn; the first turn warms up.
+_TURNS = 3
+_SEED = 0
+# Of the largest logit: what two orders of summing may differ by in 16 bits; prompts that see each other differ by more.
+_ALIKE = 0.05
+
+
+def try_ways(subject: Subject, latencies_s: Mapping[CellKey, float], budget_s: float) -> Iterator[QueueTrial]:
+    """Each way to batch the queue of each cell of unequal prompts, the cheapest cells first, as far as `budget_s` goes.
+
+    `latencies_s` are the prefills that were measured: what a queue will take is told by them before it is tried.
+    """
+    ragged, machine = subject.grid.ragged, subject.machine
+    if ragged is None:
+        return
+    deadline_s = machine.now_s() + budget_s
+    cells = [cell for cell in subject.grid.cells if cell.batch_size > 1 and subject.engines[cell.engine].pads]
+    for cell in cells:
+        queue, size = ragged.queue(cell.batch_size), cell.batch_size
+        come = as_they_come(queue, size)
+        latency_s = latencies_s.get(CellKey("prefill", cell))
+        ways = {way: _padded(subject, cut(queue, size)) for way, cut in WAYS.items()}
+        if _packs(subject.loaded.module):
+            ways[PACKED] = _packed(subject, come)
+        for way, run in ways.items():
+            # Two ways a turn, and no way worth trying takes longer than as they come.
+            if latency_s is None or machine.now_s() + 2 * _TURNS * len(come) * latency_s > deadline_s:
+                return
+            before, after = _in_turn(machine, _padded(subject, come), run)
+            yield QueueTrial(cell, way, before, after)
+
+
+def _in_turn(machine: Machine, come: Callable[[], None], way: Callable[[], None]) -> tuple[tuple[float, ...], ...]:
+    """Seconds of both, turn by turn, without the first."""
+    taken: list[list[float]] = [[], []]
+    with torch.inference_mode(), no_gc():
+        for turn in range(_TURNS):
+            for run, seconds in zip((come, way), taken, strict=True):
+                machine.clock.synchronize()
+                start_s = machine.now_s()
+                run()
+                machine.clock.synchronize()
+                if turn:
+                    seconds.append(machine.now_s() - start_s)
+    return tuple(map(tuple, taken))
+
+
+def _padded(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
+    """Prefills of some batches one after the other, each padded to its own longest prompt."""
+    engine = PaddedEngine(subject.loaded.module, subject.machine)
+    prompts = [(batch, _ids(subject, len(batch), longest(batch))) for batch in batches]
+
+    def run() -> None:
+        for batch, ids in prompts:
+            engine.pad(batch)
+            engine.prefill(ids, longest(batch))
+
+    return run
+
+
+def _packed(subject: Subject, batches: list[Batch]) -> Callable[[], None]:
+    """The prompts of each batch behind each other in one row: positions that begin anew tell them apart.
+
+    transformers reads that from `position_ids` where no cache is filled (masking_utils.py,
+    `find_packed_sequence_indices`, 5.23): the prompts are scored, and no decode can follow.
+    """
+    model: Any = subject.loaded.module
+    rows = []
+    for batch in batches:
+        lens = [request.prompt_len for request in batch]
+        positions = torch.cat([torch.arange(length) for length in lens])[None].to(subject.machine.device)
+        last = (torch.tensor(lens).cumsum(0) - 1).to(subject.machine.device)
+        rows.append((_ids(subject, 1, sum(lens)), positions, last))
+
+    def run() -> None:
+        for ids, positions, last in rows:
+            model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last)
+
+    return run
+
+
+def _packs(model: Any) -> bool:
+    """Whether this model tells packed prompts apart: two that are packed answer as each alone."""
+    ids = torch.arange(12, device=model.device)[None] % model.config.get_text_config().vocab_size
+    positions = torch.tensor([[*range(4), *range(8)]], device=model.device)
+    try:
+        with torch.inference_mode():
+            packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, -1:]
+            alone = model(input_ids=ids[:, 4:], use_cache=False).logits[:, -1:]
+    except (TypeError, ValueError, IndexError, RuntimeError):
+        return False
+    scale = float(alone.float().abs().max())
+    return bool((packed.float() - alone.float()).abs().max() <= _ALIKE * scale)
+
+
+def _ids(subject: Subject, batch: int, tokens: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randint(0, subject.vocab_size, (batch, tokens), generator=generator).to(subject.machine.device)

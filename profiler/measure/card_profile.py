@@ -1,0 +1,241 @@
+"""A card's profile, measured in about a minute without a model: products, attention, dispatch over standard shapes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from profiler._version import __version__
+from profiler.counting.walk import called_modules, walk
+from profiler.device.device import software
+from profiler.device.machine import Machine
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import ModelError, RequestError
+from profiler.facts.card_profile import PROFILE_SCHEMA, AttentionPoint, CardProfile, DispatchPoint, ProductPoint, least
+from profiler.facts.dispatch import dispatch_of
+from profiler.facts.roofs import Ceilings
+from profiler.grid.cells import DEFAULT_ENGINE
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import DTYPES, LoadedModel, ModelRequest, dtype_name
+from profiler.loading.source import resolve
+from profiler.measure.captured_calls import answered
+from profiler.measure.dispatch import measure_dispatch
+from profiler.measure.replay import replay_calls
+from profiler.quant.formats import Quant, is_installed
+from profiler.quant.storage import is_linear, model_storage_bytes, stored
+from profiler.stats import timing_of
+
+_ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
+_WIDTHS = ((1024, 128), (576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 49152))
+_TRANSPOSED_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096))
+"""Of weights that lie inputs by outputs, as GPT-2's do: another kernel where rows are few."""
+_WIDE = ((4096, 4096), (4096, 14336), (14336, 4096))
+"""(in, out): keys' and values' of few heads, small models', and on cards those of some billion parameters."""
+_ATTENTIONS = (
+    (1, 1, 64), (1, 1, 512), (1, 1, 2048), (8, 1, 64), (8, 1, 512), (8, 1, 2048), (32, 1, 512),
+    (1, 64, 64), (1, 256, 256), (1, 1024, 1024), (8, 64, 64), (8, 256, 256),
+)  # fmt: skip
+"""(batch, queries, keys)"""
+_HEADS = ((9, 3, 64), (16, 4, 128))
+_BATCHES = (1, 8)
+STANDARD = "smollm2-135m"
+_MOST_CALL_S = 0.1
+"""A product that would take longer is left out: the roof tells of larger ones."""
+SMALL_TOKENS = (4, 16, 64, 256, 1024, 4096)
+_SMALL_S = 4.0
+_TWIN_S = 1.5
+"""For the hollow twin's steps of one phase and batch size."""
+_MOST_PASS_S = 0.05
+_SHARES = {"products": 0.5, "transposed": 0.2, "attention": 0.3}
+_VISITS = 2
+"""Each kernel is measured so often, with all others in between: what holds one up for seconds holds up one visit."""
+_FORMATS: tuple[Quant, ...] = ("nf4", "int8wo", "int4wo")
+_FORMAT_S = 1.5
+"""For the products of one format in one visit."""
+_MOST_FORMAT_CALL_S = 0.02
+"""Rows beyond one that took so long are left out: no roof tells of a library's slow path."""
+
+
+def installed_formats() -> tuple[Quant, ...]:
+    """Packed weights whose library is here."""
+    return tuple(quant for quant in _FORMATS if is_installed(quant))
+
+
+def measure_card(
+    machine: Machine, ceilings: Ceilings, dtypes: Sequence[str], budget_s: float, formats: Sequence[Quant] = ()
+) -> CardProfile:
+    """Profile a machine under the roofs that were measured on it; `budget_s` is for the kernels of all dtypes.
+
+    Of `formats` those are left out that do not run here in a dtype.
+    """
+    products: list[ProductPoint] = []
+    attentions: list[AttentionPoint] = []
+    dispatches: list[DispatchPoint] = []
+    each_s = budget_s / (len(dtypes) * _VISITS)
+    for dtype in [*dtypes] * _VISITS:
+        products += _products(machine, ceilings, dtype, "dense", _SHARES["products"] * each_s)
+        products += _products(machine, ceilings, dtype, "transposed", _SHARES["transposed"] * each_s)
+        for quant in formats:
+            products += _packed(machine, ceilings, dtype, quant)
+        attentions += _attentions(machine, dtype, _SHARES["attention"] * each_s)
+    for dtype in dtypes:
+        dispatches += _dispatches(machine, dtype)
+    info = machine.info
+    return CardProfile(
+        schema_version=PROFILE_SCHEMA,
+        roofscope=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        name=info.name,
+        kind=info.kind,
+        threads=info.threads,
+        compute_capability=info.compute_capability,
+        memory_bytes=info.memory_bytes,
+        last_level_cache_bytes=info.last_level_cache_bytes,
+        software=software(),
+        ceilings=ceilings,
+        products=least(products),
+        attentions=least(attentions),
+        dispatches=tuple(dispatches),
+        datasheet=info.datasheet.gpu if info.datasheet else None,
+    )
+
+
+def _products(
+    machine: Machine, ceilings: Ceilings, dtype: str, layout: Literal["dense", "transposed"], budget_s: float
+) -> Iterator[ProductPoint]:
+    """Products over rows and widths, through so many weights in turn that no cache holds them."""
+    kind = DTYPES[dtype]
+    own = _WIDTHS if layout == "dense" else _TRANSPOSED_WIDTHS
+    product = _linear if layout == "dense" else _transposed
+    widths = (*own, *_WIDE) if machine.is_cuda else own
+    flops_per_s = ceilings.compute_flops_per_s(dtype)
+    shapes = [
+        (rows, ins, outs)
+        for ins, outs in widths
+        for rows in _ROWS
+        if 2.0 * rows * ins * outs / flops_per_s < _MOST_CALL_S
+    ]
+    for ins, outs in widths:
+        rows_of = [rows for rows, *sizes in shapes if tuple(sizes) == (ins, outs)]
+        nbytes = ins * outs * kind.itemsize
+        layers = max(2, math.ceil(ceilings.past_caches_bytes / nbytes))
+        shape = (outs, ins) if layout == "dense" else (ins, outs)
+        first = torch.randn(*shape, device=machine.device, dtype=kind)
+        weights = [first, *(first.clone() for _ in range(layers - 1))]
+        for rows in rows_of:
+            # A pass goes through all weights once; of long products a few are enough, since rows keep them from memory.
+            pass_s = 2.0 * rows * ins * outs / flops_per_s
+            most = max(2, int(_MOST_PASS_S / pass_s))
+            x = torch.randn(1, rows, ins, device=machine.device, dtype=kind)
+            seconds = _alone(machine, [product(x, weight) for weight in weights[:most]], budget_s / len(shapes))
+            yield ProductPoint(dtype, layout, rows, ins, outs, float(nbytes), seconds)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
+    return lambda: F.linear(x, weight)
+
+
+def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
+    """As transformers' Conv1D calls it, with a bias."""
+    bias = torch.zeros(weight.shape[1], device=weight.device, dtype=weight.dtype)
+    return lambda: torch.addmm(bias, x.view(-1, x.shape[-1]), weight)
+
+
+def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
+    """Products with packed weights over rows: the very layers of the standard model, one after the other through it and
+    as many copies of it as leave no cache the next one's weights. Nothing where the format does not run here."""
+    source = resolve(STANDARD)
+    request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
+    try:
+        loaded = load(request, load_config(source))
+    except (RequestError, ModelError):
+        return
+    layers: dict[tuple[str, str, int, int], list[nn.Module]] = {}
+    nbytes: dict[tuple[str, str, int, int], int] = {}
+    stack = loaded.module.model.layers
+    copies = math.ceil(ceilings.past_caches_bytes / model_storage_bytes(stack))
+    for held_again in (stack, *(copy.deepcopy(stack) for _ in range(copies - 1))):
+        for module in filter(is_linear, held_again.modules()):
+            held = stored(module)
+            shape = (dtype_name(held.compute_dtype), held.format, held.in_features, held.out_features)
+            layers.setdefault(shape, []).append(module)
+            nbytes[shape] = held.weight_bytes
+    for rows in _ROWS:
+        inputs = {ins: torch.randn(1, rows, ins, device=machine.device, dtype=DTYPES[dtype]) for _, _, ins, _ in layers}
+        calls = {shape: [partial(layer, inputs[shape[2]]) for layer in found] for shape, found in layers.items()}
+        alone = replay_calls(calls, machine, budget_s=_FORMAT_S / len(_ROWS))
+        told = {shape: timing_of(samples).median_s for shape, samples in alone.items()}
+        for (kind, format_, ins, outs), seconds in told.items():
+            yield ProductPoint(kind, format_, rows, ins, outs, float(nbytes[kind, format_, ins, outs]), seconds)
+        if max(told.values(), default=0.0) > _MOST_FORMAT_CALL_S:
+            return
+
+
+def _attentions(machine: Machine, dtype: str, budget_s: float) -> Iterator[AttentionPoint]:
+    kind = DTYPES[dtype]
+    for heads, kv_heads, dim in _HEADS:
+        for batch, query, keys in _ATTENTIONS:
+            q = torch.randn(batch, heads, query, dim, device=machine.device, dtype=kind)
+            k, v = (torch.randn(batch, kv_heads, keys, dim, device=machine.device, dtype=kind) for _ in range(2))
+
+            def call(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> object:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
+
+            seconds = _alone(machine, [call] * 4, budget_s / (len(_ATTENTIONS) * len(_HEADS)))
+            yield AttentionPoint(dtype, batch, query, keys, heads, kv_heads, dim, seconds)
+
+
+def _alone(machine: Machine, calls: Sequence[Callable[[], object]], budget_s: float) -> float:
+    """Seconds of one of some calls."""
+    found = replay_calls({"it": calls}, machine, budget_s=budget_s)
+    return timing_of(found["it"]).median_s
+
+
+def small_alone(machine: Machine, dtype: str) -> dict[int, float]:
+    """Seconds of a layer's small kernels in a prefill of the standard model, by its tokens: run without its products
+    and attention, less the same prefill of one token, which is their dispatch. Empty where a graph's least time tells
+    of them."""
+    if machine.captures:
+        return {}
+    loaded = load_standard(machine, dtype)
+    engine = EagerEngine(loaded.module, machine)
+    calls = {
+        tokens: [partial(engine.prefill, torch.zeros(1, tokens, dtype=torch.long, device=machine.device), tokens)]
+        for tokens in (1, *SMALL_TOKENS)
+    }
+    with answered(loaded.module, called_modules(loaded.module, walk(loaded.module))):
+        seconds = {
+            tokens: timing_of(times).median_s
+            for tokens, times in replay_calls(calls, machine, budget_s=_SMALL_S).items()
+        }
+    layers = loaded.config.num_hidden_layers
+    return {tokens: max(0.0, seconds[tokens] - seconds[1]) / layers for tokens in SMALL_TOKENS}
+
+
+def load_standard(machine: Machine, dtype: str) -> LoadedModel:
+    """The standard model with random weights. Raises RequestError where a card has no room for it."""
+    source = resolve(STANDARD)
+    try:
+        return load(ModelRequest(source, machine.device, DTYPES[dtype], weights="random"), load_config(source))
+    except torch.OutOfMemoryError as error:
+        raise RequestError("the card has no room for the standard model that its dispatch is measured with.") from error
+
+
+def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
+    """What a layer of a standard model costs the host, among that model's own weights (on a CPU)."""
+    loaded = load_standard(machine, dtype)
+    layers = loaded.config.num_hidden_layers
+    for samples in measure_dispatch(loaded, loaded.config, machine, _BATCHES, [DEFAULT_ENGINE], _TWIN_S):
+        found = dispatch_of(samples)
+        yield DispatchPoint(
+            dtype, samples.phase, samples.batch_size, found.step_s / layers, found.in_kernels_s / layers
+        )

@@ -1,0 +1,337 @@
+"""Dispatch time: the hollow twin, a model of the same layers whose widths are almost nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.counting.walk import linear_modules, walk
+from profiler.device.clock import no_gc
+from profiler.device.machine import Machine
+from profiler.engines.base import Engine
+from profiler.engines.registry import ENGINES
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import contained
+from profiler.facts.dispatch import Calls, DispatchSamples
+from profiler.facts.step import Step
+from profiler.grid.cells import PHASES, Phase
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel
+from profiler.measure.captured_calls import KeptCache, callable_modules, caught_calls
+from profiler.measure.kernels import conversions, replayable_linears
+from profiler.measure.replay import replay_calls
+from profiler.quant.formats import Quant
+from profiler.quant.storage import is_linear, stored
+from profiler.stats import undisturbed
+
+_TWIN_STEPS = 24
+_TWIN_RUN = 4
+_TWIN_PROMPT = 8
+_TWIN_SLOTS = _TWIN_PROMPT + _TWIN_STEPS
+_TWIN_REPLAY_S = 0.1
+
+
+def measure_dispatch(
+    loaded: LoadedModel,
+    config: Any,
+    machine: Machine,
+    batch_sizes: Sequence[int],
+    engines: Sequence[str],
+    budget_s: float,
+    on_failure: Callable[[Exception], object] = lambda error: None,
+) -> list[DispatchSamples]:
+    """What it costs to dispatch a prefill and a decode step with each engine, on the hollow twin; `budget_s` for each.
+
+    What the twin cannot stand for is left out: compiled code of the twin would be other code than the model's, and take
+    as long to compile, so that such an engine has its prefill alone. An engine that fails is left out, after a call of
+    `on_failure`; so are all where the twin cannot be built. Raises DeviceError where the device is lost.
+
+    On a CPU a step's weights stream through the caches between its operators, so that Python and the dispatcher run
+    cold: a twin that steps alone is too fast (6.2 instead of 10.6 ms for SmolLM2-135M on two cores). There each of the
+    model's own linears runs inside the twin's step, just before the twin's, and its time is taken off where it passes:
+    a step less all linears of another minute would be a small difference of two long times. On CUDA the host's caches
+    do not see the weights, and the twin steps alone.
+    """
+    request = loaded.request
+    found: list[DispatchSamples] = []
+    with contained(on_failure):
+        twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
+        for name in engines:
+            if name in ENGINES and (phases := ENGINES[name].eager_phases):
+                kind = ENGINES[name] if "decode" in phases else KeptCache  # as compiled code keeps its own
+                with contained(on_failure):  # what one engine cannot, such as a capture, the others can
+                    bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
+                    found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
+    return found
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A model and its hollow twin on one machine."""
+
+    loaded: LoadedModel
+    twin: LoadedModel
+    engine: Engine
+    machine: Machine
+    budget_s: float
+    """For the steps of one phase and batch size."""
+
+
+def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
+    alone = dict(zip(PHASES, _twin_alone(bench.engine, bench.machine), strict=True))
+    if not bench.machine.is_cuda and not bench.loaded.offloaded:
+        return _among_weights_of(bench, alone, batch_sizes, phases)
+    waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
+    return [
+        DispatchSamples(bench.engine.name, phase, batch, alone[phase], waits=waits[phase])
+        for phase in phases
+        for batch in batch_sizes
+    ]
+
+
+def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
+    """Whether a step of the twin, which has run before, waits for its device."""
+    if engine.replays_as_graph and phase == "decode":
+        return False
+    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
+    with torch.inference_mode():
+        step: Callable[[], object] = partial(engine.prefill, ids, _TWIN_SLOTS)
+        if phase == "decode":
+            step = partial(engine.decode, engine.prefill(ids, _TWIN_SLOTS))
+        return machine.waits(step)
+
+
+def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
+    """Seconds below which no eager (prefill, decode step) of this model can go here: the hollow twin's, by itself.
+
+    Its undisturbed steps: a bound is asked for, and what slows the others down is others' work.
+    """
+    twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
+    prefills, decodes = _twin_alone(EagerEngine(twin, machine), machine)
+    return undisturbed(prefills).quartile_s, undisturbed(decodes).quartile_s
+
+
+def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(prefills, decode steps) of the twin."""
+    clock = machine.clock
+    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
+    prefills: list[float] = []
+    decodes: list[float] = []
+    with torch.inference_mode(), no_gc():
+        engine.prepare(1, _TWIN_SLOTS)
+        for _ in range(4):
+            marks = [clock.mark()]
+            state = engine.prefill(ids, _TWIN_SLOTS)
+            marks.append(clock.mark())
+            for _ in range(_TWIN_STEPS):
+                state = engine.decode(state)
+                marks.append(clock.mark())
+            clock.synchronize()
+            prefill_s, *decode_s = clock.seconds(marks)
+            prefills.append(prefill_s)
+            decodes += decode_s[1:]
+    return tuple(prefills[1:]), tuple(decodes)  # the first one may have made the cache that the others empty
+
+
+def _among_weights_of(
+    bench: _Bench, alone: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int], phases: Sequence[Phase]
+) -> list[DispatchSamples]:
+    """The twin's steps among the model's weights: one prefill for all batch sizes, a decode step for each.
+
+    They take turns, so that a minute in which the machine is slower falls on all of them.
+    """
+    pairs = _paired_linears(bench.loaded.module, bench.twin.module)
+    prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
+    stepped = batch_sizes if "decode" in phases else ()
+    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in stepped]
+    every = [prefill, *decodes]
+    deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
+    while not prefill.steps or (len(prefill.steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
+        for among in every:
+            among.turn()
+    prefills, *steps = (among.samples(alone) for among in every)
+    return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
+
+
+def _paired_linears(model: nn.Module, twin: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """(hollow, real) linears of the same name, in the order in which they stand."""
+    real = dict(model.named_modules())
+    return [(hollow, real[name]) for name, hollow in twin.named_modules() if is_linear(hollow)]
+
+
+class _Among:
+    """Steps of the twin whose weights stream by, and the bare calls of its linears among them."""
+
+    def __init__(self, bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], step: Step) -> None:
+        self._bench, self._pairs, self._step = bench, pairs, step
+        device, dtype = bench.loaded.request.device, bench.loaded.request.dtype
+        widths = {stored(linear).in_features for pair in pairs for linear in pair}
+        batch, query = int(step.batch), int(step.query)
+        inputs = {width: torch.randn(batch, query, width, device=device, dtype=dtype) for width in widths}
+        self._bare, self._streams = (
+            [partial(linear, inputs[stored(linear).in_features]) for linear in side]
+            for side in zip(*pairs, strict=True)
+        )
+        self._ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
+        self.steps: list[float] = []
+        self._calls: list[float] = []
+
+    def turn(self) -> None:
+        """A few steps in a row, as in a decode loop: after other work the first one finds Python colder still."""
+        engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
+        with torch.inference_mode(), no_gc():
+            with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed:
+                state = engine.prefill(self._ids, _TWIN_SLOTS)
+                for step in range(_TWIN_RUN):
+                    streamed.clear()
+                    start_s = machine.now_s()
+                    state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
+                    if step > 0:
+                        self.steps.append(machine.now_s() - start_s - sum(streamed))
+            calls_s = 0.0
+            for stream, bare in zip(self._streams, self._bare, strict=True):
+                stream()
+                start_s = machine.now_s()
+                bare()
+                calls_s += machine.now_s() - start_s
+        self._calls.append(calls_s)
+
+    def samples(self, alone: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
+        """What was measured, with the twin's own calls alone."""
+        phase: Phase = "decode" if self._step.query == 1 else "prefill"
+        return DispatchSamples(
+            engine=self._bench.engine.name,
+            phase=phase,
+            batch_size=int(self._step.batch),
+            alone_s=alone[phase],
+            among_s=tuple(self.steps),
+            bare_s=tuple(self._calls),
+            cores=_called_alone(self._bench, self._step),
+            conversions=_conversions_alone(self._bench, rows=int(self._step.batch * self._step.query)),
+        )
+
+
+@contextlib.contextmanager
+def _streaming(
+    hollow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
+) -> Iterator[list[float]]:
+    """Within, each hollow linear runs after its stream of weights, whose seconds are appended to what is yielded."""
+    seconds: list[float] = []
+
+    def run(stream: Callable[[], object], own: Callable[..., torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        start_s = machine.now_s()
+        stream()
+        seconds.append(machine.now_s() - start_s)
+        return own(hidden)
+
+    for linear, stream in zip(hollow, streams, strict=True):
+        linear.forward = partial(run, stream, linear.forward)
+    try:
+        yield seconds
+    finally:
+        for linear in hollow:
+            del linear.forward
+
+
+def _conversions_alone(bench: _Bench, *, rows: int) -> tuple[Calls, ...]:
+    """The twin's own conversions between formats, which have next to nothing to convert."""
+    linears = replayable_linears(walk(bench.twin.module), linear_modules(bench.twin.module))
+    converting = conversions(linears, dict.fromkeys(linears.operators, rows), bench.twin.request)
+    times = replay_calls(converting, bench.machine, budget_s=_TWIN_REPLAY_S)
+    return tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items())
+
+
+def _called_alone(bench: _Bench, step: Step) -> tuple[Calls, ...]:
+    """The twin's own attention cores and experts, replayed as the model's are: next to nothing but calls."""
+    engine, twin = bench.engine, bench.twin.module
+    ids = torch.zeros(int(step.batch), _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
+
+    def run() -> object:
+        return engine.prefill(ids, _TWIN_SLOTS)
+
+    if step.query == 1:
+        with torch.inference_mode():
+            state = engine.prefill(ids, _TWIN_SLOTS)
+        run = partial(engine.decode, state)
+    modules = callable_modules(twin, walk(twin), bench.machine.available_bytes(), step)
+    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=_TWIN_REPLAY_S)
+    return tuple(Calls(operator.count, seconds) for operator, seconds in times.items())
+
+
+# The smallest head that fused attention kernels take on every device (multiples of 8).
+_HEAD_DIM = 8
+# bitsandbytes stores 4-bit weights in blocks of 64 inputs; narrower layers would take another kernel.
+_QUANTISED_HEAD_DIM = 32
+_WIDTH = 64
+_VOCAB = 256
+
+_EXPERT_WIDTH = 8
+
+_WIDTHS = {
+    "intermediate_size": _WIDTH,
+    "shared_expert_intermediate_size": _WIDTH,
+    "ffn_dim": _WIDTH,
+    "n_inner": _WIDTH,
+    "moe_intermediate_size": _EXPERT_WIDTH,
+}
+_EXTRA_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def hollow_config(config: Any, quant: Quant = "none") -> Any:
+    """A copy of a transformers config with the same layers and head grouping, and next to no width.
+
+    Everything that decides which operators are dispatched stays: layers, layer types, experts, grouping, windows.
+    """
+    hollow = copy.deepcopy(config)
+    for part in _text_configs(hollow):
+        _shrink(part, _HEAD_DIM if quant == "none" else _QUANTISED_HEAD_DIM)
+    return hollow
+
+
+def _text_configs(config: Any) -> Iterator[Any]:
+    yield config
+    text = config.get_text_config()
+    if text is not config:
+        yield text
+
+
+def _shrink(config: Any, head_dim: int) -> None:
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        return
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    new_kv = min(kv_heads, 2)
+    new_heads = new_kv * (heads // kv_heads)
+    _set(config, "num_attention_heads", new_heads)
+    if getattr(config, "num_key_value_heads", None):
+        config.num_key_value_heads = new_kv
+    if getattr(config, "head_dim", None):
+        config.head_dim = head_dim
+    if getattr(config, "kv_lora_rank", None):
+        config.kv_lora_rank = _WIDTH
+        config.qk_nope_head_dim = config.qk_rope_head_dim = config.v_head_dim = head_dim
+        for name in ("qk_head_dim", "head_dim"):
+            if getattr(config, name, None):
+                setattr(config, name, 2 * head_dim if name == "qk_head_dim" else head_dim)
+        if getattr(config, "q_lora_rank", None):
+            config.q_lora_rank = _WIDTH
+    _set(config, "hidden_size", new_heads * head_dim)
+    for name, width in _WIDTHS.items():
+        if getattr(config, name, None):
+            setattr(config, name, width)
+    _set(config, "vocab_size", _VOCAB)
+    for name in _EXTRA_TOKENS:
+        if getattr(config, name, None) is not None:
+            setattr(config, name, 0)
+
+
+def _set(config: Any, name: str, value: int) -> None:
+    """Set under the name that this config class stores it by (GPT-2 says n_embd for hidden_size)."""
+    setattr(config, config.attribute_map.get(name, name), value)

@@ -1,0 +1,162 @@
+"""Decode steps inside transformers' `generate` and in our own loop, in turn, part by part."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.device.clock import no_gc, now_s
+from profiler.engines.transformers import EagerEngine, GenerateEngine
+from profiler.facts.measurements import GenerateSteps
+from profiler.grid.cells import Cell
+from profiler.measure.subject import Subject
+from profiler.measure.visit import seeded_prompts
+
+# Both loops run this often in turn, over so many tokens at most; the first turn warms up.
+_TURNS = 3
+_MOST_TOKENS = 16
+_STEP = "step"
+
+Steps = dict[str, list[float]]
+
+
+def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> Iterator[GenerateSteps]:
+    """The parts of a decode step within `generate`, for each cell that it stepped, as far as `budget_s` goes.
+
+    By the host's clock: where the device runs behind the host, what waits for it is the read that ends each step.
+    """
+    deadline_s = subject.machine.now_s() + budget_s
+    for cell in cells:
+        if not subject.engines[cell.engine].taxes:
+            continue
+        if subject.machine.now_s() > deadline_s:
+            return
+        with torch.inference_mode(), no_gc():
+            yield _of_cell(subject, cell)
+
+
+def _of_cell(subject: Subject, cell: Cell) -> GenerateSteps:
+    import transformers
+
+    model: Any = subject.loaded.module
+    own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
+    ids = seeded_prompts(cell, subject.vocab_size).to(subject.machine.device)
+    tokens = min(_MOST_TOKENS, cell.new_tokens)
+    own: Steps = {}
+    within: Steps = {}
+    streamed: Steps = {}
+    runs: list[tuple[Steps, Callable[[Callable[[], object]], object]]] = [
+        (own, functools.partial(own_loop.call, ids, tokens)),
+        (within, functools.partial(engine.call, ids, tokens)),
+        (streamed, functools.partial(engine.call, ids, tokens, streamer=_Taker())),
+    ]
+    for turn in range(_TURNS):
+        for steps, run in runs:
+            _add_steps(steps if turn else {}, model, run)
+    few, more = (count_reads(functools.partial(engine.call, ids, count, lambda: None)) for count in (2, 4))
+    return GenerateSteps(
+        cell=cell,
+        transformers=transformers.__version__,
+        parts_s={name: tuple(values) for name, values in within.items()},
+        own_s={name: tuple(values) for name, values in own.items()},
+        streamed_s=tuple(streamed["read"]),
+        reads_a_token=(more - few) / 2,
+    )
+
+
+class _Taker:
+    """The least streamer: it is handed every token on the host."""
+
+    def put(self, value: object) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def _add_steps(steps: Steps, model: Any, run: Callable[[Callable[[], object]], object]) -> None:
+    """Add the seconds of each part to `steps`, decode step by decode step; the first one pays for a cache's growth."""
+    seen: list[tuple[float, dict[str, float]]] = []
+    with _timed(model) as totals:
+        run(lambda: seen.append((now_s(), dict(totals))))
+    for (before_s, before), (after_s, after) in itertools.pairwise(seen[2:]):
+        steps.setdefault(_STEP, []).append(after_s - before_s)
+        for name in after:
+            steps.setdefault(name, []).append(after[name] - before[name])
+
+
+@contextlib.contextmanager
+def _timed(model: Any) -> Iterator[dict[str, float]]:
+    """Within, seconds spent in each part so far; what a version of transformers does not have stays at nothing."""
+    from transformers import cache_utils
+    from transformers.generation import logits_process, stopping_criteria, utils
+
+    places = (
+        ("stopping", stopping_criteria.StoppingCriteriaList, "__call__"),
+        ("read", getattr(utils, "StopCheck", None), "__call__"),
+        ("processors", logits_process.LogitsProcessorList, "__call__"),
+        ("inputs", model, "prepare_inputs_for_generation"),
+        ("inputs", model, "_update_model_kwargs_for_generation"),
+        ("cache", cache_utils.Cache, "update"),
+        ("forward", model, "forward"),
+    )
+    totals = {part: 0.0 for part, _, _ in places}
+    with contextlib.ExitStack() as stack:
+        for part, owner, name in places:
+            if hasattr(owner, name):
+                stack.enter_context(_replaced(owner, name, totals, part))
+        yield totals
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, totals: dict[str, float], part: str) -> Iterator[None]:
+    original, own = getattr(owner, name), name in vars(owner)
+
+    @functools.wraps(original)
+    def timed(*args: Any, **named: Any) -> Any:
+        start_s = now_s()
+        try:
+            return original(*args, **named)
+        finally:
+            totals[part] += now_s() - start_s
+
+    setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+_READS = frozenset(
+    (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default)
+)
+"""What `.item()`, `bool(tensor)` and printing come to, in inference mode and without; a card's host waits for each."""
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: int = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.reads += func in _READS
+        return func(*args, **(kwargs or {}))
+
+
+def count_reads(run: Callable[[], object]) -> int:
+    """Reads of single values by the host while `run` runs."""
+    counting = _Counting()
+    with counting:
+        run()
+    return counting.reads

@@ -1,0 +1,46 @@
+"""What a step takes after the device has had nothing to do: clocks fall, caches and threads go cold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from profiler.device.clock import no_gc
+from profiler.device.machine import Machine
+from profiler.engines.base import Engine
+from profiler.facts.measurements import AfterSilence
+from profiler.grid.cells import Cell
+
+# (seconds of silence, how often)
+_SILENCES = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
+# Steps before the silence, and behind it.
+_WARM_STEPS = 4
+_STEPS = 4
+
+
+def steps_after_silence(
+    engine: Engine, cell: Cell, machine: Machine, wait: Callable[[float], None] = time.sleep
+) -> Iterator[AfterSilence]:
+    """The first decode steps of a cell after 0, 1, 5 and 30 s in which this process asks for nothing."""
+    clock = machine.clock
+    slots = cell.depth + _WARM_STEPS + _STEPS + 1
+    with torch.inference_mode(), no_gc():
+        for silence_s, times in _SILENCES:
+            found = []
+            for _ in range(times):
+                engine.announce(cell, None)
+                engine.prepare(cell.batch_size, slots)
+                state = engine.fill(cell.batch_size, cell.depth, slots)
+                for _ in range(_WARM_STEPS):
+                    state = engine.decode(state)
+                clock.synchronize()
+                wait(silence_s)
+                marks = [clock.mark()]
+                for _ in range(_STEPS):
+                    state = engine.decode(state)
+                    marks.append(clock.mark())
+                clock.synchronize()
+                found.append(tuple(clock.seconds(marks)))
+            yield AfterSilence(cell, silence_s, tuple(found))

@@ -1,0 +1,125 @@
+"""Inside a step: the time of each group of operators, in a pass of its own under module hooks, never while timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.counting.module_kinds import is_attention
+from profiler.counting.operators import ModelWork
+from profiler.counting.walk import collapse_numbers
+from profiler.device.machine import Machine
+from profiler.facts.measurements import BETWEEN, Hooked
+from profiler.grid.cells import Cell, CellKey
+from profiler.measure.subject import Subject
+from profiler.measure.visit import seeded_prompts
+
+_STEPS = 6
+
+
+def hook_cell(subject: Subject, cell: Cell) -> list[Hooked]:
+    """Seconds of each group in each phase of a cell; empty where the engine's code cannot be hooked.
+
+    A step is cut at the entry and the exit of every known module, and each piece is given to the innermost one; the
+    pieces add up to the hooked step by construction.
+    """
+    engine, machine = subject.engines[cell.engine], subject.machine
+    if not engine.hookable:
+        return []
+    groups = _group_of_module(subject.loaded.module, subject.work)
+    pieces = Pieces(machine)
+    found = []
+    with torch.inference_mode():
+        engine.announce(cell, None)
+        engine.prepare(cell.batch_size, cell.slots)
+        if cell.prompt_len:
+            ids = seeded_prompts(cell, subject.vocab_size).to(machine.device)
+            state = engine.prefill(ids, cell.slots)
+            with _hooked(groups, pieces):
+                pieces.start()
+                state = engine.prefill(ids, cell.slots)
+                found.append(_by_group(CellKey("prefill", cell), [pieces.finish()]))
+        else:
+            state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
+        with _hooked(groups, pieces):
+            steps = []
+            for _ in range(min(_STEPS, cell.decode_steps)):
+                pieces.start()
+                state = engine.decode(state)
+                steps.append(pieces.finish())
+        found.append(_by_group(CellKey("decode", cell), steps[1:]))
+    return found
+
+
+def _by_group(key: CellKey, steps: list[dict[str, float]]) -> Hooked:
+    return Hooked(key, {group: tuple(step.get(group, 0.0) for step in steps) for group in steps[0]})
+
+
+def _group_of_module(model: nn.Module, work: ModelWork) -> dict[nn.Module, str]:
+    """Every module whose time has a name: those behind an operator, and the attention modules around their cores."""
+    by_name: dict[str, str] = {operator.name: str(operator.group) for operator in work.operators}
+    found: dict[nn.Module, str] = {}
+    for name, module in model.named_modules():
+        if is_attention(module):
+            found[module] = "attention"
+        elif (group := by_name.get(collapse_numbers(name))) is not None:
+            found[module] = group
+    return found
+
+
+class Pieces:
+    """Marks at every entry and exit, and whose time lies between two of them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._clock = machine.clock
+        self._stack = [BETWEEN]
+        self._ranges: list[ExitStack] = []
+        """Each group is a range of the device's own profilers as well (NVTX)."""
+        self.marks: list[Any] = []
+        self.owners: list[str] = []
+
+    def start(self) -> None:
+        self.marks, self.owners = [self._clock.mark()], []
+
+    def enter(self, group: str) -> None:
+        inside = ExitStack()
+        inside.enter_context(self._machine.range(group))
+        self._ranges.append(inside)
+        self._cut()
+        self._stack.append(group)
+
+    def leave(self) -> None:
+        self._cut()
+        self._stack.pop()
+        self._ranges.pop().close()
+
+    def finish(self) -> dict[str, float]:
+        """Seconds by group since `start`."""
+        self._cut()
+        self._clock.synchronize()
+        total: dict[str, float] = {}
+        for owner, seconds in zip(self.owners, self._clock.seconds(self.marks), strict=True):
+            total[owner] = total.get(owner, 0.0) + seconds
+        return total
+
+    def _cut(self) -> None:
+        self.owners.append(self._stack[-1])
+        self.marks.append(self._clock.mark())
+
+
+@contextmanager
+def _hooked(groups: dict[nn.Module, str], pieces: Pieces) -> Iterator[None]:
+    hooks = []
+    for module, group in groups.items():
+        hooks.append(module.register_forward_pre_hook(lambda *_, group=group: pieces.enter(group)))
+        hooks.append(module.register_forward_hook(lambda *_: pieces.leave()))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

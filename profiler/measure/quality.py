@@ -1,0 +1,70 @@
+"""How far a quantised model's answers are from the unquantised one's: a sanity figure, not a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from profiler.errors import RequestError, first_line
+from profiler.facts.measurements import Quality
+from profiler.loading.config import load_config, pretrained_location
+from profiler.loading.load import load
+from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.quant.formats import PLAIN
+
+TEXT = (
+    "The harbour was quiet in the morning. Two boats came back before the wind rose, and the men unloaded crates of"
+    " mackerel on the wet stones. A child asked why the sea is salt, and her grandfather explained that rivers carry"
+    " minerals from the hills, and that water leaves the sea as vapour while the salt remains. In 1872 the engineer"
+    " wrote that the new bridge would cost forty thousand pounds, about three times the first estimate, because the"
+    " ground under the northern pier was softer than anyone had supposed. To compute the mean of a list of numbers,"
+    " add them together and divide the sum by how many there are: def mean(values): return sum(values) / len(values)."
+    " Paris is the capital of France, and Rome that of Italy. When the lamp went out, nobody spoke for a while; then"
+    " somebody laughed, and the talk began again where it had stopped."
+)
+"""Narrative, a date, an explanation, a line of code and two facts; written for this purpose."""
+
+
+def text_ids(request: ModelRequest) -> list[int]:
+    """The built-in text in the model's own tokens. Raises RequestError where it has no tokenizer."""
+    from transformers import AutoTokenizer
+
+    where, extra = pretrained_location(request.source)
+    try:
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=request.trust_remote_code, **extra)
+            return list(tokenizer(TEXT).input_ids)
+    except Exception as error:
+        raise RequestError(
+            f"--check-quality needs the tokenizer of {request.source.name}: {first_line(error)}."
+        ) from error
+
+
+def compare(reference: torch.Tensor, quantised: torch.Tensor) -> Quality:
+    """Two tensors of logits, [positions, vocabulary], of the same text."""
+    expected = F.log_softmax(reference.float(), dim=-1)
+    found = F.log_softmax(quantised.float(), dim=-1)
+    divergence = F.kl_div(found, expected, log_target=True, reduction="none").sum(-1)
+    same = expected.argmax(-1) == found.argmax(-1)
+    return Quality(float(divergence.mean()), float(same.float().mean()), len(expected))
+
+
+def check_quality(loaded: LoadedModel, ids: Sequence[int]) -> Quality:
+    """Hold a quantised model against the same checkpoint unquantised, which is loaded beside it for one pass."""
+    request = loaded.request
+    quantised = _logits(loaded.module, ids, request.device)
+    plain = load(
+        replace(request, quant="none", quant_options=PLAIN), load_config(request.source, request.trust_remote_code)
+    )
+    return compare(_logits(plain.module, ids, request.device), quantised)
+
+
+def _logits(module: Any, ids: Sequence[int], device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(), quiet_libraries():
+        logits: torch.Tensor = module(input_ids=torch.tensor([list(ids)], device=device)).logits
+    return logits[0].float().cpu()

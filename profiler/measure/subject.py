@@ -1,0 +1,224 @@
+"""A loaded model on a machine: how it is executed there, what each cell must do, and what it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import torch
+from torch import nn
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.attention_kernel import attention_path, outlier_columns
+from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
+from profiler.counting.peak_memory import predicted_peak_bytes
+from profiler.counting.walk import linear_modules
+from profiler.device.device import compute_capability
+from profiler.device.machine import Machine, machine_for
+from profiler.engines.base import Engine
+from profiler.engines.transformers import EagerEngine
+from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.run_facts import ModelFacts
+from profiler.facts.step import ExecutionPath, Step
+from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
+from profiler.measure.visit import seeded_prompts
+from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu
+from profiler.quant.formats import FOUR_BIT
+from profiler.quant.storage import four_bit_dense_from_rows, model_storage_bytes, stored
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model on a machine, with the engines that step it."""
+
+    machine: Machine
+    loaded: LoadedModel
+    work: ModelWork
+    engines: Mapping[str, Engine]
+    paths: Mapping[tuple[str, Phase], ExecutionPath]
+    """How each engine executes each phase; `path_of` adds what a cell decides."""
+    grid: Grid
+    held_bytes: int = 0
+    """Bytes of the device that the model and its engines held before anything was measured."""
+
+    @property
+    def request(self) -> ModelRequest:
+        return self.loaded.request
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.loaded.config.get_text_config().vocab_size)
+
+    @cached_property
+    def names(self) -> Mapping[Operator, str]:
+        """A name of its own for each operator."""
+        return self.work.names
+
+    @cached_property
+    def model_bytes(self) -> int:
+        """Bytes of the weights as they were loaded."""
+        return model_storage_bytes(self.loaded.module)
+
+    @property
+    def experts(self) -> str | None:
+        """How transformers runs the experts; None where the model has none, whose config has a word for it as well."""
+        if not any(isinstance(operator, Experts) for operator in self.work.operators):
+            return None
+        return getattr(self.loaded.config.get_text_config(), "_experts_implementation", None)
+
+    def path_of(self, key: CellKey) -> ExecutionPath:
+        """How a cell's step is executed; a static cache is as long as the cell needs it."""
+        path = self.paths[key.cell.engine, key.phase]
+        return replace(path, static_cache_len=key.cell.slots) if path.cache == "static" else path
+
+    def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
+        """The work of every operator in a cell's step."""
+        step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
+        found = tuple(
+            as_value(operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path))
+            for operator, name in self.names.items()
+        )
+        return tuple(map(_from_outside, found)) if self.engines[key.cell.engine].owns_model else found
+
+    def touched_cache_bytes(self, key: CellKey) -> float:
+        """Bytes of the KV cache, old and copied, that a decode step touches; 0 of a prefill."""
+        if key.phase == "prefill":
+            return 0.0
+        work = self.work.work(Step.of(key), self.path_of(key))
+        # What is copied is read once and written once.
+        return float(work.kv_read_bytes + work.avoidable_bytes.get(Cause.CACHE_COPIES, 0) / 2)
+
+    def predicted_peak(self, cell: Cell) -> int:
+        """Bytes of memory that a cell will need at most, weights included."""
+        weights = self.model_bytes
+        path = self.paths[cell.engine, "prefill"]
+        return int(predicted_peak_bytes(self.work, weights, cell.batch_size, cell.depth, cell.new_tokens, path))
+
+    def no_room(self, cell: Cell) -> str | None:
+        """Why a cell cannot fit into memory, or None. The weights are loaded already; the rest must still find room."""
+        needs = self.predicted_peak(cell) - self.model_bytes
+        room = self.machine.available_bytes()
+        if needs > room * _MEMORY_MARGIN:
+            return f"needs {needs / 1e9:.1f} GB beside the weights, {room / 1e9:.1f} GB is free"
+        return None
+
+    def model_facts(self, grid: Grid) -> ModelFacts:
+        """The model as run.json tells it."""
+        loaded, request = self.loaded, self.request
+        linears = [op for op in self.work.operators if isinstance(op, Linear) and op.rows != "last"]
+        cores = [op for op in self.work.operators if isinstance(op, AttentionCore)]
+        return ModelFacts(
+            id=request.source.name,
+            kind=request.source.kind,
+            revision=loaded.revision,
+            architecture=type(loaded.module).__name__,
+            params=self.work.params,
+            dtype=dtype_name(request.dtype),
+            quant=request.quant,
+            double_quant=request.quant_options.double,
+            compute_dtype=dtype_name(request.quant_options.compute_dtype or request.dtype),
+            weights=request.weights,
+            storage_bytes=self.model_bytes,
+            load_s=loaded.load_s,
+            first_call_s=loaded.first_call_s,
+            unpacked_from=loaded.unpacked_from,
+            attention=self.paths[grid.engines[0], "prefill"].attention,
+            offloaded_bytes=dict(loaded.offloaded_bytes),
+            placement=loaded.placement.as_text() if loaded.placement else None,
+            linear_weights=sum(op.count * op.weight.in_features * op.weight.out_features for op in linears),
+            linear_bytes=sum(op.count * op.weight.weight_bytes for op in linears),
+            cache_itemsize=cores[0].itemsize if cores else 2,
+            four_bit_dense_from_rows=self._four_bit_dense_from_rows(linears),
+            linears=_kinds_of_linears(loaded.module),
+            experts=self.experts,
+        )
+
+    def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
+        """Rows from which bitsandbytes' 4-bit kernels would write a dense copy first.
+
+        None: never, or bitsandbytes does not import, or the weights are narrow in another format already.
+        """
+        request, cuda = self.request, self.machine.is_cuda
+        if not cuda and four_bit_fuses_on_cpu():
+            return None
+        halves = torch.float16 if cuda and compute_capability(request.device) < (8, 0) else torch.bfloat16
+        computed = request.dtype if request.dtype.itemsize == 2 else halves
+        weights = [op.weight for op in linears]
+        shapes = {
+            (weight.in_features, weight.out_features)
+            for weight in weights
+            if weight.format in FOUR_BIT or weight.bits_per_weight >= _SIXTEEN_BITS
+        }
+        found = [four_bit_dense_from_rows(request.device, computed, *shape) for shape in shapes]
+        return min((rows for rows in found if rows is not None), default=None)
+
+
+def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
+    """How many linears of each class and format there are, with what their kernel does first."""
+    found: dict[str, int] = {}
+    for module in (module for modules in linear_modules(model).values() for module in modules):
+        weight = stored(module)
+        words = [type(module).__name__, weight.format]
+        if weight.dense_from_rows == 1:
+            words.append(f"a dense {dtype_name(weight.compute_dtype)} copy is written first (a fallback)")
+        elif weight.dense_from_rows is not None:
+            words.append(f"a dense copy is written first from {weight.dense_from_rows} rows on")
+        name = ", ".join(words)
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+_SIXTEEN_BITS = 16
+
+# A cell is refused before it is tried when its predicted peak leaves less than this share of memory free.
+_MEMORY_MARGIN = 0.95
+
+
+def _from_outside(work: OperatorWork) -> OperatorWork:
+    """What is known of an operator in an engine that owns its model: what the algorithm needs, and no more."""
+    return replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={})
+
+
+def execution_paths(
+    loaded: LoadedModel, work: ModelWork, engines: Mapping[str, Engine], grid: Grid
+) -> dict[tuple[str, Phase], ExecutionPath]:
+    """How this model is executed on this device: its attention interface, the kernels that torch picks, outliers."""
+    request = loaded.request
+    attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    longest = max((*grid.prompt_lens, *grid.context_lens))
+    shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
+
+    @cache
+    def asked(phase: Phase, compiled: bool) -> ExecutionPath:
+        query, keys = shapes[phase]
+        where = request.device, request.dtype
+        return attention_path(attention, cores, *where, query=query, keys=keys, compiled=compiled)
+
+    paths: dict[tuple[str, Phase], ExecutionPath] = {}
+    outliers = _outliers(loaded, grid) if request.quant == "int8" else {}
+    for name, engine in engines.items():
+        for phase in PHASES:
+            paths[name, phase] = replace(
+                asked(phase, phase not in engine.eager_phases),
+                cache=engine.cache,
+                masks=engine.pads,
+                all_logits=not engine.keeps_last_logits,
+                outlier_columns=outliers.get(phase, {}),
+            )
+    return paths
+
+
+def _outliers(loaded: LoadedModel, grid: Grid) -> dict[Phase, dict[str, float]]:
+    """The columns with outliers that LLM.int8() finds in the shortest prompt, and in a step behind it, by whatever
+    engine: they are the model's own."""
+    cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
+    ids = seeded_prompts(cell, loaded.config.get_text_config().vocab_size).to(loaded.request.device)
+    engine = EagerEngine(loaded.module, machine_for(loaded.request.device))
+    with torch.inference_mode():
+        state = engine.prefill(ids, cell.slots)
+        prefill = outlier_columns(loaded.module)
+        engine.decode(state)
+        return {"prefill": prefill, "decode": outlier_columns(loaded.module)}

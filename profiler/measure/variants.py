@@ -1,0 +1,126 @@
+"""The forms that a model may be held and stepped in on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from profiler.device.device import compute_capability
+from profiler.device.machine import Machine
+from profiler.engines.registry import ENGINES
+from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
+from profiler.grid.cells import CellKey
+from profiler.loading.request import DTYPES, ModelRequest, resolve_dtype
+from profiler.measure.subject import Subject
+from profiler.quant.formats import Quant, is_installed
+
+_COMPILING_S = 25.0
+"""What compiling a few layers takes: of SmolLM2-135M on two cores of a Xeon one layer took 16 s and five another 8 s,
+most of it in g++; with what a cache on the disk has of an earlier run a second at most."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to hold and step a model; what is None stays as the run has it."""
+
+    name: str
+    """What a reader would change, as a sentence names it."""
+    dtype: torch.dtype | None = None
+    quant: Quant | None = None
+    experts: str | None = None
+    kernel: SDPBackend | None = None
+    """What `scaled_dot_product_attention` may call."""
+    masked: bool = False
+    """Whether a padding mask is handed over, as for prompts of unequal lengths."""
+    engine: str | None = None
+    threads: int | None = None
+
+    @property
+    def holds_alike(self) -> bool:
+        """Whether the model is held as it is, and only stepped in another way."""
+        return (self.dtype, self.quant, self.experts) == (None, None, None)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether its decode steps are code of their own, which runs none of the modules' Python."""
+        return self.engine is not None and not ENGINES[self.engine].hookable
+
+    @property
+    def preparing_s(self) -> float:
+        """Seconds to expect before its first step. Nothing interrupts a compiler: they are no bound."""
+        return _COMPILING_S if self.compiled else 0.0
+
+    def corners(self, keys: Sequence[CellKey]) -> Sequence[CellKey]:
+        """Those of `keys` that it is tried at. Compiled code is made anew for every shape, and prefills stay as they
+        are: the first decode step stands for all."""
+        return [key for key in keys if key.phase == "decode"][:1] if self.compiled else keys
+
+
+def forms_of(subject: Subject, compiling: bool = False) -> list[Form]:
+    """Every other form that this machine has, the most promising first; what is left out for time stands last.
+
+    With `compiling` torch.compile is one of them, but for CUDA: there graphs save the host's share without a compiler.
+    """
+    config = subject.loaded.config.get_text_config()
+    dtypes, quants = _dtypes(subject), _quants(subject)
+    # Whoever quantised has a reason, mostly memory: another format comes before none at all.
+    found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
+    if next(iter(subject.engines)) == "eager":
+        found.append(Form("a static cache", engine="static"))
+        if compiling and "compile" not in subject.engines and not subject.machine.is_cuda:
+            found.append(Form(COMPILED, engine="compile"))
+    others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != subject.experts]
+    found += [Form(f"{name} experts", experts=name) for name in others if subject.experts]
+    kernels = _kernels(subject) if getattr(config, "_attn_implementation", None) == "sdpa" else {}
+    found += [Form(f"{name} attention", kernel=kernel) for name, kernel in kernels.items()]
+    found.append(Form(PADDING_MASK, masked=True))
+    found += [
+        Form(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
+        for name, kernel in kernels.items()
+        if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda  # which takes no mask there
+    ]
+    threads = torch.get_num_threads()
+    if not subject.machine.is_cuda and threads > 1:
+        found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
+    return [*found, *dtypes[1:], *quants[3:]]
+
+
+def _dtypes(subject: Subject) -> list[Form]:
+    request = subject.request
+    dense = "" if request.quant == "none" else UNQUANTISED
+    plain = [Form(dense + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)]
+    found = [form for form in plain if (form.dtype, form.quant) != (request.dtype, request.quant)]
+    return sorted(found, key=lambda form: form.dtype is not torch.bfloat16)
+
+
+def _quants(subject: Subject) -> list[Form]:
+    request = subject.request
+    quants: list[Quant] = ["int4wo", "nf4", "int8wo", "int8"]
+    return [
+        Form(quant, _dtype_of(quant, request), quant)
+        for quant in quants
+        if is_installed(quant) and quant != request.quant
+    ]
+
+
+def _kernels(subject: Subject) -> dict[str, SDPBackend]:
+    """Attention kernels behind `scaled_dot_product_attention` that this device has, but for those of the run."""
+    names = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
+    if subject.machine.is_cuda:
+        names |= {"memory-efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    ran = {path.kernel for path in subject.paths.values()}
+    return {name: kernel for name, kernel in names.items() if name not in ran}
+
+
+def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
+    """Whether a dtype is worth a trial on a device: every one on a CPU, 16 bits that it has units for on CUDA."""
+    if not machine.is_cuda:
+        return True
+    return dtype is torch.float16 or (dtype is torch.bfloat16 and compute_capability(machine.device) >= (8, 0))
+
+
+def _dtype_of(quant: Quant, request: ModelRequest) -> torch.dtype:
+    return resolve_dtype("auto", quant, request.device, None) if request.dtype is torch.float32 else request.dtype

@@ -1,0 +1,313 @@
+"""One visit of one cell: warm up, prefill, the decode loop with a mark a step, and what went wrong."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from profiler.device.clock import Clock, no_gc
+from profiler.device.contention import ForeignLoad
+from profiler.device.machine import Machine
+from profiler.device.memory import page_faults
+from profiler.engines.base import Engine
+from profiler.errors import NoRoomError, RoofscopeError, contained, told
+from profiler.facts.scheduler import Scheduled
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell
+from profiler.stats import LEAST_SAMPLES
+from profiler.units import scaled
+
+_SEED = 0
+_STEADY = 0.05
+_MOST_WARM_UPS = 4
+_WARM_UP_S = 1.0
+_WARM_UP_STEPS = 8
+_MORE_PREFILLS = LEAST_SAMPLES - 1
+_MORE_PREFILLS_S = 0.8
+_NO_MEMORY = ("out of memory", "not enough memory", "allocate memory")
+"""What torch says of it: on CUDA, and on a CPU's Windows and Linux (c10/core/impl/alloc_cpu.cpp)."""
+_ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
+_UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, budget_s: float) -> None:
+    """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
+
+    It has the very shape that is timed, since another number of slots would be compiled and captured for nothing. What
+    cannot run is left to its visit, which says so.
+    """
+    deadline_s = machine.now_s() + budget_s
+    recent: list[float] = []
+    bench = Bench(machine, vocab_size)
+    with contained(), torch.inference_mode(), no_gc():
+        engine.prepare(cell.batch_size, cell.slots)
+        while machine.now_s() < deadline_s:
+            loop = _run(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
+            recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
+            if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
+                return
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every visit is measured with."""
+
+    machine: Machine
+    vocab_size: int
+    own_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
+    visited: set[Cell] = field(default_factory=set)
+    """Cells whose shapes this process has run before; a visit adds its own."""
+
+
+def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
+    """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
+    gaps: list[Gap] = []
+    with contained(lambda error: gaps.append(_gap(cell, error, bench.machine))), torch.inference_mode(), no_gc():
+        return _visit(engine, cell, round_number, bench)
+    # Only here: as long as the error is handled, it holds the tensors of the step that failed.
+    bench.machine.recover(cell.name)
+    return gaps[0]
+
+
+def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
+    text = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in _NO_MEMORY):
+        return Gap(cell, "oom", "out of memory" + _in_pieces(text, machine))
+    if isinstance(error, RoofscopeError):
+        return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
+    return Gap(cell, "failed", told(error))
+
+
+def _in_pieces(text: str, machine: Machine) -> str:
+    """What a step that ran out of memory would have found, were it not in pieces; asked while it holds its tensors.
+
+    torch says how much it tried to allocate (CUDACachingAllocator.cpp), and rounds that to hundredths of its unit.
+    """
+    asked = _ASKED.search(text)
+    if not machine.is_cuda or asked is None:
+        return ""
+    wanted_bytes, free_bytes = float(asked[1]) * _UNITS[asked[2]], machine.available_bytes()
+    if free_bytes < 1.01 * wanted_bytes:
+        return ""
+    return (
+        f": {scaled(free_bytes, 'B')} were free, in pieces too small for the {scaled(wanted_bytes, 'B')} asked for;"
+        " start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which joins them"
+    )
+
+
+def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:
+    machine = bench.machine
+    is_new = cell not in bench.visited
+    if is_new and machine.is_cuda:
+        machine.release()  # segments that smaller cells have cut into pieces would leave no room for a large one
+    before_s = machine.now_s()
+    engine.prepare(cell.batch_size, cell.slots)
+    machine.clock.synchronize()
+    preparation_s = machine.now_s() - before_s
+    prefills = _prefills(engine, cell, bench)
+    warm_ups = _warm_prefill(prefills) if is_new else []
+    # Each decode step of a growing cache is a shape of its own, for which a library may build a plan at its first use.
+    first_s = _run(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()
+    bench.visited.add(cell)
+    machine.reset_peak()
+    # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
+    load = None if machine.is_cuda else ForeignLoad(engine.beside)
+    at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
+    loop = _run(engine, cell, bench)
+    after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
+    of_host_s = [loop.loop_s, loop.issue_s, loop.wall_s, preparation_s + 1.0]  # preparing may take no time
+    _refuse_impossible(
+        [*of_host_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
+    )
+    room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
+    more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
+    _refuse_impossible(more)
+    return Visit(
+        cell=cell,
+        round=round_number,
+        prefill_s=loop.prefill_s,
+        decode_s=loop.decode_s,
+        wall_s=loop.wall_s,
+        warm_up_s=tuple(warm_ups),
+        first_decode_s=first_s,
+        peak_memory_bytes=_peak_of_cell(engine, bench),
+        at_unix_s=at_unix_s,
+        energy_j=None if before_j is None or after_j is None else after_j - before_j,
+        ttft_s=loop.ttft_s,
+        more_prefill_s=tuple(more),
+        loop_s=loop.loop_s,
+        issue_s=loop.issue_s,
+        preparation_s=preparation_s,
+        device_memory_bytes=machine.used_bytes(),
+        foreign_cores=foreign_cores,
+        prefill_faults=loop.prefill_faults,
+        decode_faults=loop.decode_faults,
+        scheduled=loop.scheduled,
+        cache_used_bytes=loop.cache_used_bytes,
+    )
+
+
+def _peak_of_cell(engine: Engine, bench: Bench) -> int | None:
+    """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
+    peak = bench.machine.peak_bytes()
+    return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """One prefill and the decode loop behind it."""
+
+    prefill_s: float | None
+    ttft_s: float | None
+    decode_s: tuple[float, ...]
+    loop_s: float
+    issue_s: float
+    wall_s: float
+    prefill_faults: int
+    decode_faults: int
+    scheduled: tuple[Scheduled, ...] = ()
+    cache_used_bytes: int | None = None
+
+
+def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) -> _Loop:
+    """One prefill and its decode steps (or `steps` of them) with a mark after each, read at the end of the loop.
+
+    The first token is fetched between the two, as a user's would be; the loop itself never waits.
+    """
+    machine, clock = bench.machine, bench.machine.clock
+    if engine.whole_calls:
+        return _run_whole(engine, cell, bench, steps=cell.decode_steps if steps is None else steps)
+    prompts = seeded_prompts(cell, bench.vocab_size) if cell.prompt_len else None
+    decode_steps = cell.decode_steps if steps is None else steps
+    engine.announce(cell, decode_steps)
+    clock.synchronize()
+    faults_before = page_faults()
+    start_s = machine.now_s()
+    marks, ttft_s = [], None
+    if prompts is None:
+        state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
+    else:
+        ids = prompts.to(machine.device)
+        marks.append(clock.mark())
+        state = engine.prefill(ids, cell.slots)
+        marks.append(clock.mark())
+        state.token_B1.cpu()
+        ttft_s = machine.now_s() - start_s
+    clock.synchronize()
+    faults_between = page_faults()
+    loop_start_s = machine.now_s()
+    loop_marks = [clock.mark()]
+    for _ in range(decode_steps):
+        state = engine.decode(state)
+        loop_marks.append(clock.mark())
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s = machine.now_s()
+    return _Loop(
+        prefill_s=clock.seconds(marks)[0] if marks else None,
+        ttft_s=ttft_s,
+        decode_s=tuple(clock.seconds(loop_marks)),
+        loop_s=end_s - loop_start_s,
+        issue_s=issued_s - loop_start_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+    )
+
+
+def follow(engine: Engine, cell: Cell, steps: int | None, bench: Bench) -> tuple[float | None, tuple[float, ...]]:
+    """Run what was announced, as the rank that announced it does: (seconds of the prefill, of each decode step)."""
+    with torch.inference_mode(), no_gc():
+        if steps is None:
+            return next(_prefills(engine, cell, bench)), ()
+        loop = _run(engine, cell, bench, steps=steps)
+    return loop.prefill_s, loop.decode_s
+
+
+def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop:
+    """The same of an engine that runs prompt and steps in one call of its own."""
+    machine, clock = bench.machine, bench.machine.clock
+    prompts = seeded_prompts(cell, bench.vocab_size)
+    marks: list[Any] = []
+    told: list[tuple[float, int]] = []
+
+    def mark() -> None:
+        marks.append(clock.mark())
+        told.append((machine.now_s(), page_faults()))
+
+    clock.synchronize()
+    start_s, faults_before = machine.now_s(), page_faults()
+    engine.call(prompts.to(machine.device), 1 + steps, mark)
+    issued_s = machine.now_s()
+    clock.synchronize()
+    end_s, (first_s, faults_between) = machine.now_s(), told[1]
+    prefill_s, *decode_s = clock.seconds(marks)
+    return _Loop(
+        prefill_s=prefill_s,
+        ttft_s=first_s - start_s,
+        decode_s=tuple(decode_s),
+        loop_s=end_s - first_s,
+        issue_s=issued_s - first_s,
+        wall_s=end_s - start_s,
+        prefill_faults=faults_between - faults_before,
+        decode_faults=page_faults() - faults_between,
+        scheduled=engine.scheduled,
+        cache_used_bytes=engine.cache_used_bytes,
+    )
+
+
+def _refuse_impossible(times_s: Iterable[float]) -> None:
+    """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
+    for value in times_s:
+        if not (math.isfinite(value) and value > 0):
+            raise RuntimeError(f"the clock gave a step of {value:g} s")
+
+
+def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
+    """Seconds of one prefill of this cell after the other, each on its own."""
+    if not cell.prompt_len:
+        return
+    clock = bench.machine.clock
+    ids = seeded_prompts(cell, bench.vocab_size).to(bench.machine.device)
+    while True:
+        engine.announce(cell, None)
+        clock.synchronize()
+        marks: list[Any] = []
+        mark = partial(_mark, clock, marks)
+        if engine.whole_calls:
+            engine.call(ids, 1, mark)
+        else:
+            mark()
+            engine.prefill(ids, cell.slots)
+            mark()
+        clock.synchronize()
+        yield clock.seconds(marks)[0]
+
+
+def _mark(clock: Clock, marks: list[Any]) -> None:
+    marks.append(clock.mark())
+
+
+def _warm_prefill(prefills: Iterator[float]) -> list[float]:
+    """Prefills of a shape that is new until two in a row agree: kernels are picked and memory is taken once."""
+    times: list[float] = []
+    for seconds in prefills:
+        times.append(seconds)
+        agree = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
+        if agree or len(times) == _MOST_WARM_UPS or sum(times) > _WARM_UP_S:
+            break
+    return times
+
+
+def seeded_prompts(cell: Cell, vocab_size: int) -> torch.Tensor:
+    """Random token ids [batch, prompt], the same for the same cell: as long as asked, with no tokenizer involved."""
+    generator = torch.Generator().manual_seed(_SEED + 1_000_003 * cell.batch_size + cell.prompt_len)
+    return torch.randint(0, vocab_size, (cell.batch_size, cell.prompt_len), generator=generator)

@@ -1,0 +1,1 @@
+"""`place`: another tool's figures under the roofs of a GPU."""

@@ -1,0 +1,54 @@
+"""Another tool's figures under the roofs: rows, JSON, and the screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.place.place import Placed
+from profiler.readers.columns import Table
+from profiler.report.console import MOST_ROWS, table
+from profiler.units import duration, significant
+
+PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
+
+
+def placed_rows(rows: Sequence[Placed]) -> list[list[str]]:
+    """Every figure, in the order of the columns."""
+    return [
+        [
+            _name(row),
+            duration(row.latency_s),
+            significant(row.tokens_per_s),
+            duration(row.floor_s),
+            row.bound,
+            f"{significant(100 * row.attained, 2)} %",
+            row.regime or "above the roof",
+        ]
+        for row in rows
+    ]
+
+
+def _name(row: Placed) -> str:
+    settings = f", {row.settings}" if row.settings else ""
+    if row.phase == "decode":
+        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{settings}"
+    behind = f" behind {row.context_len}" if row.context_len else ""
+    after = f" + {row.new_tokens}" if row.phase == "generate" else ""
+    return f"{row.phase} {row.batch_size} x {row.prompt_len}{after}{behind}{settings}"
+
+
+def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console: Console) -> None:
+    """Print figures under the roofs; notes that several share stand once."""
+    console.print(Text(title, style="bold"))
+    for doubt in doubts:
+        console.print(Text(f"warning: {doubt}"))
+    console.print(table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), of=len(rows)))
+    notes = Counter(filter(None, rows.column("note")))
+    for note, count in notes.most_common(10):
+        first = rows[rows.column("note").index(note)]
+        of = _name(first) if count == 1 else f"{count} figures, first {_name(first)}"
+        console.print(Text(f"{of}: {note}"))

@@ -1,0 +1,1 @@
+"""Times of cells that were not measured, from a run's own facts, with a cross-validated error."""

@@ -1,0 +1,287 @@
+"""Work of every operator over all cells as arrays: FLOPs and bytes by operator and step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
+from profiler.counting.peak_memory import predicted_peak_bytes
+from profiler.data.links import Link, bus_share
+from profiler.data.published_results import EngineKind
+from profiler.facts.operators import Cause
+from profiler.facts.step import Attention, Count, ExecutionPath, Step, Work
+from profiler.grid.cells import PHASES, CellKey, Phase
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one length of arrays: whole prompts, or single tokens after a cache."""
+
+    prefill: Array
+    """bool[n]"""
+    batch: Array
+    prompt_len: Array
+    """int64[n]; 0 where the cache was filled directly."""
+    context: Array
+    """int64[n]: cached tokens at the step, 0 in a prefill."""
+    new_tokens: Array
+
+    @classmethod
+    def of(cls, keys: Sequence[CellKey]) -> Steps:
+        """The steps of these keys, in their order."""
+        return cls(
+            np.array([key.phase == "prefill" for key in keys], dtype=bool),
+            np.array([key.cell.batch_size for key in keys], dtype=np.int64),
+            np.array([key.cell.prompt_len for key in keys], dtype=np.int64),
+            np.array([key.context_len for key in keys], dtype=np.int64),
+            np.array([key.cell.new_tokens for key in keys], dtype=np.int64),
+        )
+
+    @property
+    def query(self) -> Array:
+        """New tokens a sequence."""
+        return np.where(self.prefill, self.prompt_len, 1)
+
+    @property
+    def tokens(self) -> Array:
+        """Tokens that a step processes."""
+        return self.batch * self.query
+
+    @property
+    def depth(self) -> Array:
+        """Keys that the last query sees."""
+        return self.query + self.context
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def at(self, chosen: Array) -> Steps:
+        """Those that `chosen` (bool or int [n]) picks."""
+        return Steps(
+            self.prefill[chosen],
+            self.batch[chosen],
+            self.prompt_len[chosen],
+            self.context[chosen],
+            self.new_tokens[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The weight of a linear, by which a card profile knows its kernel."""
+
+    in_features: int
+    out_features: int
+    format: str
+    """Its dtype, how it is packed, or `transposed`."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of an attention core, by which a card profile knows its kernel."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class OperatorColumn:
+    """What one operator must do in each of many steps, all its `count` equal instances together; arrays are [n]."""
+
+    operator: str
+    group: str
+    count: int
+    dtype: str
+    rows: Array
+    """Rows that its kernel is given; for attention, the keys of the whole batch."""
+    flops: Array
+    weight_bytes: Array
+    kv_bytes: Array
+    activation_bytes: Array
+    avoidable_flops: Mapping[Cause, Array] = field(default_factory=dict)
+    avoidable_bytes: Mapping[Cause, Array] = field(default_factory=dict)
+    last_rows: bool = False
+    """Whether it sees the last position of each prompt alone, handed over as a slice (LM head)."""
+    shape: Shape | None = None
+    heads: Heads | None = None
+
+    @property
+    def model_bytes(self) -> Array:
+        return np.asarray(self.weight_bytes + self.kv_bytes)
+
+    def at(self, chosen: Array) -> OperatorColumn:
+        """The same for the steps that `chosen` picks."""
+        return OperatorColumn(
+            self.operator,
+            self.group,
+            self.count,
+            self.dtype,
+            self.rows[chosen],
+            self.flops[chosen],
+            self.weight_bytes[chosen],
+            self.kv_bytes[chosen],
+            self.activation_bytes[chosen],
+            {cause: values[chosen] for cause, values in self.avoidable_flops.items()},
+            {cause: values[chosen] for cause, values in self.avoidable_bytes.items()},
+            self.last_rows,
+            self.shape,
+            self.heads,
+        )
+
+
+@dataclass(frozen=True)
+class Demanded:
+    """Steps with their work and the peak memory that each needs."""
+
+    steps: Steps
+    columns: tuple[OperatorColumn, ...]
+    peak_bytes: Array
+    collective_s: Array | None = None
+    """Seconds that the ranks of a group exchange results in; None: one device works alone."""
+    handed_bytes: Array | None = None
+    """Of the hidden states that one kernel hands to the next; None where nothing tells their width."""
+
+    @property
+    def working_set_bytes(self) -> Array:
+        """Bytes that each step must read and write."""
+        return np.asarray(sum((column.model_bytes for column in self.columns), np.zeros(len(self.steps))))
+
+    @property
+    def written_bytes(self) -> Array:
+        """Bytes of operands and intermediates, of which the system may have to find fresh pages for some."""
+        total = np.zeros(len(self.steps))
+        for column in self.columns:
+            total += column.activation_bytes + sum(column.avoidable_bytes.values(), np.zeros(len(self.steps)))
+        return total
+
+    @property
+    def exchanged_s(self) -> Array:
+        return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
+
+    def at(self, chosen: Array) -> Demanded:
+        """Those that `chosen` picks."""
+        columns = tuple(column.at(chosen) for column in self.columns)
+        collective_s = None if self.collective_s is None else self.collective_s[chosen]
+        handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
+        return Demanded(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s, handed_bytes)
+
+
+def by_phase(steps: Steps) -> list[tuple[Phase, Array]]:
+    return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
+
+
+def octaves(steps: Steps) -> Array:
+    """(batch, query, depth) of each step, in octaves: [n, 3]."""
+    return np.log2(np.stack([steps.batch, steps.query, steps.depth], axis=1).astype(np.float64))
+
+
+Paths = Mapping[Phase, ExecutionPath]
+
+
+def path_of(engine: EngineKind | None, attention: Attention) -> ExecutionPath:
+    """How an engine runs a model on a card that is not here; `attention` is that of plain transformers."""
+    return ExecutionPath(attention=attention) if engine == "eager" else ExecutionPath()
+
+
+def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, link: Link | None = None) -> Demanded:
+    """What every operator of a model must do in each of `steps`, and the peak memory of each.
+
+    Of one rank's share (`parallel.walk_rank`) the collectives take their time over `link`.
+    """
+    count = len(steps)
+    phases = [(phase, np.flatnonzero(steps.prefill == (phase == "prefill"))) for phase in PHASES]
+    parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
+    names = {op: name for op, name in work.names.items() if not isinstance(op, Collective)}
+    columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
+    peaks = np.zeros(count, dtype=np.float64)
+    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
+    for phase, chosen in phases:
+        if len(chosen):
+            peaks[chosen] = predicted_peak_bytes(
+                work, weight_bytes, steps.batch[chosen], depth[chosen], steps.new_tokens[chosen], paths[phase]
+            )
+    looked_up = [columns[index].activation_bytes for index, op in enumerate(names) if isinstance(op, Embedding)]
+    collective_s = None if link is None else _exchanged_s(work, parts, link, count)
+    return Demanded(steps, columns, peaks, collective_s, looked_up[0] if looked_up else None)
+
+
+def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
+    """Seconds of all collectives, one after the other: each waits for the operator behind it, and the next for each."""
+    total = np.zeros(count)
+    for operator in work.operators:
+        if isinstance(operator, Collective):
+            for chosen, step, path in parts:
+                nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
+                carried_s = nbytes * bus_share(operator.kind, operator.ranks) / link.bus_bytes_per_s
+                total[chosen] += operator.count * (link.alpha_s + carried_s)
+    return total
+
+
+def _step(steps: Steps, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
+    """The steps of one phase as they are counted; a static cache is as long as each needs it."""
+    if path.cache == "static":
+        filled = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
+        slots: Any = filled + steps.new_tokens
+        path = replace(path, static_cache_len=slots)
+    return Step(steps.batch, steps.query, steps.context), path
+
+
+def _column(
+    operator: Operator, name: str, parts: list[tuple[Array, Step, ExecutionPath]], count: int
+) -> OperatorColumn:
+    rows = np.zeros(count)
+    sums = {key: np.zeros(count) for key in ("flops", "weight_bytes", "kv_bytes", "activation_bytes")}
+    by_cause: tuple[dict[Cause, Array], dict[Cause, Array]] = ({}, {})
+    for chosen, step, path in parts:
+        work = operator.work(step, path)
+        rows[chosen] = operator.executed(step, path) if isinstance(operator, Linear) else step.tokens
+        for key, value in _amounts(work).items():
+            sums[key][chosen] = value
+        for found, causes in zip(by_cause, (work.avoidable_flops, work.avoidable_bytes), strict=True):
+            for cause, amount in causes.items():
+                if np.any(np.asarray(amount) != 0):
+                    found.setdefault(cause, np.zeros(count))[chosen] = amount
+    shape, heads = _shape(operator)
+    return OperatorColumn(
+        name,
+        operator.group,
+        operator.count,
+        operator.dtype_name,
+        rows,
+        **sums,
+        avoidable_flops=by_cause[0],
+        avoidable_bytes=by_cause[1],
+        last_rows=isinstance(operator, Linear) and operator.rows == "last",
+        shape=shape,
+        heads=heads,
+    )
+
+
+def _amounts(work: Work) -> dict[str, Count]:
+    return {
+        "flops": work.model_flops,
+        "weight_bytes": work.weight_bytes + work.embedding_bytes + work.logits_bytes,
+        "kv_bytes": work.kv_read_bytes + work.kv_write_bytes,
+        "activation_bytes": work.activation_bytes,
+    }
+
+
+def _shape(operator: Operator) -> tuple[Shape | None, Heads | None]:
+    if isinstance(operator, Linear):
+        weight: Any = operator.weight
+        return Shape(
+            weight.in_features, weight.out_features, "transposed" if weight.transposed else weight.format
+        ), None
+    if isinstance(operator, AttentionCore):
+        return None, Heads(operator.query_heads, operator.kv_heads, operator.qk_dim, operator.window)
+    return None, None

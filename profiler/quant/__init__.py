@@ -1,0 +1,1 @@
+"""Quantisation formats: how each is loaded, stored, counted and converted."""

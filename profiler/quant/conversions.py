@@ -1,0 +1,100 @@
+"""The kernels that only convert between formats inside a quantised linear, to be timed on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.facts.step import StoredWeight
+from profiler.quant.storage import stored
+
+Call = Callable[[], object]
+
+
+def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[Call]:
+    """The very kernels that `modules`, loaded linears of one shape, run to convert between formats for so many rows of
+    input: one call a module.
+
+    A dense copy of the weight where one is written first; for LLM.int8() the quantising of its inputs and the
+    dequantising of its int32 products (what it does with outlier columns is part of its product). Empty where the
+    linears convert nothing, or do so inside their product.
+    """
+    weights = [stored(module) for module in modules]
+    if all(weight.format == "int8" for weight in weights):
+        return _llm_int8(modules, weights[0], rows, activations)
+    if any(weight.dense_from_rows is None or rows < weight.dense_from_rows for weight in weights):
+        return []
+    return [_DENSE[weight.format](module, weight) for module, weight in zip(modules, weights, strict=True)]
+
+
+def _llm_int8(modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype) -> list[Call]:
+    """On one input and one product for all: a step hands both over fresh, and of its own they would take gigabytes."""
+    from bitsandbytes import functional
+
+    device = modules[0].state.SCB.device
+    inputs = torch.randn(rows, weight.in_features, dtype=activations, device=device)
+    products = torch.randint(-1000, 1000, (rows, weight.out_features), dtype=torch.int32, device=device)
+
+    def convert(scales: torch.Tensor, threshold: float) -> object:
+        halves = inputs.to(torch.float16)
+        if device.type == "cuda":
+            _look_for_outliers(halves, threshold)
+            threshold = 0.0
+        _, row_scales, _ = functional.int8_vectorwise_quant(halves, threshold=threshold)
+        return functional.int8_mm_dequant(products, row_scales, scales)
+
+    return [partial(convert, module.state.SCB, module.state.threshold) for module in modules]
+
+
+def without_waiting(module: Any, x: torch.Tensor) -> Call:
+    """The call of a linear as a CUDA graph can hold it.
+
+    LLM.int8() looks in each call whether a column holds an outlier, and the host waits for the answer (bitsandbytes
+    0.50, backends/cuda/ops.py, `int8_vectorwise_quant`). Random inputs have none: its kernels are run, and not asked.
+    """
+    if stored(module).format != "int8":
+        return partial(module, x)
+    state = module.state
+
+    def call() -> object:
+        threshold = state.threshold
+        _look_for_outliers(x.to(torch.float16), threshold)
+        state.threshold = 0.0
+        try:
+            return module(x)
+        finally:
+            state.threshold = threshold
+
+    return call
+
+
+def _look_for_outliers(halves: torch.Tensor, threshold: float) -> None:
+    (halves.abs() >= threshold).any()
+
+
+def _bitsandbytes_4bit(module: Any, _weight: StoredWeight) -> Call:
+    from bitsandbytes import functional
+
+    packed = module.weight
+    return lambda: functional.dequantize_4bit(packed.data, packed.quant_state)
+
+
+def _torchao_int8(module: Any, weight: StoredWeight) -> Call:
+    return lambda: module.weight.qdata.t().to(weight.compute_dtype)
+
+
+def _torchao_fp8(module: Any, _weight: StoredWeight) -> Call:
+    return lambda: module.weight.dequantize()
+
+
+# By the name of the format (see formats.py); each of those that may write a dense copy first.
+_DENSE: dict[str, Callable[[Any, StoredWeight], Call]] = {
+    "nf4": _bitsandbytes_4bit,
+    "fp4": _bitsandbytes_4bit,
+    "int8wo": _torchao_int8,
+    "fp8": _torchao_fp8,
+}

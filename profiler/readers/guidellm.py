@@ -1,0 +1,54 @@
+"""GuideLLM's benchmarks.json: a benchmark a load, each with its metrics (guidellm/benchmark/schemas)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from profiler.readers.figures import Figure, ForeignFile, apart, figures_of, inner, number_of, texts
+from profiler.readers.serving import served
+
+
+def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+    """The figures of a file of GuideLLM; None where it is another's. Raises RequestError for a broken one."""
+    first = records[0] if records else {}
+    benchmarks = first.get("benchmarks")
+    if (
+        not isinstance(benchmarks, list)
+        or not benchmarks
+        or inner(benchmarks[0], "metrics", "time_to_first_token_ms") is None
+    ):
+        return None
+    load, loads = apart([inner(benchmark, "config", "strategy") or {} for benchmark in benchmarks])
+    figures = [
+        replace(figure, settings=own)
+        for benchmark, own in zip(benchmarks, loads, strict=True)
+        for figure in _figures(benchmark)
+    ]
+    args = first.get("args") if isinstance(first.get("args"), Mapping) else {}
+    backend = args.get("backend_kwargs") if isinstance(args, Mapping) else {}
+    model = inner(args or {}, "model") or inner(backend or {}, "model")
+    return ForeignFile("", "GuideLLM", figures_of(figures), settings={**texts({"model's name": model}), **load})
+
+
+def _figures(benchmark: Mapping[str, Any]) -> list[Figure]:
+    metrics = benchmark["metrics"]
+    tpot_ms = _figure(metrics, "inter_token_latency_ms") or _figure(metrics, "time_per_output_token_ms")
+    ttft_ms = _figure(metrics, "time_to_first_token_ms")
+    if not tpot_ms and not ttft_ms:
+        return []
+    return served(
+        prompt_tokens=_figure(metrics, "prompt_token_count") or 1.0,
+        new_tokens=_figure(metrics, "output_token_count") or 1.0,
+        cap=inner(benchmark, "config", "strategy", "streams") or _figure(metrics, "request_concurrency", "mean"),
+        output_per_s=_figure(metrics, "output_tokens_per_second", "mean") or 0.0,
+        ttft_s=ttft_ms / 1e3 if ttft_ms else None,
+        tpot_s=tpot_ms / 1e3 if tpot_ms else None,
+    )
+
+
+def _figure(metrics: Mapping[str, Any], name: str, which: str = "median") -> float | None:
+    """A figure over the requests that succeeded; None where there is none."""
+    value = inner(metrics, name, "successful", which)
+    return number_of(value, name) if value else None

@@ -1,0 +1,1 @@
+"""`rent`: which GPU to rent for a model, and what it costs."""

@@ -1,0 +1,74 @@
+"""What a split bar shows: the terms of a cell's time, in their order and to scale. Pictures draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.cells import CellResult
+from profiler.report.selection import spanning
+from profiler.units import percent
+
+WORTH_SHOWING = 0.01
+"""Of a cell's time: less is not worth a word."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One term of a bar, in shares of the cell's time."""
+
+    term: str
+    share: float
+    """Below zero where the term says that a roof or a count is too low."""
+    start: float
+    """Its left end: terms above zero lie to the right of it, the others to the left."""
+
+    @property
+    def name(self) -> str:
+        return TERM_NAMES[self.term]
+
+    @property
+    def end(self) -> float:
+        return self.start + abs(self.share)
+
+
+@dataclass(frozen=True)
+class SplitBar:
+    """A cell's time as its terms."""
+
+    result: CellResult
+    segments: tuple[Segment, ...]
+
+    @property
+    def name(self) -> str:
+        return self.result.key.name
+
+    @property
+    def below_zero(self) -> str:
+        """The term furthest below zero, in words; empty where none is."""
+        least = min(self.segments, key=lambda segment: segment.share)
+        return f"{least.name} {percent(least.share)}" if least.share <= -WORTH_SHOWING else ""
+
+
+def split_bars(results: Sequence[CellResult], most_a_phase: int) -> list[SplitBar]:
+    """Each measured cell's bar; of many cells those that span them."""
+    return [SplitBar(result, tuple(_segments(result))) for result in spanning(results, most_a_phase)]
+
+
+def terms_of(bars: Sequence[SplitBar]) -> list[str]:
+    """The terms that any of these bars shows, in their order."""
+    shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
+    return [term for term in TERM_NAMES if term in shown]
+
+
+def _segments(result: CellResult) -> Iterator[Segment]:
+    above = below = 0.0
+    for term in TERM_NAMES:
+        share = getattr(result, term) / result.latency_s
+        if share < 0:
+            below += share
+            yield Segment(term, share, below)
+        else:
+            yield Segment(term, share, above)
+            above += share

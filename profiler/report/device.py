@@ -1,0 +1,114 @@
+"""Tables of devices: datasheets, measured roofs, health of several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+
+from profiler.data.datasheets import Datasheet
+from profiler.facts.roofs import REFERENCE_HOST, Ceilings, HostPace, Roof
+from profiler.judge.device_health import Health
+from profiler.units import duration, percent, scaled, significant
+
+_SHOWN = frozenset(
+    {
+        "memory_bytes",
+        "bandwidth_bytes_per_s",
+        "tdp_w",
+        "peak_fp32_flops_per_s",
+        "peak_fp16_flops_per_s",
+        "peak_bf16_flops_per_s",
+        "peak_fp8_flops_per_s",
+        "peak_int8_ops_per_s",
+        "source",
+    }
+)
+"""Columns of a datasheet that `gpus_table` shows, and where all of them come from."""
+
+
+def gpus_table(gpus: Sequence[Datasheet]) -> Table:
+    """Every datasheet: memory, bandwidth, dense peaks, and the ridge of 16-bit products."""
+    table = plain_table("GPU", "year")
+    for name in ("memory", "bandwidth", "fp32", "16 bit", "fp8", "int8", "ridge", "TDP"):
+        table.add_column(name, justify="right")
+    for gpu in gpus:
+        best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
+        mark = " ?" if _SHOWN.intersection(gpu.uncertain) else ""
+        table.add_row(
+            gpu.gpu + mark,
+            str(gpu.year),
+            f"{gpu.memory_bytes / 2**30:.0f} GiB",
+            scaled(gpu.bandwidth_bytes_per_s, "B/s"),
+            *(_tera(value) for value in (gpu.peak_fp32_flops_per_s, best16, gpu.peak_fp8_flops_per_s)),
+            _tera(gpu.peak_int8_ops_per_s),
+            significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
+            f"{gpu.tdp_w:.0f} W",
+        )
+    table.caption = "dense peaks in TFLOP/s (int8: TOP/s); ridge in FLOP/byte; ?: sources differ on a figure shown here"
+    return table
+
+
+def ceilings_table(ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None]) -> Table:
+    """The measured roofs of one device, with quartiles and the datasheet beside them.
+
+    `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
+    """
+    table = plain_table("roof")
+    for name in ("measured", "quartiles", "of datasheet", "clock", "samples"):
+        table.add_column(name, justify="right")
+    table.add_column("how")
+    for name, roof in ceilings.compute.items():
+        table.add_row(*_roof(name, "FLOP/s", roof, datasheet_per_s.get(name)))
+    for name, roof in ceilings.memory.items():
+        table.add_row(*_roof(name, "B/s", roof, datasheet_per_s.get("bandwidth")))
+    for name, seconds in ceilings.launch.items():
+        table.add_row(f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel")
+    return table
+
+
+def host_words(host: HostPace) -> str:
+    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
+    index = host.index
+    pace = (
+        f"{index:.1f}x slower than"
+        if index >= 1.05
+        else f"{1 / index:.1f}x faster than"
+        if index <= 0.95
+        else "as fast as"
+    )
+    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
+
+
+def _roof(name: str, unit: str, roof: Roof, sheet: float | None) -> list[str]:
+    return [
+        name,
+        scaled(roof.per_s, unit),
+        f"{scaled(roof.low_per_s, '')}- {scaled(roof.high_per_s, '')}",
+        percent(roof.per_s / sheet) if sheet else "-",
+        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        str(roof.samples),
+        roof.method,
+    ]
+
+
+def plain_table(*columns: str) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+
+
+def _tera(value: float | None) -> str:
+    return significant(value / 1e12) if value else "-"
+
+
+def health_lines(found: Sequence[Health]) -> list[str]:
+    """Which card is ill; or that none is."""
+    ill = [item.words for item in found if item.ill]
+    if ill:
+        return ill
+    furthest = max(found, key=lambda item: item.behind)
+    return [
+        f"No card is ill: {' and '.join(item.device for item in found)} agree ({furthest.device} is"
+        f" {percent(furthest.behind)} behind at most, of which more than noise in {percent(furthest.surely)} of the"
+        " cells)."
+    ]

@@ -1,0 +1,120 @@
+"""What really ran: kernels, formats and caches, each beside what was tried in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
+from profiler.facts.scheduler import OwnedModel
+from profiler.judge.cells import CellEvidence, Lever
+from profiler.report.selection import evidence_of, first_engine
+from profiler.store.folder import Run
+from profiler.units import duration, percent, scaled
+
+RAN_COLUMNS = ("part", "what ran here", "tried in its place")
+
+_CACHE_WORDS = {
+    "dynamic": "dynamic, copied at every step",
+    "static": "static, read to its last slot",
+    "paged": "paged, written in place",
+}
+_DTYPES = ("float32", "bfloat16", "float16")
+_DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
+_FORMATS = ("int8wo", "nf4", "int4wo", "int8")
+_EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
+_KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
+_MASKED = (PADDING_MASK, *(f"{PADDING_MASK} and {name}" for name in _KERNELS))
+# A dtype whose products stay below this share of float32's has no units of its own.
+_EMULATED_SHARE = 0.9
+
+
+def ran_rows(run: Run) -> list[tuple[str, str, str]]:
+    """Part, what ran, and what its alternatives save or cost in the cell that `tried_in` names."""
+    model, first = run.model, _first_tried(run)
+    rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
+    seen = first_engine(run) not in run.document.engine.owned
+    rows += [
+        (f"{count} linear{'' if count == 1 else 's'}", kind, _instead(first, *_FORMATS, *_DENSE) if not number else "")
+        for number, (kind, count) in enumerate(model.linears.items() if seen else ())
+    ]
+    rows += [
+        (name, text, _instead(first, *_KERNELS, *_MASKED) if name == "decode attention" else "")
+        for name, text in (_attention(run) if seen else ())
+    ]
+    if model.experts is not None:
+        rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
+    rows += [("cache", text, _instead(first, "a static cache", COMPILED)) for text in _caches(run)]
+    rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
+    threads = run.document.device.threads
+    if run.document.device.kind == "cpu":
+        rows.append(("threads", str(threads), _instead(first, f"{threads // 2} of {threads} threads")))
+    elif "MIG" in run.document.device.name:
+        rows.append(("card", f"a slice of one: {run.document.device.name}", ""))
+    return rows
+
+
+def _owned(item: OwnedModel) -> str:
+    """What an engine holds that owns its model, and how it went."""
+    return (
+        f"{item.version}, {item.how}; {scaled(item.weight_bytes, 'B')} of weights;"
+        f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
+        f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens an iteration;"
+        f" loaded, compiled and warm after {duration(item.load_s)}"
+    )
+
+
+def tried_in(run: Run) -> str:
+    """The cell that the last column speaks of; empty where nothing was tried."""
+    first = _first_tried(run)
+    return first.key.name if first else ""
+
+
+def _first_tried(run: Run) -> CellEvidence | None:
+    """The smallest decode step that something was tried in, or the smallest prefill."""
+    found = [item for item in evidence_of(run).values() if any(lever.basis == "tried" for lever in item.levers)]
+    return min(found, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
+
+
+def _arithmetic(run: Run) -> str:
+    dtype, ceilings = run.model.dtype, run.document.ceilings.ceilings
+    own, full = ceilings.compute.get(dtype), ceilings.compute.get("float32")
+    if own is None or full is None or run.document.device.kind != "cpu" or dtype == "float32":
+        return dtype
+    if own.per_s < _EMULATED_SHARE * full.per_s:
+        return f"{dtype}, emulated: products reach {percent(own.per_s / full.per_s)} of float32's"
+    return f"{dtype}, native: products reach {scaled(own.per_s, 'FLOP/s')}"
+
+
+def _attention(run: Run) -> Iterator[tuple[str, str]]:
+    for name, path in run.document.counting.paths.items():
+        if not _of_first_engine(run, name):
+            continue
+        phase = name.split()[-1]
+        if path.attention == "sdpa":
+            masked = "" if path.masked_kernel == path.kernel else f", {path.masked_kernel} where a mask is passed"
+            yield f"{phase} attention", f"sdpa, {path.kernel} kernel{masked}"
+        else:
+            yield f"{phase} attention", path.attention
+
+
+def _caches(run: Run) -> Iterator[str]:
+    for name, path in run.document.counting.paths.items():
+        if name.endswith("decode") and _of_first_engine(run, name):
+            yield _CACHE_WORDS[path.cache]
+
+
+def _of_first_engine(run: Run, name: str) -> bool:
+    """Whether a path, named by engine and phase (by its phase alone in old runs), is one of the first engine."""
+    engine, _, phase = name.rpartition(" ")
+    return bool(phase) and engine in ("", run.document.asked.engines[0])
+
+
+def _instead(evidence: CellEvidence | None, *forms: str) -> str:
+    levers = (
+        [lever for lever in evidence.levers if lever.basis == "tried" and lever.change in forms] if evidence else []
+    )
+    return "; ".join(map(_saving, levers))
+
+
+def _saving(lever: Lever) -> str:
+    return f"{lever.change} {'saves' if lever.saves_s > 0 else 'costs'} {duration(abs(lever.saves_s))}"

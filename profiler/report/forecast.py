@@ -1,0 +1,162 @@
+"""A forecast in words and rows, for the screen and for JSON."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.predict.result import Answer, Checked, ForecastCell, Told
+from profiler.units import duration, percent, significant
+
+FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
+_MEASURED = "between measured cells"
+_MOST_ROWS = 200
+
+
+def error_sentence(told: Told) -> str:
+    """`median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`; or that it cannot be told."""
+    if not told.cells:
+        return f"not told: {told.how}"
+    if told.median is None or told.p90 is None:
+        return f"its error cannot be told: {told.cells} cells to hold out are too few, so that its intervals are wide"
+    return (
+        f"median {_share(told.median)}, nine in ten within {_share(told.p90)}, over {told.cells} cells that it had not"
+        f" seen ({told.how})"
+    )
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.0995 else percent(share)
+
+
+def answer_sentences(answer: Answer) -> list[str]:
+    """The forecast's head: what of, where, how, and how far off such forecasts are."""
+    lines = [
+        f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
+        f"Error: {error_sentence(answer.error)}.",
+    ]
+    if answer.beyond is not None and answer.beyond.cells:
+        lines.append(f"Beyond what was measured: {error_sentence(answer.beyond)}.")
+    return [*lines, *answer.notes]
+
+
+def forecast_rows(cells: Sequence[ForecastCell]) -> tuple[Sequence[tuple[str, ...]], list[str]]:
+    """(rows, the assumptions that their last column numbers)."""
+    carried: list[str] = []
+    rows = []
+    for cell in cells:
+        marks = []
+        for words in [] if cell.basis == _MEASURED else cell.basis.split("; "):
+            if words not in carried:
+                carried.append(words)
+            marks.append(f"[{carried.index(words) + 1}]")
+        room = cell.fits
+        rows.append(
+            (
+                f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}",
+                duration(cell.latency_s) if room else "no room",
+                f"{duration(cell.low_s)} .. {duration(cell.high_s)}" if room else "-",
+                significant(cell.tokens_per_s) if room else "-",
+                cell.regime.removesuffix("-bound") if room else "memory full",
+                " ".join(marks),
+            )
+        )
+    return rows, carried
+
+
+def print_forecast(answer: Answer, console: Console) -> None:
+    """Print a forecast: its error first, every cell, and what carries it beyond what was measured."""
+    console.print()
+    for number, sentence in enumerate(answer_sentences(answer)):
+        console.print(Text(sentence, style="bold" if number < 2 else ""))
+    console.print()
+    rows, carried = forecast_rows(answer.cells[:_MOST_ROWS])
+    console.print(table(FORECAST_COLUMNS, rows))
+    for number, words in enumerate(carried):
+        console.print(Text(f"[{number + 1}] {words}", style="dim"))
+    if len(answer.cells) > _MOST_ROWS:
+        console.print(Text(f"{len(answer.cells) - _MOST_ROWS} more cells: --format json shows them all"))
+
+
+_WORDS = ("cell", "waits for", "basis", "card", "as", "verdict", "cheaper from batch", "largest error by term")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Columns of words to the left, which fold where there is no room, of figures to the right."""
+    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        words = name in _WORDS
+        found.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for row in rows:
+        found.add_row(*(Text(text) for text in row))
+    return found
+
+
+def forecast_json(answer: Answer) -> dict[str, object]:
+    """The document of `roofscope forecast --format json`."""
+    return {
+        "source": answer.source,
+        "model": answer.model,
+        "precision": answer.precision,
+        "on": answer.on,
+        "how": answer.how,
+        "error": asdict(answer.error),
+        "beyond": asdict(answer.beyond) if answer.beyond else None,
+        "cells": [asdict(cell) for cell in answer.cells],
+        "notes": list(answer.notes),
+    }
+
+
+CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
+
+
+def print_check(checked: Checked, console: Console) -> None:
+    """Print forecast and measured side by side, and the term that is furthest off."""
+    off = statistics.median(abs(row.error) for row in checked.rows) if checked.rows else math.nan
+    inside = sum(row.inside for row in checked.rows)
+    console.print()
+    head = f"Checked: median {_share(off)} off; {inside} of {len(checked.rows)} inside their intervals."
+    console.print(Text(head, style="bold"))
+    rows = []
+    for row in checked.rows:
+        term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
+        cell = row.forecast
+        rows.append(
+            (
+                f"{cell.phase} {cell.batch_size} x {cell.prompt_len or cell.context_len}",
+                duration(cell.latency_s),
+                duration(row.measured.latency_s),
+                f"{100 * row.error:+.1f} %",
+                "yes" if row.inside else "no",
+                f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
+            )
+        )
+    console.print(table(CHECK_COLUMNS, rows))
+
+
+def check_json(checked: Checked) -> dict[str, object]:
+    """What `--check` adds to the document."""
+    return {
+        "check": [
+            {
+                "phase": row.forecast.phase,
+                "batch_size": row.forecast.batch_size,
+                "prompt_len": row.forecast.prompt_len,
+                "context_len": row.forecast.context_len,
+                "forecast_s": row.forecast.latency_s,
+                "measured_s": row.measured.latency_s,
+                "error": row.error,
+                "inside": row.inside,
+                "terms": row.terms,
+            }
+            for row in checked.rows
+        ]
+    }

@@ -1,0 +1,174 @@
+"""Pictures of one figure against another: throughput, depth, doubling, precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from profiler.errors import RequestError
+from profiler.grid.cells import Phase
+from profiler.judge.scaling import Doubling, DoublingTest
+from profiler.report.plots.style import (
+    LINE_STYLES,
+    PHASE_STYLE,
+    LineStyle,
+    depth_column,
+    depth_label,
+    first_engine_frame,
+    log_axes,
+    phases_of,
+    short,
+    title,
+    told_apart,
+)
+from profiler.report.selection import evenly, first_engine
+from profiler.store.folder import Run
+
+_STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
+
+
+def throughput(run: Run) -> Figure:
+    """Decode tokens/s and the time of a step against the batch, one line a depth, with their intervals.
+
+    Raises RequestError for a run without a decode.
+    """
+    cells = first_engine_frame(run)
+    decode = cells[cells["phase"] == "decode"]
+    if decode.empty:
+        raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
+    figure, (rate, time) = plt.subplots(1, 2, figsize=(11, 4.4))
+    for (depth, line), style in _lines(decode, "context_len"):
+        label, line = f"{depth} cached tokens", line.sort_values("batch_size")
+        rate.plot(line["batch_size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
+        _with_interval(time, line["batch_size"], line, style, label)
+    batches = sorted(set(decode["batch_size"]))
+    log_axes(rate, batches, "batch", "tokens/s")
+    log_axes(time, batches, "batch", "time of a decode step, ms")
+    rate.legend()
+    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def against_depth(run: Run) -> Figure:
+    """The time of a prefill against its prompt and of a decode step against its context, one line a batch."""
+    cells = first_engine_frame(run)
+    phases = phases_of(cells)
+    figure, panels = plt.subplots(1, len(phases), figsize=(5.5 * len(phases), 4.4), squeeze=False)
+    for axes, phase in zip(panels[0], phases, strict=True):
+        of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
+        for (batch, line), style in _lines(of_phase, "batch_size"):
+            line = line.sort_values(depth)
+            _with_interval(axes, line[depth], line, style, f"batch {batch}")
+        log_axes(axes, sorted(set(of_phase[depth])), depth_label(phase), f"time of a {_STEP[phase]}, ms")
+        axes.legend()
+    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _lines(cells: pd.DataFrame, column: str) -> list[tuple[tuple[int, pd.DataFrame], LineStyle]]:
+    """A frame for each value of a column; of many values those that span them, so that lines can be told apart."""
+    groups = {int(value): cells[cells[column] == value] for value in sorted(set(cells[column]))}
+    return list(zip(evenly(list(groups.items()), len(LINE_STYLES)), LINE_STYLES, strict=False))
+
+
+def _with_interval(axes: Axes, sizes: pd.Series, line: pd.DataFrame, style: LineStyle, label: str) -> None:
+    """Times in milliseconds against a size."""
+    below, above = line["latency_s"] - line["latency_low_s"], line["latency_high_s"] - line["latency_s"]
+    axes.errorbar(
+        sizes,
+        1e3 * line["latency_s"],
+        yerr=[1e3 * below, 1e3 * above],
+        capsize=2,
+        marker=style.marker,
+        ls=style.dashes,
+        ms=5,
+        label=label,
+    )
+
+
+def doubling(run: Run) -> Figure:
+    """The slope of log time against log batch at each doubling, beside those that bytes and FLOPs predict.
+
+    Raises RequestError for a run with a single batch size.
+    """
+    tests = [
+        test for test in run.document.scaling if test.axis == "batch" and test.fixed.get("engine") == first_engine(run)
+    ]
+    chosen: dict[Phase, DoublingTest] = {}
+    for phase in PHASE_STYLE:
+        if of_phase := [test for test in tests if test.fixed["phase"] == phase]:
+            chosen[phase] = of_phase[0]
+    if not chosen:
+        raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
+    figure, panels = plt.subplots(1, len(chosen), figsize=(5.8 * len(chosen), 4.6), squeeze=False)
+    for axes, (phase, test) in zip(panels[0], chosen.items(), strict=True):
+        _slopes(axes, test.doublings)
+        axes.set_title(f"{phase}, {test.fixed['prompt_len'] or test.fixed['context_len']} tokens", fontsize=11)
+    panels[0][0].legend()
+    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _slopes(axes: Axes, doublings: Sequence[Doubling]) -> None:
+    at = np.arange(len(doublings))
+    slope, low, high = (np.array([getattr(item, name) for item in doublings]) for name in ("slope", "low", "high"))
+    spread = [np.maximum(slope - low, 0), np.maximum(high - slope, 0)]
+    axes.plot(at, [item.bytes_slope for item in doublings], "s--", color="#56B4E9", label="if bytes set the time")
+    axes.plot(at, [item.flops_slope for item in doublings], "D:", color="#E69F00", label="if FLOPs set the time")
+    axes.errorbar(at, slope, yerr=spread, fmt="o-", color="black", capsize=3, label="measured, with its interval")
+    axes.set_xticks(at, [f"{item.smaller} to {item.larger}" for item in doublings])
+    axes.set(xlabel="batch", ylabel="slope of log time against log batch")
+    axes.set_ylim(min(-0.1, low.min() - 0.1), max(1.2, high.max() + 0.1))
+
+
+def precisions(runs: Sequence[Run]) -> Figure:
+    """Tokens/s of several runs of one model against the batch (decode) and the tokens of a prompt (prefill).
+
+    What all have in common is the title; a line is named by its precision and by what else differs. Raises
+    RequestError for runs of several models.
+    """
+    if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
+        models = " and ".join(dict.fromkeys(run.model.id for run in runs))
+        raise RequestError(f"precisions is a picture of one model, not of {models}; `devices` draws several.")
+    common, names = _common_and_names(runs)
+    tables = [first_engine_frame(run) for run in runs]
+    panels: list[Phase] = [phase for phase in ("decode", "prefill") if any((t["phase"] == phase).any() for t in tables)]
+    figure, axes_row = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 4.0), squeeze=False)
+    for axes, phase in zip(axes_row[0], panels, strict=True):
+        sizes: set[int] = set()
+        for label, cells, style in zip(names, tables, LINE_STYLES * len(runs), strict=False):
+            line = _shallowest(cells[cells["phase"] == phase], phase)
+            sizes |= set(line["size"])
+            axes.plot(line["size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
+        name = "batch" if phase == "decode" else "tokens of a prompt times batch"
+        log_axes(axes, sorted(sizes), name, f"{phase} tokens/s")
+    handles, labels = axes_row[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(short(common), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _common_and_names(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """The model and the device where all runs have one, and a name for each run that tells it from the others."""
+    facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
+    common = [fact for fact in facts[0] if all(fact in others for others in facts)]
+    names = [
+        ", ".join([run.model.precision, *(fact for fact in own if fact not in common)])
+        for run, own in zip(runs, facts, strict=True)
+    ]
+    return " ".join(common), told_apart(runs, names)
+
+
+def _shallowest(cells: pd.DataFrame, phase: Phase) -> pd.DataFrame:
+    """Decodes along the batch at the smallest depth, or prefills along all their tokens, with that as `size`."""
+    if phase == "decode":
+        line = cells[cells["context_len"] == cells["context_len"].min()]
+        decodes: pd.DataFrame = line.assign(size=line["batch_size"]).sort_values("size")
+        return decodes
+    prefills: pd.DataFrame = cells.assign(size=cells["batch_size"] * cells["prompt_len"]).sort_values("size")
+    return prefills.drop_duplicates("size")

@@ -1,0 +1,153 @@
+"""Pictures with a place for every cell: its regime, its intensity, its split."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator
+
+from profiler.grid.cells import Phase
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
+from profiler.report.plots.style import (
+    REGIME_COLOR,
+    TERM_STYLE,
+    depth_column,
+    depth_label,
+    first_engine_frame,
+    phases_of,
+    title,
+)
+from profiler.report.selection import MOST_SIZES, evenly, of_all, of_first_engine
+from profiler.store.folder import Run
+from profiler.units import significant
+
+_MOST_BARS_A_PHASE = 12
+# So wide is the longest regime with the room around it, and an axis with its label.
+_WORD_INCHES = 1.05
+_AXIS_INCHES = 1.2
+# Below this share of the colour scale its colours are dark, and text on them white.
+_DARK = 0.55
+
+
+def regime_map(run: Run) -> Figure:
+    """The regime of every cell over batch and depth, one panel a phase; lines where it changes."""
+    cells = first_engine_frame(run)
+    phases = phases_of(cells)
+    columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
+    width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
+    figure, panels = plt.subplots(1, len(phases), figsize=(width * len(phases), 4.6), squeeze=False)
+    for axes, phase in zip(panels[0], phases, strict=True):
+        of_phase = cells[cells["phase"] == phase]
+        _map_panel(axes, _table(of_phase, depth_column(phase), "regime"))
+        axes.set_title(phase, fontsize=11)
+        _label_sizes(axes, of_phase, phase)
+    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _table(cells: pd.DataFrame, depth: str, values: str) -> pd.DataFrame:
+    """One column of the cells over batch and depth, and no more sizes of either than can be read."""
+    batches, depths = (evenly(sorted(cells[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
+    shown = cells[cells["batch_size"].isin(batches) & cells[depth].isin(depths)]
+    return shown.pivot_table(index="batch_size", columns=depth, values=values, aggfunc="first")
+
+
+def _label_sizes(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
+    """The axes of a map, and how many of their sizes it shows."""
+    batches, depths = cells["batch_size"].nunique(), cells[depth_column(phase)].nunique()
+    axes.set_xlabel(depth_label(phase) + of_all(min(depths, MOST_SIZES), depths))
+    axes.set_ylabel("batch" + of_all(min(batches, MOST_SIZES), batches))
+
+
+def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
+    rows, columns = table.shape
+    for row in range(rows):
+        for column in range(columns):
+            regime = table.iat[row, column]
+            if not isinstance(regime, str):
+                continue
+            axes.add_patch(Rectangle((column, row), 1, 1, color=REGIME_COLOR[regime], ec="white", lw=1))
+            axes.text(column + 0.5, row + 0.5, regime.replace("-bound", ""), ha="center", va="center", fontsize=8)
+            for other, line in (
+                ((row, column + 1), ((column + 1,) * 2, (row, row + 1))),
+                ((row + 1, column), ((column, column + 1), (row + 1,) * 2)),
+            ):
+                inside = other[0] < rows and other[1] < columns
+                if inside and table.iat[other] != regime:
+                    axes.plot(*line, color="black", lw=2)
+    axes.set(xlim=(0, columns), ylim=(0, rows))
+    axes.set_xticks([column + 0.5 for column in range(columns)], [str(value) for value in table.columns])
+    axes.set_yticks([row + 0.5 for row in range(rows)], [str(value) for value in table.index])
+    axes.grid(visible=False)
+
+
+def step_split(run: Run) -> Figure:
+    """The cells' time as its terms, stacked to a whole; a negative term lies left of zero."""
+    bars = split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
+    figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
+    for term in terms_of(bars):
+        _draw_term(axes, bars, term)
+    axes.axvline(100, color="black", lw=1)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlabel("share of the measured time, %")
+    axes.set_title(title(run))
+    axes_in = axes.get_position().height * figure.get_figheight()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / axes_in), ncols=4, frameon=False)
+    return figure
+
+
+def _draw_term(axes: Axes, bars: list[SplitBar], term: str) -> None:
+    color, hatch = TERM_STYLE[term]
+    segments = [segment for bar in bars for segment in bar.segments if segment.term == term]
+    widths, starts = [100 * abs(item.share) for item in segments], [100 * item.start for item in segments]
+    at = range(len(bars))
+    axes.barh(at, widths, left=starts, color=color, hatch=hatch, ec="white", lw=0.4, label=TERM_NAMES[term])
+
+
+def intensity_map(run: Run) -> Figure:
+    """Arithmetic intensity over batch and depth, with the regime of each cell, one panel a phase."""
+    cells = first_engine_frame(run)
+    phases = phases_of(cells)
+    figure, panels = plt.subplots(1, len(phases), figsize=(6.6 * len(phases), 4.8), squeeze=False)
+    norm = _at_least_a_decade(cells["intensity"].min(), cells["intensity"].max())
+    for axes, phase in zip(panels[0], phases, strict=True):
+        of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
+        image = _intensity_panel(axes, _table(of_phase, depth, "intensity"), _table(of_phase, depth, "regime"), norm)
+        axes.set_title(phase)
+        _label_sizes(axes, of_phase, phase)
+    plain = FuncFormatter(lambda value, _: significant(value, 1))
+    bar = figure.colorbar(image, ax=panels[0], label="model FLOPs per model byte", format=plain)
+    bar.set_ticks(LogLocator(subs=(1.0, 2.0, 5.0)))
+    bar.minorticks_off()
+    figure.suptitle(title(run), x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _at_least_a_decade(least: float, most: float) -> LogNorm:
+    """A scale of colours for figures from `least` to `most`, so wide that it holds a power of ten, which is a tick."""
+    wider = max(1.0, (10 * least / most) ** 0.5)
+    return LogNorm(least / wider, most * wider)
+
+
+def _intensity_panel(axes: Axes, intensity: pd.DataFrame, regime: pd.DataFrame, norm: LogNorm) -> AxesImage:
+    values = intensity.to_numpy(dtype=float)
+    image = axes.imshow(values, norm=norm, cmap="cividis", aspect="auto", origin="lower")
+    for row, column in np.ndindex(*values.shape):
+        value, name = float(values[row, column]), regime.iat[row, column]
+        if np.isnan(value):
+            continue
+        text = f"{significant(value, 2)}\n{str(name).removesuffix('-bound')}"
+        color = "white" if norm(value) < _DARK else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+    axes.set_xticks(range(intensity.shape[1]), [str(size) for size in intensity.columns])
+    axes.set_yticks(range(intensity.shape[0]), [str(size) for size in intensity.index])
+    axes.grid(visible=False)
+    return image

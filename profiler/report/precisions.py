@@ -1,0 +1,153 @@
+"""Precisions of one model, compared cell by cell: sentences and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiler.judge.precisions import Against, against_first, sentences, telling
+from profiler.report.sections import quality_line, regimes
+from profiler.report.selection import of_phase
+from profiler.stats import CLAIM_VISITS
+from profiler.store.folder import Run
+from profiler.units import duration, scaled, significant
+
+PRECISION_COLUMNS = ("precision", "in", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
+AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
+# A visit begins with a prefill that warms.
+_PREFILLS = 2
+# A budget is told in steps of so many seconds: how long visits take is known no better.
+_BUDGET_STEP_S = 10
+
+
+def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """What each precision takes in memory, and what it makes of the smallest decode; in the order of the columns."""
+    base = runs[0].model.storage_bytes
+    return [
+        [
+            run.model.quant,
+            run.model.dtype,
+            scaled(run.model.storage_bytes, "B"),
+            scaled(base - run.model.storage_bytes, "B") if base > run.model.storage_bytes else "-",
+            *_first_decode(run),
+        ]
+        for run in runs
+    ]
+
+
+def warnings_of(runs: Sequence[Run]) -> list[str]:
+    """What the runs warn of, each once, with the precisions that it is of unless it is of all."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        for warning in run.document.warnings:
+            said.setdefault(warning, []).append(run.model.quant)
+    return [text if len(of) == len(runs) else f"{', '.join(of)}: {text}" for text, of in said.items()]
+
+
+def _first_decode(run: Run) -> list[str]:
+    decodes = of_phase(run.measured, "decode")
+    if not decodes:
+        return ["-"] * 4
+    first = decodes[0]
+    return [
+        duration(first.latency_s),
+        duration(first.dequantise_s) if first.dequantise_s else "-",
+        significant(first.tokens_per_s),
+        regimes(run).get(first.key, "-"),
+    ]
+
+
+def against_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Every cell of the further precisions against the first, in the order of the columns."""
+    return _rows(_against(runs))
+
+
+def telling_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Those of them that a screen has room for and that tell most."""
+    return _rows(telling(_against(runs)))
+
+
+def once_line(runs: Sequence[Run]) -> str | None:
+    """How many cells rest on one visit, and how long a budget visits each often enough for a claim."""
+    items = against_first(runs)
+    if not (once := sum(item.visited_once for item in items)):
+        return None
+    line = f"{once} of {len(items)} cells rest on one visit, no claim"
+    needed_s = max(map(_claims_s, runs))
+    budget_s = math.ceil(needed_s / _BUDGET_STEP_S) * _BUDGET_STEP_S
+    return f"{line}; with --budget {budget_s} each would be visited about twice" if needed_s else line
+
+
+def _claims_s(run: Run) -> float:
+    """Seconds in which the sweep of this run would have visited every cell often enough for a claim, by what its visits
+    took; 0 where it did not keep how often it visited or how long that took.
+
+    What a sweep took beyond its prefills and decode steps counts alike for all of them.
+    """
+    done_s = wanted_s = 0.0
+    for row in run.measured:
+        visit_s = row.latency_s * (_PREFILLS if row.phase == "prefill" else row.key.cell.decode_steps)
+        done_s += visit_s * (row.visits or 0)
+        wanted_s += visit_s * max(CLAIM_VISITS, row.visits or 0)
+    return wanted_s / done_s * run.document.stage_s.get("timing", 0.0) if done_s else 0.0
+
+
+def _against(runs: Sequence[Run]) -> list[Against]:
+    order = {run.model.quant: number for number, run in enumerate(runs)}
+    return sorted(against_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
+
+
+def _rows(items: Sequence[Against]) -> list[list[str]]:
+    return [
+        [
+            item.key.name,
+            item.precision,
+            duration(item.time_s),
+            f"{item.speed_up:.2f}x",
+            "one visit: no claim" if item.visited_once else f"{item.low:.2f} .. {item.high:.2f}",
+        ]
+        for item in items
+    ]
+
+
+_WORDS = ("cell", "precision", "regime")
+
+
+def print_comparison(runs: Sequence[Run], console: Console) -> None:
+    """Print runs of one model in several precisions, each against the first."""
+    console.print()
+    for sentence in sentences(runs):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    console.print(Text(f"{runs[0].model.id} on {runs[0].document.device.name}"))
+    console.print(_table(PRECISION_COLUMNS, precision_rows(runs)))
+    shown, every = telling_rows(runs), against_rows(runs)
+    console.print()
+    console.print(_table(AGAINST_COLUMNS, shown))
+    if len(shown) < len(every):
+        console.print(
+            Text(f"the fastest and the slowest of each; all {len(every)}: {runs[0].folder.parent / 'report.html'}")
+        )
+    if once := once_line(runs):
+        console.print(Text(once))
+    for run in runs:
+        if quality := quality_line(run):
+            console.print(Text(f"{run.model.quant} {quality}"))
+    for warning in warnings_of(runs):
+        console.print(Text(f"! {warning}", style="yellow"))
+    for run in runs:
+        console.print(Text(f"run: {run.folder}", style="dim"))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,154 @@
+"""What a roofline picture shows: its roofs and its points, with their words. Pictures draw it and decide nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
+from profiler.grid.cells import CellKey
+from profiler.judge.cells import CellResult
+from profiler.judge.roof_range import witness_share
+from profiler.report.selection import evenly, first_engine, of_first_engine, of_phase
+from profiler.store.document import CeilingsRecord
+from profiler.store.folder import Run
+from profiler.units import duration, percent, scaled, significant
+
+RoofKind = Literal["measured", "other", "datasheet", "link", "cache", "dispatch"]
+
+MOST_POINTS = 400
+"""Of more cells, a picture draws so many: beyond, points hide each other."""
+# A decode's dispatch is drawn this far beyond the intensities of the cells that it holds for.
+_BEYOND = 3.0
+
+
+@dataclass(frozen=True)
+class RoofLine:
+    """min(intensity x bandwidth, peak), as far as it is drawn."""
+
+    kind: RoofKind
+    label: str
+    bytes_per_s: float
+    """The slope."""
+    flops_per_s: float
+    """The plateau."""
+    from_intensity: float = 0.0
+    to_intensity: float = math.inf
+    """The part that is drawn: all of it, only its plateau, or only where its cells lie."""
+
+    @property
+    def ridge(self) -> float:
+        """The intensity at which the slope meets the plateau."""
+        return self.flops_per_s / self.bytes_per_s
+
+    def at(self, intensity: float) -> float:
+        """The most FLOP/s at an intensity."""
+        return min(intensity * self.bytes_per_s, self.flops_per_s)
+
+    def corners(self, low: float, high: float) -> list[tuple[float, float]]:
+        """(intensity, FLOP/s) of its ends and its bend between two intensities; nothing where it is not drawn there."""
+        start, end = max(low, self.from_intensity), min(high, self.to_intensity)
+        if start >= end:
+            return []
+        inside = [self.ridge] if start < self.ridge < end else []
+        return [(x, self.at(x)) for x in (start, *inside, end)]
+
+
+@dataclass(frozen=True)
+class CellPoint:
+    """A measured cell on a roofline."""
+
+    key: CellKey
+    intensity: float
+    flops_per_s: float
+    tooltip: str
+
+
+def roof_lines(run: Run) -> list[RoofLine]:
+    """Every roof of a run: those that were measured, the datasheet's, links, a witness that disagrees, caches, and
+    dispatch; none without a roof of memory and one of arithmetic."""
+    ceilings, device = run.document.ceilings, run.document.device
+    of_dtype, bandwidth = own_roof(ceilings, run.model.dtype), ceilings.memory_bytes_per_s
+    if of_dtype is None or bandwidth is None:
+        return []
+    dtype, roof = of_dtype
+    peak = roof.per_s
+    how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
+    label = f"{how}: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}"
+    lines = [RoofLine("measured", label, bandwidth, peak)]
+    others = [(name, other.per_s) for name, other in ceilings.compute.items() if name != dtype]
+    for name, value in sorted(others, key=lambda item: -item[1]):
+        label = f"measured: {scaled(value, 'FLOP/s')} {name}"
+        lines.append(RoofLine("other", label, bandwidth, value, from_intensity=value / bandwidth))
+    if device.datasheet_flops_per_s and device.datasheet_bytes_per_s:
+        sheet = device.datasheet_bytes_per_s, device.datasheet_flops_per_s
+        label = f"datasheet (dense): {scaled(sheet[0], 'B/s')}, {scaled(sheet[1], 'FLOP/s')}"
+        lines.append(RoofLine("datasheet", label, *sheet))
+    for where, link in ceilings.links.items():
+        lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
+    if ceilings.weights and (share := witness_share(ceilings.ceilings)) != 1.0:
+        own = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
+        lines.append(_slope("other", f"the model's own weights: {scaled(own, 'B/s')}", own, peak))
+    for level in cache_levels(ceilings):
+        label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"
+        lines.append(_slope("cache", label, level.bytes_per_s, peak))
+    return [*lines, *_dispatch_line(run, peak)]
+
+
+def _slope(kind: RoofKind, label: str, bytes_per_s: float, flops_per_s: float) -> RoofLine:
+    """A roof of its own until it meets the plateau that another line shows already."""
+    return RoofLine(kind, label, bytes_per_s, flops_per_s, to_intensity=flops_per_s / bytes_per_s)
+
+
+def own_roof(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Roof] | None:
+    """The compute roof of a dtype, or the highest that was measured, with the name of its dtype."""
+    roof = ceilings.compute_roof(dtype)
+    return next(((name, found) for name, found in ceilings.compute.items() if found is roof), None)
+
+
+def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
+    """The fastest size of the curve, and the largest that a cache still serves; none where no size is faster."""
+    memory = ceilings.ceilings.memory_bytes_per_s
+    cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * memory]
+    if not cached:
+        return []
+    fastest, largest = max(cached, key=lambda point: point.bytes_per_s), cached[-1]
+    return [fastest] if fastest == largest else [fastest, largest]
+
+
+def _dispatch_line(run: Run, peak: float) -> Iterator[RoofLine]:
+    """The dispatch roof of the first engine's decode at its smallest batch, where it was measured.
+
+    A step cannot take less than its dispatch: F FLOPs over B bytes in D seconds achieve at most F / D = I x B / D, a
+    line of slope B / D for all steps of about so many bytes, as decodes along the batch are.
+    """
+    by_batch: Mapping[int, float] = run.document.ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
+    decodes = of_phase(of_first_engine(run), "decode")
+    smallest = min(decodes, key=lambda cell: (cell.batch_size, cell.context_len), default=None)
+    step_s = by_batch.get(smallest.batch_size, 0.0) if smallest else 0.0
+    # Folders of earlier versions may hold one below zero: on a busy machine it was a difference of two times.
+    if smallest is None or step_s <= 0:
+        return
+    slope = smallest.model_bytes / step_s
+    intensities = [cell.intensity for cell in decodes]
+    low, high = min(intensities) / _BEYOND, min(max(intensities) * _BEYOND, peak / slope)
+    if low < high:
+        yield RoofLine("dispatch", f"dispatch of a decode step: {duration(step_s)}", slope, peak, low, high)
+
+
+def cell_points(run: Run) -> list[CellPoint]:
+    """The measured cells as points; of more than MOST_POINTS those that span them."""
+    return [
+        CellPoint(result.key, result.intensity, result.flops_per_s, _tooltip(result))
+        for result in evenly(run.measured, MOST_POINTS)
+    ]
+
+
+def _tooltip(result: CellResult) -> str:
+    judged = f", {percent(result.attained)} of the roofline, {result.regime}" if result.regime else ""
+    return (
+        f"{result.key.name}: {duration(result.latency_s)}, {significant(result.tokens_per_s)} tokens/s,"
+        f" {significant(result.intensity)} FLOP/byte, {scaled(result.flops_per_s, 'FLOP/s')}{judged}"
+    )

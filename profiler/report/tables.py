@@ -1,0 +1,270 @@
+"""Rows of the tables that terminal, HTML and Markdown share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from profiler.facts.roofs import Roof
+from profiler.facts.telemetry import Spread
+from profiler.grid.cells import PHASES, CellKey
+from profiler.judge.answer import where_it_lies
+from profiler.judge.breakdown import TERM_NAMES
+from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.module_times import GroupTime
+from profiler.report.breakdown_bars import WORTH_SHOWING
+from profiler.report.sections import engine_claims, interval, saving
+from profiler.report.selection import evidence_of, half_width, shown_cells
+from profiler.store.folder import Run
+from profiler.units import duration, percent, scaled, significant
+
+Row = list[str]
+
+
+def breakdown_rows(run: Run) -> list[Row]:
+    """A row for the step and one for each group in it, for the smallest and the largest cell of each phase."""
+    groups: dict[CellKey, list[GroupTime]] = {}
+    for item in run.document.breakdown:
+        groups.setdefault(item.key, []).append(item)
+    results, rows = run.by_key(), []
+    for phase in PHASES:
+        keys = sorted(
+            (key for key in groups if key.phase == phase), key=lambda key: key.cell.batch_size * key.cell.depth
+        )
+        for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
+            step_s, own_s = groups[key][0].step_s, results[key].latency_s
+            rows.append([key.name, duration(step_s), f"hooks {100 * (step_s / own_s - 1):+.1f} %", *[""] * 4])
+            rows += [_inside_row(item) for item in groups[key]]
+    return rows
+
+
+def _inside_row(item: GroupTime) -> Row:
+    rates = ["-"] * 4
+    if item.bytes and item.time_s:
+        rates = [
+            significant(item.flops / item.time_s / 1e12),
+            significant(item.bytes / item.time_s / 1e9),
+            significant(item.flops / item.bytes),
+            percent(item.roof_s / item.time_s),
+        ]
+    return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
+
+
+def split_rows(run: Run) -> list[Row]:
+    """Each term and how far it may be off, for the cells that `shown_cells` picks: a heading, then a row for each term
+    that one of them has."""
+    evidence, shown = evidence_of(run), shown_cells(run)
+    if not shown:
+        return []
+    rows = [["", *(result.key.name for result in shown)]]
+    rows.append(["measured", *(duration(result.latency_s) for result in shown)])
+    return rows + [
+        [name, *(_term(term, result, evidence.get(result.key)) for result in shown)]
+        for term, name in TERM_NAMES.items()
+        if any(getattr(result, term) for result in shown)
+    ]
+
+
+def _term(term: str, result: CellResult, evidence: CellEvidence | None) -> str:
+    off_s = evidence.split_half_widths_s.get(term, 0.0) if evidence else 0.0
+    text = duration(getattr(result, term))
+    return f"{text} ± {duration(off_s)}" if off_s else text
+
+
+def lever_rows(run: Run) -> list[Row]:
+    """Cell, change, what it saves (or costs) and why, for the cells that `shown_cells` picks; the largest first."""
+    evidence = evidence_of(run)
+    return [
+        [
+            result.key.name,
+            lever.change,
+            duration(lever.saves_s),
+            percent(lever.saves_s / result.latency_s),
+            f"{lever.basis}: {lever.because}",
+        ]
+        for result in shown_cells(run)
+        if result.key in evidence
+        for lever in evidence[result.key].levers
+        if abs(lever.saves_s) >= WORTH_SHOWING * result.latency_s
+    ]
+
+
+def card_rows(run: Run) -> list[Row]:
+    """The most tokens/s that other cards' datasheets allow the cells that `shown_cells` picks, a heading first.
+
+    A cell that a card cannot hold gets words instead.
+    """
+    evidence, shown = evidence_of(run), shown_cells(run)
+    cards = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))
+    if not cards:
+        return []
+    rows = [["", *(result.key.name for result in shown)]]
+    rows.append(["here, measured", *(significant(result.tokens_per_s) for result in shown)])
+    return rows + [[card, *(_on_card(card, result, evidence.get(result.key)) for result in shown)] for card in cards]
+
+
+def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> str:
+    floor_s = evidence.at_least_s_on.get(card) if evidence else None
+    return significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
+
+
+def engine_rows(run: Run) -> list[Row]:
+    """Cell, engine, what it does to a step against the first, that interval and the terms, where it is a claim."""
+    return [
+        [_on(item.key, item.against).name, item.engine, saving(item), interval(item), ", ".join(where_it_lies(item))]
+        for item in engine_claims(run)
+    ]
+
+
+def _on(key: CellKey, engine: str) -> CellKey:
+    """The same cell as another engine steps it."""
+    return replace(key, cell=replace(key.cell, engine=engine))
+
+
+def roof_rows(run: Run) -> list[Row]:
+    """Every measured roof: name, median, quartiles, share of the datasheet, clock, method."""
+    ceilings, device = run.document.ceilings, run.document.device
+    rows = [
+        _roof_row(f"memory: {name}", "B/s", roof, device.datasheet_bytes_per_s)
+        for name, roof in ceilings.memory.items()
+    ]
+    for name, roof in ceilings.compute.items():
+        peak = device.datasheet_flops_per_s if name == run.model.dtype else None
+        rows.append(_roof_row(f"compute: {name}", "FLOP/s", roof, peak))
+    if ceilings.weights is not None:
+        rows.append(_roof_row("memory: the model's own weights", "B/s", ceilings.weights.roof, None))
+    rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    return rows
+
+
+def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> Row:
+    return [
+        name,
+        scaled(roof.per_s, unit),
+        f"{scaled(roof.low_per_s, unit)} to {scaled(roof.high_per_s, unit)}",
+        percent(roof.per_s / peak) if peak else "-",
+        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        roof.method,
+    ]
+
+
+_NOT_SEEN = "not seen"
+
+
+def health_rows(run: Run) -> list[Row]:
+    """What the device reported during the run, and what it is set to."""
+    health = run.document.health
+    rows = []
+    if found := health.readings:
+        rows = [
+            ["readings", str(found.readings)],
+            ["clock", _spread(found.clock_hz, "Hz")],
+            ["power", _spread(found.power_w, "W")],
+            ["SMs active", _spread(found.sm_active, "")],
+            ["memory active", _spread(found.memory_active, "")],
+            ["temperature", _spread(found.temperature_c, "°C")],
+            ["cores that others kept busy", _spread(found.busy_cores_elsewhere, "")],
+            ["other processes on the device", _or_not_seen(found.other_processes)],
+            ["held back by", _or_not_seen(None if found.throttle is None else ", ".join(found.throttle) or "nothing")],
+        ]
+    rows.append(["power at rest", _NOT_SEEN if health.idle_power_w is None else scaled(health.idle_power_w, "W")])
+    for name, value in health.settings.items():
+        rows.append([name.replace("_", " "), _or_not_seen(value)])
+    return [*rows, ["not to be had here", ", ".join(health.not_seen)]] if health.not_seen else rows
+
+
+def _or_not_seen(value: object) -> str:
+    return _NOT_SEEN if value is None else str(value)
+
+
+def _spread(spread: Spread | None, unit: str) -> str:
+    if spread is None:
+        return _NOT_SEEN
+    low, middle, high = (_plain(value, unit) for value in (spread.low, spread.median, spread.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _plain(value: float, unit: str) -> str:
+    return scaled(value if value >= 0.005 else 0.0, unit).strip()
+
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, its value, and how a number is shown."""
+
+    heading: str
+    value: Callable[[CellResult], Value]
+    show: Callable[[float], str] | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the table."""
+
+    text: str
+    sort: str | int | float
+    """Its plain value; empty where there is none."""
+    number: bool
+
+
+COLUMNS = (
+    Column("phase", lambda cell: cell.phase),
+    Column("engine", lambda cell: cell.engine),
+    Column("batch", lambda cell: cell.batch_size),
+    Column("prompt", lambda cell: cell.prompt_len),
+    Column("context", lambda cell: cell.context_len),
+    Column("status", lambda cell: cell.status),
+    Column("time", lambda cell: cell.latency_s, duration),
+    Column("±", half_width, percent),
+    Column("visits", lambda cell: cell.visits),
+    Column("p99", lambda cell: cell.p99_s, duration),
+    Column("TTFT", lambda cell: cell.ttft_s, duration),
+    Column("tokens/s", lambda cell: cell.tokens_per_s, significant),
+    Column("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
+    Column("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
+    Column("MFU", lambda cell: cell.mfu, percent),
+    Column("MBU", lambda cell: cell.mbu, percent),
+    Column("roof", lambda cell: cell.attained, percent),
+    Column("regime", lambda cell: cell.regime),
+    Column("sure", lambda cell: cell.confidence),
+    Column("noise", lambda cell: cell.noise),
+)
+
+
+def entries(result: CellResult) -> list[Entry]:
+    """One row, in the order of COLUMNS."""
+    return [_entry(column, column.value(result)) for column in COLUMNS]
+
+
+class Packed(TypedDict):
+    """A column of many rows, to be sorted in the page."""
+
+    words: list[str]
+    """Each text of it once, in ascending order of the values."""
+    at: list[int]
+    """The place of each row's own text among them."""
+
+
+def packed(results: Sequence[CellResult]) -> list[Packed]:
+    """The columns of a table, small enough for a page of ten thousand cells."""
+    return [_packed([_entry(column, column.value(result)) for result in results]) for column in COLUMNS]
+
+
+def _packed(column: Sequence[Entry]) -> Packed:
+    values = {entry.text: entry.sort for entry in column}
+    words = sorted(values, key=lambda text: (values[text] != "", values[text]))
+    places = {text: place for place, text in enumerate(words)}
+    return Packed(words=words, at=[places[entry.text] for entry in column])
+
+
+def _entry(column: Column, value: Value) -> Entry:
+    number = column.show is not None or isinstance(value, int)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Entry("-", "", number)
+    text = column.show(float(value)) if column.show else str(value)
+    return Entry(text, value, number)

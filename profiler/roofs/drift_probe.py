@@ -1,0 +1,48 @@
+"""The same small work again and again: when its time changes, the machine did, not the model."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from profiler.device.clock import time_calls
+from profiler.device.machine import Machine
+from profiler.facts.roofs import Look
+
+_BUFFER_BYTES = 256 << 20
+_SIDE = 1024
+_CALLS = 7
+_MOST_BURSTS = 6
+_AGREE = 0.02
+
+
+class Sentinel:
+    """Holds its own buffers; a look takes a quarter of a second on a CPU.
+
+    Right after a large prefill memory is slower for a moment, by a fifth on a shared Xeon, whatever the machine does:
+    a look waits until two bursts of calls in a row agree.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._buffer = torch.rand(_BUFFER_BYTES // 4, device=machine.device)
+        self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
+
+    def look(self) -> Look:
+        """Median seconds of reading the buffer and of one matrix product, once they have settled."""
+        with torch.inference_mode():
+            memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(self._product)
+        return Look(memory_s, compute_s, self._machine.unix_s())
+
+    def _settled_s(self, call: Callable[[], object]) -> float:
+        bursts = [statistics.median(time_calls(call, self._machine.clock, _CALLS))]
+        while len(bursts) < _MOST_BURSTS:
+            bursts.append(statistics.median(time_calls(call, self._machine.clock, _CALLS)))
+            if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
+                break
+        return bursts[-1]
+
+    def _product(self) -> torch.Tensor:
+        return self._left @ self._right

@@ -1,0 +1,1 @@
+"""The main job: validate the options, set up, measure, judge, report."""

@@ -1,0 +1,124 @@
+"""The batch-doubling test: which batches to measure, before any is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from profiler.counting.operators import ModelWork
+from profiler.counting.peak_memory import predicted_peak_bytes
+from profiler.counting.walk import walk
+from profiler.device.machine import machine_for
+from profiler.errors import RequestError
+from profiler.facts.step import ExecutionPath, Step, Work
+from profiler.grid.cells import Cell, CellKey
+from profiler.judge.scaling import crossover
+from profiler.loading.device_map import planned_weight_bytes
+from profiler.loading.meta_model import plan, quiet_libraries
+from profiler.loading.request import dtype_name
+from profiler.run.options import Options
+from profiler.run.setup import measure_ceilings
+from profiler.run.validate import Prepared, prepare
+
+MOST_SEQUENCES = 4096
+# The test goes on for two doublings past the predicted knee, where the slope has had time to show.
+_PAST_THE_KNEE = 4
+_MEMORY_SHARE = 0.9
+# Steps of the largest batches of the reference runs reach 0.3 to 0.9 of their floor, half of them less than this.
+_OF_ROOFLINE = 0.55
+# A slope needs two batches.
+_LEAST_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class _Roofs:
+    """What a whole step is held against before any is run."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+def prepare_batch_test(options: Options, phase: str) -> Prepared:
+    """A run over doubled batches: up to what memory is predicted to hold, two doublings past the predicted knee, or
+    what the budget is expected to visit once.
+
+    `options` gives one prompt length (or one context length for a decode); its batch sizes are replaced. What the
+    budget cuts off is a warning. Raises RequestError, as `prepare` does, and where it is not enough for two batches.
+    """
+    if phase not in ("prefill", "decode"):
+        raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
+    first = prepare(replace(options, batch_sizes=[1]))
+    depths = [*first.grid.prompt_lens, *first.grid.context_lens]
+    if len(depths) != 1 or first.grid.ragged:
+        raise RequestError("a batch test doubles the batch at one length; give a single --prompt-len or --context-len.")
+    request, machine = first.request, machine_for(first.request.device)
+    with quiet_libraries():
+        module = plan(request, first.config)
+        work = walk(module)
+        weights = planned_weight_bytes(module)
+        ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
+    roofs = _Roofs(ceilings.compute_flops_per_s(dtype_name(request.dtype)), ceilings.memory_bytes_per_s)
+    cells = first.grid.cells
+    knee = _predicted_knee(work, CellKey("prefill" if phase == "prefill" else "decode", cells[0]), roofs)
+    most = MOST_SEQUENCES if knee is None else min(MOST_SEQUENCES, max(8, int(_PAST_THE_KNEE * knee)))
+    room = weights + _MEMORY_SHARE * (machine.available_bytes() - weights)
+    batches = [1]
+    while (batch := 2 * batches[-1]) <= most:
+        if predicted_peak_bytes(work, weights, batch, depths[0], options.new_tokens, ExecutionPath()) > room:
+            break
+        batches.append(batch)
+    expected_s = [
+        sum(_expected_visit_s(work, replace(cell, batch_size=batch), roofs) for cell in cells) for batch in batches
+    ]
+    kept, told = _within(options.budget_s, batches, expected_s)
+    return replace(prepare(replace(options, batch_sizes=kept)), warnings=told)
+
+
+def _within(
+    budget_s: float, batches: Sequence[int], expected_s: Sequence[float]
+) -> tuple[Sequence[int], tuple[str, ...]]:
+    """The batches that a budget visits once, and what of the rest is to be told. Raises RequestError."""
+    together_s = list(itertools.accumulate(expected_s))
+    kept = [batch for batch, seconds in zip(batches, together_s, strict=True) if seconds <= budget_s]
+    if len(kept) < (least := min(_LEAST_BATCHES, len(batches))):
+        raise RequestError(
+            f"--budget {budget_s:g}: batches of up to {batches[least - 1]} are expected to take"
+            f" --budget {math.ceil(together_s[least - 1])}; give as much, shorter prompts or fewer --new-tokens."
+        )
+    if len(kept) == len(batches):
+        return kept, ()
+    return kept, (
+        f"--budget {budget_s:g} ends this test at batch {kept[-1]}: up to {batches[-1]} it is expected to take"
+        f" --budget {math.ceil(together_s[-1])}.",
+    )
+
+
+def _step(key: CellKey) -> Step:
+    return Step(key.cell.batch_size, key.query_tokens, key.context_len)
+
+
+def _expected_visit_s(work: ModelWork, cell: Cell, roofs: _Roofs) -> float:
+    """What a first visit may take: two prefills, one of them to warm up, and the decode steps."""
+    times = {"prefill": 2, "decode": cell.decode_steps}
+    return sum(times[key.phase] * _floor_s(work.work(_step(key)), roofs) for key in cell.keys) / _OF_ROOFLINE
+
+
+def _floor_s(work: Work, roofs: _Roofs) -> float:
+    return max(float(work.model_flops) / roofs.flops_per_s, float(work.model_bytes) / roofs.bytes_per_s)
+
+
+def _predicted_knee(work: ModelWork, key: CellKey, roofs: _Roofs) -> float | None:
+    """The batch from which FLOPs overtake bytes in such a step at these roofs; None when none does."""
+    step = _step(key)
+    one, two = work.work(replace(step, batch=1)), work.work(replace(step, batch=2))
+    return crossover(
+        float(one.model_flops),
+        float(one.model_bytes),
+        float(two.model_flops - one.model_flops),
+        float(two.model_bytes - one.model_bytes),
+        roofs.flops_per_s,
+        roofs.bytes_per_s,
+        1.0,
+    )

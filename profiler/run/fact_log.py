@@ -1,0 +1,69 @@
+"""The facts of a running job: each is on the disk before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from profiler.device.machine import Machine
+from profiler.facts.operators import OperatorWork
+from profiler.facts.run_facts import Facts
+from profiler.grid.cells import Cell, CellKey
+from profiler.judge.cells import CellResult
+from profiler.judge.judge_run import judge_cells
+from profiler.store.document import RunDocument
+from profiler.store.samples import Fact, Gathered
+from profiler.store.writer import RunStore
+
+# Keeping the table as it grows may take this share of a sweep's wall time.
+_TABLE_SHARE = 0.05
+
+
+class Ledger:
+    """Appends facts to a run folder and keeps its table up to date."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        machine: Machine,
+        document: RunDocument,
+        operators: Mapping[CellKey, Sequence[OperatorWork]],
+        gathered: Gathered,
+    ) -> None:
+        self._store = store
+        self._machine = machine
+        self._document = document
+        self._operators = operators
+        self.gathered = gathered
+        self._rows: dict[CellKey, CellResult] = {}
+        self._changed: dict[Cell, None] = {}
+        self._next_table_s = 0.0
+
+    @property
+    def facts(self) -> Facts:
+        """All that is known so far."""
+        return self.gathered.facts(self._document, self._operators)
+
+    def begin(self, rows: Sequence[CellResult]) -> None:
+        """Keep the first table: cells that an earlier part of the run has a number for stand as in its `rows`."""
+        self._rows |= {row.key: row for row in rows if row.status == "ok" and row.key.cell in self.gathered.visits}
+        self.judge([cell for cell in self.facts.grid.cells if any(key not in self._rows for key in cell.keys)])
+
+    def add(self, fact: Fact) -> None:
+        """Push one more fact to the disk and take it in."""
+        self._store.append(fact)
+        self.gathered.add(fact)
+
+    def judge(self, cells: Sequence[Cell]) -> None:
+        """Keep the table with these cells judged by what is known so far; soon, where it was kept a moment ago."""
+        self._changed |= dict.fromkeys(cells)
+        if self._machine.now_s() >= self._next_table_s:
+            self.keep_table()
+
+    def keep_table(self) -> None:
+        """Write cells.csv as it stands."""
+        start_s = self._machine.now_s()
+        self._rows |= judge_cells(self.facts, self._changed)
+        self._changed.clear()
+        self._store.write_cells([self._rows[key] for key in self.facts.grid.keys])
+        end_s = self._machine.now_s()
+        self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)

@@ -1,0 +1,79 @@
+"""A run folder judged from its facts alone: the same for a run that has just ended and for one of last year."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from profiler.facts.dispatch import dispatch_seconds
+from profiler.facts.telemetry import health
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell
+from profiler.judge.judge_run import judge_run
+from profiler.judge.module_times import group_times
+from profiler.judge.stragglers import rank_steps
+from profiler.judge.warnings import run_warnings
+from profiler.store.document import ActivityRecord
+from profiler.store.folder import Run, read_document, read_facts, read_gathered
+from profiler.store.writer import write_cells, write_document, write_operators
+
+
+def judge_folder(folder: Path, *, finished: bool = False) -> Run:
+    """Judge a run by its facts on disk and write what follows from them: run.json, cells.csv, operators.csv.
+
+    `finished` marks a run as such with the last file, so that one whose table could not be written can be resumed.
+    Neither torch nor a device is needed. Raises RunError for a folder whose facts are damaged or were not kept.
+    """
+    document = read_document(folder)
+    gathered = read_gathered(folder, document)
+    facts = read_facts(folder, document, gathered)
+    judgement = judge_run(facts)
+    inside = facts.hooked.values() if document.looked_inside else ()
+    preparation_s: dict[str, float] = {}
+    for cell, visits in facts.visits.items():
+        spent_s = sum(visit.preparation_s for visit in visits)
+        preparation_s[cell.engine] = preparation_s.get(cell.engine, 0.0) + spent_s
+    early = [document.ended_by] if document.ended_by else []
+    owned = {
+        name: replace(item, cache_used_bytes=_most_used(name, facts.visits))
+        for name, item in document.engine.owned.items()
+    }
+    document = replace(
+        document,
+        finished=finished or document.finished,
+        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
+        ceilings=replace(
+            document.ceilings, dispatch_s=dispatch_seconds(gathered.dispatch) or document.ceilings.dispatch_s
+        ),
+        health=replace(document.health, readings=health(facts.readings)),
+        evidence=judgement.evidence,
+        scaling=judgement.scaling,
+        breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
+        activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
+        quality=gathered.quality,
+        rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
+        generate=judgement.generate,
+        ragged=judgement.ragged,
+        fresh_starts=tuple(gathered.fresh_starts.values()),
+        after_silence=tuple(gathered.after_silence.values()),
+        answer=judgement.answer,
+        warnings=(
+            *document.set_up_warnings,
+            *(part.sentence for part in document.missing),
+            *early,
+            *run_warnings(facts, judgement.judged),
+        ),
+    )
+    cells = judgement.cells
+    write_operators(folder, facts)
+    del judgement, facts, gathered, inside  # of ten thousand cells they are half of all the memory
+    write_cells(folder, cells)
+    write_document(folder, document)
+    return Run(folder, document, cells)
+
+
+def _most_used(engine: str, visits: Mapping[Cell, Sequence[Visit]]) -> int:
+    """Most of an engine's own cache that was in use at once."""
+    known = (visit for cell, of_cell in visits.items() if cell.engine == engine for visit in of_cell)
+    return max((visit.cache_used_bytes or 0 for visit in known), default=0)

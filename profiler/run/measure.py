@@ -1,0 +1,337 @@
+"""The measuring passes of a run, in order: sweep, replays, trials, hooks, and what options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from profiler.device.telemetry import Watch
+from profiler.facts.measurements import Readings, Replays
+from profiler.facts.roofs import swing
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell, CellKey
+from profiler.judge.demand import held_up, split_of
+from profiler.judge.judge_run import judge_run
+from profiler.loading.request import dtype_name
+from profiler.measure.batching import try_ways
+from profiler.measure.generate import time_generate
+from profiler.measure.idle import steps_after_silence
+from profiler.measure.kernels import keys_between, replay_between, replay_kernels
+from profiler.measure.module_hooks import hook_cell
+from profiler.measure.quality import check_quality
+from profiler.measure.subject import Subject
+from profiler.measure.sweep import Plan
+from profiler.measure.trace import trace_cell
+from profiler.measure.trials import try_forms
+from profiler.measure.visit import warm_up
+from profiler.roofs.drift_probe import Sentinel
+from profiler.roofs.measure import look_again
+from profiler.run.cold_start import fresh_starts
+from profiler.run.fact_log import Ledger
+from profiler.run.setup import beside, dispatch_of_twin
+from profiler.run.stages import Stages
+from profiler.run.tensor_parallel import Ranks
+from profiler.run.validate import Prepared
+
+# Warming each engine up takes no longer than this share of the sweep's time; what is cold still, its first visit warms.
+_WARM_UP_SHARE = 0.1
+_WARM_UP_MOST_S = 3.0
+# Looking at each roof once more takes this share of the sweep's time, and no longer than so many seconds.
+_AGAIN_SHARE = 0.02
+_AGAIN_MOST_S = 0.5
+# Replaying the kernels alone gets this share of it.
+_REPLAY_SHARE = 0.15
+# Replaying those that were held up takes about this share of it each time, and so many times at most.
+_REPLAY_AGAIN_SHARE = 0.05
+_MOST_AGAIN = 2
+# Replaying linears at rows between those of the cells gets this share of it.
+_BETWEEN_SHARE = 0.03
+# Timing the parts of `generate` gets this share of it, and one cell at least.
+_GENERATE_SHARE = 0.1
+# Batching a queue of unequal prompts in other ways gets this share of it.
+_QUEUE_SHARE = 0.25
+# Trying other forms gets this share of it, within limits: a few seconds would tell nothing.
+_LEVERS_SHARE = 0.25
+_LEVERS_MOST_S = 15.0
+# A budget whose share is this long has room to compile a few layers, too, and such trials may take longer.
+_COMPILING_FROM_S = 40.0
+_COMPILING_MOST_S = 60.0
+_LEVERS_LEAST_S = 4.0
+# Looking for what carries large residuals gets this share of it.
+_RESIDUAL_SHARE = 0.15
+
+_REPLAYS, _NO_REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
+_NO_DRIFT = "a change in the machine's own speed is not seen"
+_NOT_SEARCHED = "its cause is not looked for"
+
+Sweep = Callable[..., Iterator[Visit | Gap]]
+"""What decides which cell is visited when, with the arguments of `timing.sweep.sweep`."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the parts of a run share."""
+
+    prepared: Prepared
+    subject: Subject
+    ledger: Ledger
+    stages: Stages
+    ranks: Ranks | None
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds of the sweep; what is measured beside it gets shares of them."""
+        return self.prepared.options.budget_s
+
+
+def measure_cells(session: Session, visits: Sweep) -> None:
+    """Sweep the cells, look at the roofs again, replay kernels, try other ways, and look for what none explains."""
+    _sweep(session, visits)
+    if session.ranks is not None:
+        _time_shares(session, session.ranks)
+    with session.stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
+        session.ledger.keep_table()
+    _look_at_roofs_again(session)
+    if session.subject.loaded.offloaded:
+        return
+    measured = _steppable(session)
+    _replay(session, measured)
+    if session.ranks is None:
+        _time_generate(session, measured)
+        _batch_otherwise(session)
+        _try_levers(session)
+        _look_for_residuals(session)
+
+
+def _sweep(session: Session, visits: Sweep) -> None:
+    subject, ledger, stages = session.subject, session.ledger, session.stages
+    grid, machine = session.prepared.grid, subject.machine
+    stages.begin("timing")
+    probe = _drift_probe(session)
+    own_bytes = beside(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
+
+    def look() -> float:
+        if probe is not None:
+            with stages.optional("the drift probe", _NO_DRIFT):
+                ledger.add(probe.look())
+        return swing(ledger.gathered.looks)
+
+    # Cells that have no number yet are tried once more: what they lacked may be there now.
+    earlier = [visit for visits in ledger.gathered.visits.values() for visit in visits]
+    with Watch(machine.source) as watch:
+        warm_up_s = min(_WARM_UP_SHARE * session.budget_s, _WARM_UP_MOST_S)
+        for name, engine in subject.engines.items():
+            cell = replace(grid.cells[0], engine=name)
+            warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=warm_up_s)
+        for outcome in visits(
+            subject.engines,
+            Plan(grid, session.budget_s, expected_s=_expected_visit_s(session)),
+            machine=machine,
+            vocab_size=subject.vocab_size,
+            own_bytes=own_bytes,
+            fits=lambda cell: _no_room(session, cell),
+            on_progress=lambda progress: stages.listener.progress(progress, len(grid.cells)),
+            on_round=look,
+            earlier=earlier,
+        ):
+            ledger.add(outcome)
+            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
+            if readings := watch.taken():
+                ledger.add(Readings(readings))
+            with stages.optional("the table of cells during the sweep", "it is written at the end of the run"):
+                ledger.judge([outcome.cell])
+        look()
+
+
+def _drift_probe(session: Session) -> Sentinel | None:
+    """What shows whether the machine's own speed changes; None where there is no room for its buffers."""
+    with session.stages.optional("the drift probe", _NO_DRIFT):
+        return Sentinel(session.subject.machine)
+    return None
+
+
+def _no_room(session: Session, cell: Cell) -> str | None:
+    """Why a cell cannot fit into memory; None where it may, or where nobody knows."""
+    with session.stages.optional("the check for free memory", "cells are tried without it"):
+        return session.subject.no_room(cell)
+    return None
+
+
+def _time_shares(session: Session, ranks: Ranks) -> None:
+    session.stages.begin("ranks", "timing each rank's own share")
+    visited = session.ledger.gathered.visits
+    for own in ranks.own_steps([cell for cell in session.prepared.grid.cells if cell in visited]):
+        session.ledger.add(own)
+
+
+def _look_at_roofs_again(session: Session) -> None:
+    session.stages.begin("roofs", "looking at the roofs again")
+    again_s = min(_AGAIN_SHARE * session.budget_s, _AGAIN_MOST_S)
+    subject, ceilings = session.subject, session.ledger.facts.ceilings
+    with session.stages.optional("the second look at the roofs", "cells are judged by the first"):
+        if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
+            session.ledger.add(again)
+
+
+def _steppable(session: Session) -> list[Cell]:
+    """Cells that were visited, but for those of engines that own their model."""
+    visited, engines = session.ledger.gathered.visits, session.subject.engines
+    return [cell for cell in session.prepared.grid.cells if cell in visited and not engines[cell.engine].owns_model]
+
+
+def _replay(session: Session, measured: list[Cell]) -> None:
+    session.stages.begin("replays", "replaying each cell's kernels alone")
+    with session.stages.optional(_REPLAYS, _NO_REPLAYS):
+        for replays in _replayed(session, measured, _REPLAY_SHARE):
+            session.ledger.add(replays)
+        for _ in range(_MOST_AGAIN):
+            if again := [cell for cell in held_up(session.ledger.facts) if cell in measured]:
+                _measure_parts_again(session, again)
+        if session.ranks is None:
+            _replay_between(session, measured)
+
+
+def _replay_between(session: Session, measured: list[Cell]) -> None:
+    """The linears where the cells leave gaps: a forecast of what lies there, or of larger batches, need not guess."""
+    known = session.ledger.gathered.replays
+    keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
+    ceilings, budget_s = session.ledger.facts.ceilings, _BETWEEN_SHARE * session.budget_s
+    for (replays,) in replay_between((session.subject,), keys, ceilings, budget_s):
+        session.ledger.add(replays)
+
+
+def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
+    """The kernels of these cells run alone, in a share of the budget."""
+
+    def on_failure(error: Exception) -> None:
+        session.stages.failed(_REPLAYS, error, _NO_REPLAYS)
+
+    ceilings = session.ledger.facts.ceilings
+    return replay_kernels(session.subject, cells, ceilings, share * session.budget_s, on_failure)
+
+
+def _measure_parts_again(session: Session, cells: list[Cell]) -> None:
+    """Dispatch and kernels again where they took longer than the steps that they are parts of: a neighbour did."""
+    if session.ranks is None:
+        batches, engines = sorted({cell.batch_size for cell in cells}), sorted({cell.engine for cell in cells})
+        for dispatch in dispatch_of_twin(session.prepared, session.subject, session.stages, batches, engines):
+            session.ledger.add(dispatch)
+    for replays in _replayed(session, cells, _REPLAY_AGAIN_SHARE):
+        session.ledger.add(replays)
+
+
+def _time_generate(session: Session, measured: list[Cell]) -> None:
+    with session.stages.optional("the look inside generate", "its overhead has no parts"):
+        for steps in time_generate(session.subject, measured, _GENERATE_SHARE * session.budget_s):
+            session.ledger.add(steps)
+
+
+def _batch_otherwise(session: Session) -> None:
+    with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
+        latencies_s = _latencies_s(session.ledger)
+        for queue in try_ways(session.subject, latencies_s, _QUEUE_SHARE * session.budget_s):
+            session.ledger.add(queue)
+
+
+def _try_levers(session: Session) -> None:
+    """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
+    share_s = _LEVERS_SHARE * session.budget_s
+    compiling = share_s >= _COMPILING_FROM_S
+    budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
+    if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S or session.ledger.gathered.trials:
+        return
+    session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
+    with session.stages.optional("trying changes", "changes that have no trial are computed only"):
+        latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
+        for trial in try_forms(
+            session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling, _failed_trial(session)
+        ):
+            session.ledger.add(trial)
+
+
+def _failed_trial(session: Session) -> Callable[[str, Exception], None]:
+    def failed(form: str, error: Exception) -> None:
+        session.stages.failed(f"trying {form}", error, "this change has no trial")
+
+    return failed
+
+
+def _look_for_residuals(session: Session) -> None:
+    """Hook the cells of which much is unexplained, the worst of them in any case."""
+    ledger, stages, machine = session.ledger, session.stages, session.subject.machine
+    unexplained: Sequence[CellKey] = ()
+    with stages.optional("the search for unexplained time", _NOT_SEARCHED):
+        unexplained = judge_run(ledger.facts).unexplained
+    deadline_s = machine.now_s() + _RESIDUAL_SHARE * session.budget_s
+    for number, key in enumerate(unexplained):
+        if number > 0 and machine.now_s() > deadline_s:
+            break
+        if key not in ledger.gathered.hooked:
+            stages.begin("unexplained", f"looking for what is unexplained in {key.name}")
+            with stages.optional("the search for unexplained time", _NOT_SEARCHED):
+                for hooked in hook_cell(session.subject, key.cell):
+                    if hooked.key in unexplained:
+                        ledger.add(hooked)
+
+
+def _latencies_s(ledger: Ledger) -> dict[CellKey, float]:
+    """The time of every cell that has one."""
+    results = judge_run(ledger.facts).cells
+    return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
+
+
+def _expected_visit_s(session: Session) -> Mapping[Cell, float]:
+    """The floor of a whole visit of each cell, from which the time left is estimated before any was measured."""
+    facts, expected = session.ledger.facts, dict[Cell, float]()
+    with session.stages.optional("the estimate of the time left", "none is shown at first"):
+        for key in facts.grid.keys:
+            times = 2 if key.phase == "prefill" else key.cell.decode_steps
+            floor_s = split_of(facts, key, latency_s=1.0)[0].floor_s
+            expected[key.cell] = expected.get(key.cell, 0.0) + times * floor_s
+    return expected
+
+
+def measure_wanted(session: Session, folder: Path) -> None:
+    """Measure what the options ask for beside the sweep; a trace is written into `folder`."""
+    wants, subject = session.prepared.options, session.subject
+    if (wants.breakdown or wants.trace) and not subject.loaded.offloaded:
+        session.stages.begin("looking inside", "looking inside a step")
+        for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
+            with session.stages.optional(f"the look inside {name}", "its steps have no parts"):
+                _look_inside(session, name, folder if wants.trace else None)
+    if wants.cold:
+        _start_cold(session)
+    if quality_ids := session.prepared.quality_ids:
+        session.stages.begin("quality", "holding the quantised model against the unquantised one")
+        with session.stages.optional("the comparison with the unquantised model", "its quality is not known"):
+            session.ledger.add(check_quality(subject.loaded, quality_ids))
+
+
+def _look_inside(session: Session, engine: str, trace_folder: Path | None) -> None:
+    """Groups within a step of every cell of an engine; kernels and gaps of the smallest and the largest."""
+    cells = [cell for cell in session.ledger.gathered.visits if cell.engine == engine]
+    for cell in cells:
+        for hooked in hook_cell(session.subject, cell):
+            session.ledger.add(hooked)
+    for number, cell in enumerate(_ends(cells)):
+        for activity in trace_cell(session.subject, cell, None if number else trace_folder):
+            session.ledger.add(activity)
+
+
+def _ends(cells: list[Cell]) -> list[Cell]:
+    ordered = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
+    return list(dict.fromkeys([*ordered[:1], *ordered[-1:]]))
+
+
+def _start_cold(session: Session) -> None:
+    subject = session.subject
+    session.stages.begin("cold", "starting the model in a fresh process, and stepping it after silence")
+    with session.stages.optional("the cold starts", "what a fresh process takes is not known"):
+        for start in fresh_starts(session.prepared, subject.machine, subject.model_bytes):
+            session.ledger.add(start)
+    engine, cell = next(iter(session.subject.engines.values())), session.prepared.grid.cells[0]
+    with session.stages.optional("the steps after a pause", "what a pause costs is not known"):
+        for steps in steps_after_silence(engine, cell, session.subject.machine):
+            session.ledger.add(steps)

@@ -1,0 +1,180 @@
+"""The main job: load once, measure the roofs, sweep, replay, and judge what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from traceback import clear_frames
+from typing import Any
+
+from profiler.device.clock import instrument_s
+from profiler.device.contention import ForeignLoad
+from profiler.device.machine import machine_for
+from profiler.device.process_group import Group
+from profiler.device.telemetry import idle_power_w, source_for
+from profiler.errors import DeviceError, RankError, RunError
+from profiler.facts.measurements import CellPeak, PredictedPeaks
+from profiler.judge.cells import CellResult
+from profiler.loading.meta_model import quiet_libraries
+from profiler.measure.subject import Subject
+from profiler.measure.sweep import sweep
+from profiler.report.progress import QuietListener
+from profiler.run.document import config_of, opening
+from profiler.run.fact_log import Ledger
+from profiler.run.judge_folder import judge_folder
+from profiler.run.measure import Session, Sweep, measure_cells, measure_wanted
+from profiler.run.options import Options, known_options
+from profiler.run.setup import roof_dtypes, set_up
+from profiler.run.stages import Listener, Stages
+from profiler.run.tensor_parallel import Ranks, set_up_ranks
+from profiler.run.validate import Prepared, prepare
+from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
+from profiler.store.document import HealthRecord, RunDocument
+from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
+from profiler.store.samples import Fact, Gathered
+from profiler.store.writer import RunStore
+
+
+def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
+    """Profile a causal LM and write a run folder; the same job as `roofscope run`.
+
+    `model` is a hub id, a folder, a GGUF file or a card's name (none: the default model); `options` are the fields of
+    `profiler.run.options.Options`: `prompt_lens`, `batch_sizes` and `context_lens` as numbers or texts in the range
+    grammar, `engine` as one name or several with commas, `budget_s` to bound the sweep, whose first round is always
+    finished, `out` for the folder (default: a new one under `runs/`). Raises RequestError for a request that cannot be
+    met, before anything is loaded.
+    """
+    known_options(list(options))
+    return execute(prepare(Options(model=model, **options)), listener or QuietListener())
+
+
+def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group: Group | None = None) -> Run:
+    """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
+
+    With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
+    """
+    with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries():
+        machine = machine_for(prepared.request.device)
+        if group is not None:
+            prepared = replace(prepared, request=replace(prepared.request, device=group.device))
+            machine = machine_for(group.device, source=source_for(group.device, group.beside))
+        return _execute(prepared, store, Stages(listener, machine), visits, group)
+
+
+def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: Group | None) -> Run:
+    idle_w = foreign = ranks = None
+    with stages.optional("the look at the idle device", "its idle power and other users of the host are not known"):
+        foreign = ForeignLoad(group.beside if group else ())
+        idle_w = idle_power_w(stages.machine.source)
+    if group is None:
+        subject, ceilings, dispatch = set_up(prepared, stages)
+    else:
+        stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
+        ranks = Ranks(prepared, group, stages.machine)
+        stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
+        subject, ceilings, dispatch = set_up_ranks(prepared, ranks, roof_dtypes(ranks.work, prepared.request))
+    machine, warnings = stages.machine, [*prepared.warnings]
+    with stages.optional("the check of device and model", "some warnings may be missing"):
+        warnings += device_warnings(machine.info, foreign)
+        warnings += model_warnings(subject, ceilings)
+    if ranks is not None and ranks.own_cores:
+        warnings.append(OWN_CORES)
+    health = HealthRecord(idle_power_w=idle_w)
+    with stages.optional("the device's settings", "they are not in the run"):
+        health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
+    clock_s = None
+    with stages.optional("the cost of a time mark", "it is not in the run"):
+        clock_s = instrument_s(machine.clock)
+    document = opening(prepared, subject, ceilings, dispatch, health, warnings, clock_s)
+    document = replace(document, ranks=group.size if group else 1)
+    ledger = _opened(prepared, store, document, subject, [ceilings, *dispatch])
+    session = Session(prepared, subject, ledger, stages, ranks)
+    ended: KeyboardInterrupt | DeviceError | RankError | None = None
+    try:
+        measure_cells(session, visits)
+        if ranks is not None:
+            ranks.end()
+        measure_wanted(session, store.folder)
+    except (DeviceError, RankError) as error:
+        ended = error
+    except KeyboardInterrupt as interrupt:
+        # torchrun ends the other ranks as soon as one is gone: then that is the reason.
+        ended = group.failure() if group is not None and group.lost() else interrupt
+    document = replace(_closing(document, subject, stages), ended_by=str(ended or ""))
+    store.write_document(document)
+    del ledger, session, subject  # the folder holds all that they do, and judging it needs the memory
+    if ended:
+        clear_frames(ended.__traceback__)  # so do the calls that it came out of
+    run = judge_folder(store.folder, finished=ended is None)
+    if isinstance(ended, RankError):
+        raise ended  # torchrun waits for this process to end: `roofscope report` draws what was kept
+    stages.listener.stage("writing the report")
+    # What draws pictures holds 100 MB, which are not to stand beside the roofs' buffers.
+    from profiler.report.write import write_pages, write_reports
+
+    def guard(name: str) -> AbstractContextManager[None]:
+        return stages.optional(name, "the file is left out")
+
+    write_reports([run], guard)
+    if len(stages.missing) > len(document.missing):
+        store.write_document(replace(document, missing=tuple(stages.missing)))
+        run = judge_folder(store.folder, finished=ended is None)
+        write_pages(run, guard)
+    if ended:
+        raise ended
+    return run
+
+
+def _opened(
+    prepared: Prepared, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
+) -> Ledger:
+    """A ledger over a folder that holds what is known before the first cell, and what an earlier run gathered."""
+    gathered = Gathered()
+    rows: tuple[CellResult, ...] = ()
+    if prepared.resumed:
+        earlier = read_document(prepared.out)
+        refuse_another(earlier, document)
+        gathered, rows = read_gathered(prepared.out, earlier), _kept_rows(prepared.out)
+    store.write_document(document)
+    store.write_config(config_of(prepared))
+    operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
+    ledger = Ledger(store, subject.machine, document, operators, gathered)
+    peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
+    for fact in (*known, PredictedPeaks(peaks)):
+        ledger.add(fact)
+    store.write_operators(ledger.facts)
+    ledger.begin(rows)
+    return ledger
+
+
+def _kept_rows(folder: Path) -> tuple[CellResult, ...]:
+    """The table of an earlier part of a run; empty where it has none that reads. At the end all is judged anew."""
+    try:
+        return read_results(folder)
+    except RunError:
+        return ()
+
+
+def _closing(document: RunDocument, subject: Subject, stages: Stages) -> RunDocument:
+    """What is known at the end alone."""
+    breaks = {name: engine.graph_breaks for name, engine in subject.engines.items() if engine.graph_breaks is not None}
+    skips = {name: engine.graph_skips for name, engine in subject.engines.items() if engine.graph_skips is not None}
+    for why, names in _by_reason(subject.machine.source.failures).items():
+        stages.miss("telemetry", why, f"{', '.join(names)} cannot be seen")
+    return replace(
+        document,
+        engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
+        health=replace(document.health, not_seen=subject.machine.source.missing),
+        missing=tuple(stages.missing),
+        stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
+    )
+
+
+def _by_reason(failures: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names by what they failed of."""
+    names: dict[str, list[str]] = {}
+    for name, why in failures.items():
+        names.setdefault(why, []).append(name)
+    return names

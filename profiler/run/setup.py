@@ -1,0 +1,190 @@
+"""Load the model and measure what its cells rest on: roofs, dispatch, links."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import ModelWork
+from profiler.counting.walk import walk
+from profiler.device.device import software
+from profiler.device.machine import Machine
+from profiler.engines.base import Engine
+from profiler.engines.padded import PaddedEngine
+from profiler.engines.registry import ENGINES, OWNING
+from profiler.engines.vllm import Wanted
+from profiler.errors import ModelError, RoofscopeError, first_line, told
+from profiler.facts.dispatch import DispatchSamples
+from profiler.facts.roofs import Ceilings
+from profiler.facts.step import ExecutionPath
+from profiler.grid.cells import PHASES, Grid, Phase
+from profiler.grid.ragged import PADDED_ENGINE
+from profiler.loading.config import pretrained_location
+from profiler.loading.load import load
+from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
+from profiler.measure.dispatch import measure_dispatch
+from profiler.measure.subject import Subject, execution_paths
+from profiler.quant.storage import model_storage_bytes
+from profiler.roofs.host_dispatch import measure_host_pace
+from profiler.roofs.links import measure_links
+from profiler.roofs.measure import cached, measure
+from profiler.roofs.memory_bandwidth import measure_weights
+from profiler.roofs.sampler import attempt
+from profiler.run.stages import Stages
+from profiler.run.validate import Prepared
+
+# Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
+_TWIN_SHARE = 0.075
+_TWIN_MOST_S = 1.5
+_NO_DISPATCH = "the host's share of a step is unexplained"
+# Reading the model's own weights as a witness of the memory roof.
+_WITNESS_S = 0.5
+
+
+def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
+    """Load the model, measure the roofs and dispatch: all that a cell is held against."""
+    request, grid, machine = prepared.request, prepared.grid, stages.machine
+    stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
+    loaded = _loaded(prepared)
+    work = walk(loaded.module)
+    for name in OWNING.keys() & set(grid.engines):
+        stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
+    engines = make_engines(prepared, loaded, work, machine)
+    held_bytes = machine.allocated_bytes()
+    stages.begin("roofs", "measuring this device's roofs")
+    ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
+    links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
+    weights = None
+    with attempt("the model's own weights", machine, missing):
+        weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_S)
+    ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
+    for name, why in ceilings.missing.items():
+        stages.miss(f"measuring {name}", why, "this roof is missing")
+    paths: dict[tuple[str, Phase], ExecutionPath] = {
+        (name, phase): ExecutionPath() for name in engines for phase in PHASES
+    }
+    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
+        paths = execution_paths(loaded, work, engines, grid)
+    stages.begin("dispatch", "measuring dispatch on the hollow twin")
+    subject = Subject(machine, loaded, work, engines, paths, grid, held_bytes)
+    return subject, ceilings, dispatch_of_twin(prepared, subject, stages, grid.batch_sizes, grid.engines)
+
+
+def _loaded(prepared: Prepared) -> LoadedModel:
+    """The model on its device. Raises ModelError whatever keeps it from being there."""
+    request = prepared.request
+    try:
+        return load(request, prepared.config)
+    except RoofscopeError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{request.source.name} does not fit on {request.device}: {first_line(error)}; use --quant nf4 or a smaller"
+            " model."
+        ) from error
+    except Exception as error:
+        raise ModelError(f"{request.source.name} does not load on {request.device}: {told(error)}.") from error
+
+
+def dispatch_of_twin(
+    prepared: Prepared, subject: Subject, stages: Stages, batch_sizes: Sequence[int], engines: Sequence[str]
+) -> list[DispatchSamples]:
+    """What steps of these batch sizes cost each engine's host, within this run's share of time."""
+    twin_s, machine = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S), subject.machine
+    what = "dispatch on the hollow twin"
+    with stages.optional(what, _NO_DISPATCH):
+        return measure_dispatch(
+            subject.loaded,
+            prepared.config,
+            machine,
+            batch_sizes,
+            engines,
+            twin_s,
+            lambda error: stages.failed(what, error, _NO_DISPATCH),
+        )
+    return []
+
+
+def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:
+    """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
+
+    The datasheet's peak stands for a roof that could not be measured.
+    """
+    dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
+
+    def measure_missing(known: Ceilings | None) -> Ceilings:
+        roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
+        missing, host = dict(roofs.missing), roofs.host
+        with attempt("the host's pace", machine, missing):
+            host = host or measure_host_pace(machine)
+        return replace(roofs, host=host, missing=missing)
+
+    ceilings = cached(measure_missing, machine, software(), fresh=fresh)
+    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
+
+
+def roof_dtypes(work: ModelWork, request: ModelRequest) -> list[str]:
+    """The dtypes that this model's products run in; float32 as the yardstick, and bfloat16 as the way out of it."""
+    used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
+    return sorted({"float32", "bfloat16", dtype_name(request.dtype), *used})
+
+
+# A sequence takes whole blocks of a paged cache, each of at most so many tokens (in vLLM 128 on a CPU, 16 on CUDA).
+_BLOCK = 256
+# A few blocks more than the grid needs, and no more of the device than this share of what is free.
+_CACHE_MARGIN = 1.1
+_CACHE_SHARE = 0.8
+# Tokens by which some sequences are ahead where a prefill goes in chunks.
+_AHEAD = 16
+
+
+def make_engines(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> dict[str, Engine]:
+    """By name, in the order of the grid. Raises RequestError for a model that an engine does not take."""
+    names = prepared.grid.engines
+    made: dict[str, Engine] = {name: ENGINES[name](loaded.module, machine) for name in names if name in ENGINES}
+    if PADDED_ENGINE in made:
+        made[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
+    for name in (name for name in names if name in OWNING):
+        made[name] = OWNING[name](_wanted(prepared, loaded, work, machine), machine)
+    return {name: made[name] for name in names}
+
+
+def beside(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> dict[str, int]:
+    """Bytes held beside what each engine needs: the profiler's own, other engines' models and caches, and the loaded
+    model itself where an engine has its own."""
+    held = {name: item.owned.weight_bytes + item.owned.cache_bytes for name, item in engines.items() if item.owned}
+    return {
+        name: own_bytes
+        + sum(nbytes for other, nbytes in held.items() if other != name)
+        + (model_bytes if engine.owns_model else 0)
+        for name, engine in engines.items()
+    }
+
+
+def _wanted(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> Wanted:
+    request, grid = prepared.request, prepared.grid
+    limit = getattr(prepared.config.get_text_config(), "max_position_embeddings", None)
+    longest = grid.longest_context + _AHEAD
+    return Wanted(
+        config=copy.deepcopy(prepared.config),
+        architecture=type(loaded.module).__name__,
+        checkpoint=str(pretrained_location(request.source)[0]) if request.weights == "checkpoint" else None,
+        dtype=dtype_name(request.dtype),
+        most_sequences=max(grid.batch_sizes),
+        longest_context=longest if limit is None else min(longest, limit),
+        weight_bytes=model_storage_bytes(loaded.module),
+        cache_bytes=min(_cache_bytes(work, grid), int(_CACHE_SHARE * machine.available_bytes())),
+        trust_remote_code=request.trust_remote_code,
+    )
+
+
+def _cache_bytes(work: ModelWork, grid: Grid) -> int:
+    """Bytes of a paged cache that holds any cell of the grid, with blocks of up to `_BLOCK` tokens."""
+    cores = [operator for operator in work.operators if isinstance(operator, AttentionCore)]
+    a_token = sum(core.count * core.cached_elements * core.itemsize for core in cores)
+    blocks = max(cell.batch_size * -(-(cell.slots + _AHEAD) // _BLOCK) for cell in grid.cells)
+    return int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * a_token)

@@ -1,0 +1,174 @@
+"""What a user should be warned of before the first figure, each with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from profiler.counting.operators import Linear
+from profiler.device.contention import ForeignLoad
+from profiler.device.device import Device, under_wsl
+from profiler.device.memory import MAY_SPILL, NO_FALLBACK
+from profiler.facts.roofs import Ceilings, Roof
+from profiler.loading.request import Fit, dtype_name
+from profiler.measure.subject import Subject
+from profiler.units import percent, scaled
+
+OWN_CORES = (
+    "each rank has cores of its own here, and gloo's event loops no right to preempt: a plain torchrun gives neither,"
+    " and its steps take longer."
+)
+
+
+def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
+    """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""
+    warnings = busy_warnings(info, foreign) if foreign is not None else []
+    if info.kind == "cuda" and info.datasheet is None:
+        warnings.append(
+            f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
+        )
+    if info.kind == "cuda" and under_wsl():
+        warnings.append(f"under WSL {MAY_SPILL}; {NO_FALLBACK}, or stay well below the card's memory.")
+    return warnings
+
+
+def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
+    """Whether others leave fewer cores than a device needs, since `foreign` looks."""
+    return busy_words(_threads(info), foreign)
+
+
+def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
+    """The same of work that needs so many threads of the host."""
+    busy, cores = foreign.cores(), foreign.watched
+    if busy is None or busy + threads <= cores + _BUSY_CORES:
+        return []
+    return [f"others keep {busy:.1f} of {cores} cores busy: times may be too long; stop other work."]
+
+
+def _threads(info: Device) -> int:
+    """Of the host that a device needs for itself: a card's steps are dispatched by one."""
+    return info.threads if info.kind == "cpu" else 1
+
+
+def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
+    """What of this model on this device makes its figures other than one would think."""
+    warnings = []
+    info, loaded, work = subject.machine.info, subject.loaded, subject.work
+    dtype = dtype_name(subject.request.dtype)
+    if dtype != "float32" and info.kind == "cpu":
+        own, full = ceilings.compute_flops_per_s(dtype), ceilings.compute_flops_per_s("float32")
+        if own < _SLOW_DTYPE_SHARE * full:
+            warnings.append(
+                f"{dtype} is emulated on this CPU: its products reach {percent(own / full)} of float32's"
+                f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
+            )
+    warnings += health_warnings(info, ceilings)
+    quant = subject.request.quant
+    linears = [op.weight for op in work.operators if isinstance(op, Linear) and op.weight.dense_from_rows == 1]
+    if quant != "none" and linears:
+        warnings.append(
+            f"{quant} is emulated here: every product first writes a dense copy of its weights in"
+            f" {dtype_name(linears[0].compute_dtype)} and then reads it; it saves memory, and costs time."
+        )
+    if info.kind == "cuda" and dtype == "bfloat16" and float(info.compute_capability) < 8.0:
+        warnings.append(f"{info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
+    if (packed := loaded.unpacked_from) is not None:
+        warnings.append(
+            f"the weights were dequantised from {packed}: transformers runs them in {dtype}, whose figures these are."
+            if subject.request.weights == "checkpoint"
+            else f"{subject.request.source.name} is published as {packed}, but random weights are dense: these are"
+            f" {dtype}'s figures; `roofscope count` has those of the published form."
+        )
+    warnings += fit_warnings(loaded.fit)
+    warnings += roof_warnings(ceilings)
+    if work.coverage < 1:
+        names = "; ".join(work.unknown[:3])
+        warnings.append(f"{100 * (1 - work.coverage):.3g} % of the parameters are not counted: {names}.")
+    for where, nbytes in loaded.offloaded_bytes.items():
+        warnings.append(
+            f"the model does not fit on the device: {scaled(nbytes, 'B')} of weights come from the {where}"
+            f"{_measured_link(ceilings.links.get(where))} at every step."
+        )
+    return warnings
+
+
+def _measured_link(link: Roof | None) -> str:
+    return f" ({scaled(link.per_s, 'B/s')} measured)" if link else ""
+
+
+def fit_warnings(fit: Fit) -> list[str]:
+    """Whether checkpoint and config are of one model."""
+    warnings = []
+    if fit.missing:
+        warnings.append(
+            f"{_named(fit.missing)} of this model are not in the checkpoint, and random: times hold, its answers would"
+            " not; look at the config's layers and sizes."
+        )
+    if fit.unused:
+        warnings.append(
+            f"{_named(fit.unused)} of the checkpoint have no place in this model, and were left out: its config is of"
+            " another model, a smaller one, or this one's text part alone."
+        )
+    return warnings
+
+
+def _named(tensors: Sequence[str]) -> str:
+    """`9 tensors (first: model.layers.2.mlp.up_proj.weight)`."""
+    return f"{len(tensors)} tensors (first: {tensors[0]})"
+
+
+def missing_roofs(ceilings: Ceilings) -> list[str]:
+    """A line for each roof that could not be measured; a run names them among its missing parts."""
+    return [f"{name} could not be measured: {why.rstrip('.')}." for name, why in ceilings.missing.items()]
+
+
+def roof_warnings(ceilings: Ceilings) -> list[str]:
+    """Roofs that could not be measured, and a memory roof that a cache may have a part in."""
+    return [*_missing(ceilings), *_of_memory(ceilings)]
+
+
+def _missing(ceilings: Ceilings) -> list[str]:
+    """What stands for roofs that could not be measured."""
+    warnings = []
+    of_sheet = [name for name, roof in (*ceilings.memory.items(), *ceilings.compute.items()) if not roof.measured]
+    if of_sheet:
+        warnings.append(f"the datasheet's peak stands for the roof of {' and '.join(of_sheet)}: nothing reaches it.")
+    if ceilings.missing and not ceilings.judges:
+        kind = "arithmetic" if ceilings.memory else "memory"
+        warnings.append(f"there is no roof of {kind}: cells have times and counts, and no regime.")
+    return warnings
+
+
+def _of_memory(ceilings: Ceilings) -> list[str]:
+    if not any(roof.measured for roof in ceilings.memory.values()):
+        return []
+    size = f"{ceilings.stream_bytes >> 20} MiB"
+    if not ceilings.beyond_cache:
+        return [f"there was no room or time to stream past the caches ({size}): the memory roof may be too high."]
+    if not ceilings.plateau:
+        ends = " and ".join(scaled(point.bytes_per_s, "B/s") for point in ceilings.curve[-2:])
+        return [f"no two sizes up to {size} are read equally fast (last: {ends}): the memory roof may be off."]
+    return []
+
+
+def health_warnings(info: Device, ceilings: Ceilings) -> list[str]:
+    """A card that stays clearly below a healthy one of its kind."""
+    sheet = info.datasheet
+    if sheet is None:
+        return []
+    dtype = sheet.healthy_dtype
+    checks = (
+        (f"{dtype} products", ceilings.compute.get(dtype), sheet.healthy_gemm_flops_per_s, "FLOP/s"),
+        ("copies", ceilings.memory.get("copy"), sheet.healthy_copy_bytes_per_s, "B/s"),
+    )
+    return [
+        f"this {sheet.gpu} reaches {scaled(roof.per_s, unit)} in {what}; a healthy one reaches {scaled(healthy, unit)}."
+        for what, roof, healthy, unit in checks
+        if roof is not None and healthy is not None and roof.per_s < _HEALTHY_SHARE * healthy
+    ]
+
+
+# A dtype whose matrix product reaches less than this share of float32's is slower than not using it at all.
+_SLOW_DTYPE_SHARE = 0.9
+_HEALTHY_SHARE = 0.9
+# As much of one core goes to the system's own work on an idle machine.
+_BUSY_CORES = 0.25

@@ -1,0 +1,1 @@
+"""The run folder: append, fsync, resume, migrate."""

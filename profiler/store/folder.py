@@ -1,0 +1,192 @@
+"""A run folder, read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from profiler.errors import RunError
+from profiler.facts.run_facts import Facts, ModelFacts
+from profiler.grid.cells import CellKey
+from profiler.judge.cells import CELL_COLUMNS, CellResult
+from profiler.store.document import RunDocument, document_of
+from profiler.store.migrations import ADDED_COLUMNS, migrated
+from profiler.store.operators_csv import read_operators
+from profiler.store.samples import SAMPLES_FILE, Gathered, read_facts_of
+from profiler.units import formula_again, no_formula, visible, visible_in
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN_FILE = "run.json"
+CELLS_FILE = "cells.csv"
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was read back or has just ended."""
+
+    folder: Path
+    document: RunDocument
+    results: tuple[CellResult, ...]
+    """One a phase and cell: the rows of cells.csv."""
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """The results as a table with the columns of cells.csv."""
+        return cells_frame(self.results)
+
+    @property
+    def model(self) -> ModelFacts:
+        """What ran."""
+        return self.document.model
+
+    @property
+    def answer(self) -> Sequence[str]:
+        """The answer in sentences."""
+        return self.document.answer
+
+    @property
+    def measured(self) -> list[CellResult]:
+        """The results that have a number."""
+        return [result for result in self.results if result.status == "ok"]
+
+    def by_key(self) -> dict[CellKey, CellResult]:
+        """The results by what they are about."""
+        return {result.key: result for result in self.results}
+
+
+def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
+    """Results as a table, a column a field."""
+    import pandas as pd  # a third of a second and 65 MB, which a run has no use for before its pictures
+
+    rows = [[getattr(result, name) for name in CELL_COLUMNS] for result in results]
+    return pd.DataFrame(rows, columns=list(CELL_COLUMNS))
+
+
+def cells_text(results: Sequence[CellResult]) -> str:
+    """Results as CSV in which no text is a formula to a spreadsheet and what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CELL_COLUMNS)
+    writer.writerows([_shown(getattr(result, name)) for name in CELL_COLUMNS] for result in results)
+    return text.getvalue()
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return no_formula(value) if isinstance(value, str) else value
+
+
+def read_document(folder: Path) -> RunDocument:
+    """Read run.json. Raises RunError when it is missing, damaged, from a newer version, or beside what is no file."""
+    document_path = folder / RUN_FILE
+    if not folder.is_dir():
+        raise RunError(f"there is no run folder at {folder}.")
+    if not document_path.is_file():
+        raise RunError(f"{folder} is no run folder: it has no {RUN_FILE}.")
+    for path in sorted(folder.iterdir()):  # a pipe would be waited for, and a link to a device read without end
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunError(f"{path} is no plain file, and of such a run folder nothing is read.")
+    try:
+        content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
+        document = document_of(migrated(folder, content))
+    except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
+    return document
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder. Raises RunError with the file that is missing or damaged."""
+    document = read_document(folder)
+    results = read_results(folder)
+    strange = [result.engine for result in results if result.engine not in document.engine.names]
+    if strange:
+        raise RunError(f"{folder / CELLS_FILE} is of another run: {RUN_FILE} knows no engine {strange[0]!r}.")
+    return Run(folder, document, results)
+
+
+def read_results(folder: Path) -> tuple[CellResult, ...]:
+    """The rows of cells.csv. Raises RunError when the file is missing or damaged."""
+    cells_path = folder / CELLS_FILE
+    try:
+        with cells_path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in CELL_COLUMNS if name not in {*(reader.fieldnames or ()), *ADDED_COLUMNS}]
+            if missing:
+                raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
+            return tuple(_RESULT.validate_python(_row(row)) for row in reader)
+    except FileNotFoundError:
+        raise RunError(f"{folder} has no {CELLS_FILE}: the run ended before its first cell.") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise RunError(f"{cells_path} is damaged: {problem['loc'][0]}: {problem['msg']}.") from None
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise RunError(f"{cells_path} is damaged: {error}.") from None
+
+
+_RESULT = TypeAdapter(CellResult)
+
+
+def _row(row: Mapping[str, str | None]) -> dict[str, str]:
+    """A row without what is empty, which takes the field's default; whole numbers are written whole."""
+    return {
+        name: formula_again(visible(text)).removesuffix(".0")
+        for name in CELL_COLUMNS
+        if (text := row.get(name, ADDED_COLUMNS.get(name)))
+    }
+
+
+def read_gathered(folder: Path, document: RunDocument) -> Gathered:
+    """Everything that was measured in a run, finished or not. Raises RunError for samples that cannot be read."""
+    gathered = Gathered()
+    # Samples of older versions do not say the new tokens of their cell, since all had the same.
+    for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
+        gathered.add(fact)
+    for cell, visits in gathered.visits.items():
+        if len({(visit.round, visit.at_unix_s) for visit in visits}) < len(visits):
+            raise RunError(
+                f"{folder / SAMPLES_FILE} holds a visit of {cell.name} twice: copied lines prove nothing more; remove"
+                " them."
+            )
+    return gathered
+
+
+def read_facts(folder: Path, document: RunDocument, gathered: Gathered) -> Facts:
+    """What a run is judged from. Raises RunError for a folder whose facts are not complete."""
+    if document.missing_facts:
+        raise RunError(
+            f"{folder} cannot be judged again: its version kept no {', '.join(document.missing_facts)};"
+            " its verdicts are those of cells.csv."
+        )
+    facts = gathered.facts(document, read_operators(folder))
+    missing = [key for key in facts.grid.keys if key not in facts.operators or key.cell not in gathered.peaks]
+    if missing:
+        raise RunError(f"{folder}: the facts of {missing[0].name} are missing, so that it cannot be judged.")
+    return facts
+
+
+def refuse_another(old: RunDocument, new: RunDocument) -> None:
+    """Raises RunError when a run cannot be finished here: it was on another device, model or software."""
+    pairs = [("device's", name, getattr(old.device, name), getattr(new.device, name)) for name in _SAME_DEVICE]
+    pairs += [("model's", name, getattr(old.model, name), getattr(new.model, name)) for name in _SAME_MODEL]
+    pairs += [("software's", name, old.software.get(name), new.software.get(name)) for name in _SAME_SOFTWARE]
+    for part, name, before, now in pairs:
+        if before != now:
+            raise RunError(f"this run cannot be resumed here: its {part} {name} was {before}, and now is {now}.")
+
+
+_SAME_DEVICE = ("name", "threads", "memory_bytes")
+_SAME_MODEL = ("id", "params", "dtype", "quant")
+_SAME_SOFTWARE = ("torch", "transformers")

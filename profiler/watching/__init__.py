@@ -1,1 +1,0 @@
-"""What a user's own script does, seen as it happens: the calls of its models, their loads, and its text work."""

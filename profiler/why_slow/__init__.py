@@ -1,0 +1,1 @@
+"""`why`: run a script unmodified, find what makes it slow, and try the cures."""

@@ -1,0 +1,93 @@
+"""What the calls of a script need at least on this machine: their steps counted, under its measured roofs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from profiler.counting.floor import Under, least
+from profiler.counting.operators import ModelWork
+from profiler.counting.walk import walk
+from profiler.device.machine import machine_for
+from profiler.errors import RequestError
+from profiler.facts.step import Step
+from profiler.loading.request import dtype_name
+from profiler.measure.dispatch import least_dispatch_s
+from profiler.roofs.measure import here_roofs
+from profiler.why_slow.findings import Floor
+from profiler.why_slow.observations import Call
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model as it is counted: its work, the roofs that it stands under, and what dispatching it takes."""
+
+    work: ModelWork
+    under: Under
+    dtype: str
+    dispatch_s: tuple[float, float] | None
+    """(prefill, decode step)."""
+    overlaps: bool
+
+
+def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> Floor:
+    """The least seconds of all calls together: the sum of their operators' roofs, and of the hollow twin's steps.
+
+    A call whose model is gone is counted on another of the same class. Raises RequestError where there is none.
+    """
+    alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
+    subjects: dict[str, _Subject] = {}
+    total_s = dispatch_s = 0.0
+    for before, call in itertools.pairwise([None, *(call for call, _ in calls)]):
+        assert call is not None
+        name = call.model.split(" (")[0]
+        if name not in alive:
+            raise RequestError(f"{name} is gone, so that its calls cannot be counted.")
+        if name not in subjects:
+            subjects[name] = _subject(alive[name])
+        seconds, exposed_s = _call_floor(call, subjects[name], decodes=before is not None and _goes_on(before, call))
+        total_s += seconds
+        dispatch_s += exposed_s
+    known = all(subject.dispatch_s is not None for subject in subjects.values())
+    return Floor(total_s, dispatch_s if known else None)
+
+
+def _subject(model: nn.Module) -> _Subject:
+    work, parameter = walk(model), next(model.parameters())
+    dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
+    try:
+        dispatch_s = least_dispatch_s(model, machine)
+    except Exception:  # a class that cannot be built from its config alone
+        dispatch_s = None
+    return _Subject(work, here_roofs(work, dtype), dtype, dispatch_s, overlaps=machine.clock.ahead)
+
+
+def _goes_on(before: Call, call: Call) -> bool:
+    """Whether a forward hands over what the one before did and one token more: a cache would have held the rest."""
+    same = (before.kind, before.where, before.model, before.batch_size) == (
+        call.kind, call.where, call.model, call.batch_size,
+    )  # fmt: skip
+    return same and call.kind == "forward" and not call.context_len and call.prompt_len == before.prompt_len + 1
+
+
+def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float, float]:
+    """(seconds, what dispatch has in them): a prompt's real tokens, and a step for each further token but the last."""
+    tokens = max(1, round(call.prompt_len * (1 - call.padding)))
+    if decodes:
+        queries, contexts = np.array([1]), np.array([tokens - 1])
+    else:
+        queries = np.array([tokens, *[1] * (call.new_tokens - 1)])
+        contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
+    step = Step(np.full(len(queries), call.batch_size), queries, contexts)
+    none = np.zeros(len(queries))
+    device_s = np.add(*least(subject.work, step, subject.under, subject.dtype, none, none))
+    # Compiled code is dispatched otherwise, as one call: it is bound by none of this.
+    dispatched = call.settings.get("compiled") != "yes"
+    prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
+    host_s = np.where(queries > 1, prefill_s, decode_s)
+    exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
+    return float(np.sum(device_s + exposed_s)), float(np.sum(exposed_s))

@@ -1,0 +1,156 @@
+"""Where a recorder takes hold of transformers: before the script imports it, or at once where it is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from profiler.why_slow.recorder import Recorder
+
+_Undo = Callable[[], None]
+
+
+@contextlib.contextmanager
+def watched(recorder: Recorder) -> Iterator[None]:
+    """Within, calls of transformers' models, their loads and their tokenizers are noted; transformers itself is not
+    imported by it, since a script may set what decides how."""
+    undo: list[_Undo] = []
+    finder = _Finder(recorder, undo)
+    sys.meta_path.insert(0, finder)
+    for name, patch in _PATCHES.items():
+        if name in sys.modules:
+            undo += patch(sys.modules[name], recorder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for restore in reversed([*undo, *recorder.undo]):
+            restore()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find a module, and patches it as it has been loaded."""
+
+    def __init__(self, recorder: Recorder, undo: list[_Undo]) -> None:
+        self._recorder, self._undo = recorder, undo
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _PATCHES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def patched(module: ModuleType) -> None:
+            execute(module)
+            self._undo.extend(_PATCHES[fullname](module, self._recorder))
+
+        spec.loader.exec_module = patched  # type: ignore[method-assign]
+        return spec
+
+
+def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    import torch
+
+    base = module.PreTrainedModel
+    inherited = torch.nn.Module.__call__
+
+    @functools.wraps(inherited)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        # Compiled code is not to have this in it.
+        if torch.compiler.is_compiling():
+            return inherited(self, *args, **named)
+        return recorder.call("forward", self, functools.partial(inherited, self), args, named)
+
+    base.__call__ = call
+    backward = torch.Tensor.backward
+
+    @functools.wraps(backward)
+    def noted_backward(self: Any, *args: Any, **named: Any) -> Any:
+        recorder.trained = True
+        return backward(self, *args, **named)
+
+    torch.Tensor.backward = noted_backward
+
+    def restore() -> None:
+        del base.__call__
+        torch.Tensor.backward = backward
+
+    return [restore, _replace_load(base, recorder)]
+
+
+def _replace_load(base: Any, recorder: Recorder) -> _Undo:
+    original = base.__dict__["from_pretrained"]
+
+    @functools.wraps(original.__func__)
+    def load(cls: Any, *args: Any, **named: Any) -> Any:
+        source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
+        return recorder.load(source, functools.partial(original.__func__, cls), args, named)
+
+    base.from_pretrained = classmethod(load)
+    return lambda: setattr(base, "from_pretrained", original)
+
+
+def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    """`torch.compile(model)` is a module of its own around the model."""
+    base = module.OptimizedModule
+    original = base.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        models = sys.modules.get("transformers.modeling_utils")
+        run = functools.partial(original, self)
+        if models is None or not isinstance(self._orig_mod, models.PreTrainedModel):
+            return run(*args, **named)
+        return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
+
+    base.__call__ = call
+    return [lambda: setattr(base, "__call__", original)]
+
+
+def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    base = module.GenerationMixin
+    original = base.generate
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **named: Any) -> Any:
+        return recorder.call("generate", self, functools.partial(original, self), args, named)
+
+    base.generate = generate
+    return [lambda: setattr(base, "generate", original)]
+
+
+def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+    base = module.PreTrainedTokenizerBase
+    undo: list[_Undo] = []
+    for name in ("__call__", "decode", "batch_decode"):
+        original = base.__dict__.get(name)
+        if original is None:
+            continue
+
+        def wrapped(
+            self: Any, *args: Any, _original: Any = original, _encodes: bool = name == "__call__", **named: Any
+        ) -> Any:
+            return recorder.text(functools.partial(_original, self), args, named, encodes=_encodes)
+
+        setattr(base, name, functools.wraps(original)(wrapped))
+        undo.append(functools.partial(setattr, base, name, original))
+    return undo
+
+
+_PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
+    "transformers.modeling_utils": _models,
+    "transformers.generation.utils": _generation,
+    "torch._dynamo.eval_frame": _compiled,
+    "transformers.tokenization_utils_base": _tokenizers,
+}

@@ -1,0 +1,327 @@
+"""What a script's models do, noted as it happens: nothing is synchronised, and no model but the last is kept alive."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from profiler.device.clock import OwnTime, clock_for, now_s
+from profiler.errors import told
+from profiler.loading.cache_argument import without_cache
+from profiler.why_slow.call_record import Again, Noted, Thread, users_line
+from profiler.why_slow.call_settings import KnownSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
+from profiler.why_slow.host_counters import Compiling, Reads
+from profiler.why_slow.observations import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
+
+# Inputs are kept for trials up to so many calls and bytes.
+_MOST_KEPT = 256
+_MOST_KEPT_BYTES = 64 << 20
+# What calls of the wrappers cost is measured by so many.
+_OVERHEAD_CALLS = 2000
+_CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
+"""Arguments of `generate` that it calls at every token, and how."""
+
+
+@dataclass
+class Recorder:
+    """Takes notes of calls, loads and text work; `patches` calls it."""
+
+    notes: list[Noted] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    text_s: float = 0.0
+    text_where: str = ""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """Gives back the classes whose methods are timed."""
+    again: dict[str, Again] = field(default_factory=dict)
+    """Texts that were tokenized before, by the line that did so."""
+    trained: bool = False
+    """Whether anything was differentiated: gradients are wanted then."""
+    touched: int = 0
+    """How often a wrapper was entered."""
+    noting_s: float = 0.0
+    kept_bytes: int = 0
+    unnoted: Unnoted | None = None
+    reads: Reads = field(init=False)
+    _here: Thread = field(default_factory=Thread)
+    _sources: dict[str, str] = field(default_factory=dict)
+    _last: Any = None
+    _texts: set[int] = field(default_factory=set)
+    _timed: set[type] = field(default_factory=set)
+    _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _settings: KnownSettings = field(default_factory=KnownSettings)
+    _start_s: float = field(default_factory=now_s)
+    _compiling: Compiling = field(default_factory=Compiling)
+
+    def __post_init__(self) -> None:
+        self.reads = Reads(self._here, self.undo)
+
+    def call(
+        self,
+        kind: Kind,
+        model: Any,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        *,
+        compiled: bool = False,
+    ) -> Any:
+        """Run a call of a model and note it, unless it lies within another one."""
+        here = self._here
+        self.touched += 1
+        if here.depth:
+            noted = here.noted
+            if noted is not None and noted.model() is model:
+                noted.forwards += 1
+            return run(*args, **named)
+        noting, noted = OwnTime(), None
+        with self._noting():
+            here.noted = noted = self._note(kind, model, args, named, compiled)
+            if kind == "generate":
+                self._time_callbacks(named)
+        self.noting_s += noting.seconds()
+        here.depth = 1
+        began_s = now_s()
+        try:
+            result = run(*args, **named)
+        except BaseException as error:
+            self._ended(noted, began_s, error=error)
+            raise
+        finally:
+            here.depth, here.noted = 0, None
+        self._ended(noted, began_s, model, result)
+        return result
+
+    def _ended(
+        self,
+        noted: Noted | None,
+        began_s: float,
+        model: Any = None,
+        result: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Note the end of a call, which gave a result or raised: one that failed is not called again."""
+        ended_s = now_s()
+        if noted is None:
+            return
+        with self._noting():
+            noted.end = noted.clock.mark()
+            noted.began_s, noted.ended_s = began_s, ended_s
+            if error is not None:
+                noted.failed, noted.arguments = told(error), None
+            elif noted.kind == "generate":
+                noted.new_tokens = new_tokens(result, noted.shape[1], model)
+            self.notes.append(noted)
+            self._here.last = noted.where
+            self._last = model or self._last
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """What is noted of a stranger's model may fail anywhere: that is told, and the script goes on as it would."""
+        try:
+            yield
+        except Exception as error:
+            known = self.unnoted or Unnoted(0, told(error))
+            self.unnoted = replace(known, count=known.count + 1)
+
+    def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run a load of a model and note it; what was kept of earlier models is let go."""
+        self.touched += 1
+        if self._here.load_depth:
+            return run(*args, **named)
+        self._last = None
+        self._here.load_depth = 1
+        start_s = now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            self._here.load_depth = 0
+            with self._noting():
+                seconds, name = now_s() - start_s, self._name_of(source)
+                self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s))
+
+    def _name_of(self, source: str) -> str:
+        """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
+
+        Another path of the same name gets a number.
+        """
+        is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
+        name = Path(source).resolve().name if is_path else source
+        taken = [known for known, short in self._sources.items() if short.partition(" (")[0] == name]
+        return self._sources.setdefault(source, f"{name} ({len(taken) + 1})" if taken else name)
+
+    def text(
+        self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
+    ) -> Any:
+        """Run a tokenizer and add its seconds; what it `encodes` again could have been kept, and a loop that streams
+        decodes the same tokens at every step."""
+        self.touched += 1
+        if self._here.text_depth:
+            return run(*args, **named)
+        self._here.text_depth = 1
+        start_s = now_s()
+        try:
+            return run(*args, **named)
+        finally:
+            self._here.text_depth = 0
+            if not self._here.depth:
+                spent_s = now_s() - start_s
+                self.text_s += spent_s
+                self.text_where = self.text_where or users_line()
+                with self._noting():
+                    if encodes:
+                        self._note_text(args, spent_s)
+
+    def _note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
+        """Add the seconds of a text that was handed over before."""
+        texts = args[0] if args else None
+        texts = texts if isinstance(texts, str) else tuple(texts) if isinstance(texts, list) else None
+        try:
+            key = hash(texts)
+        except TypeError:
+            return
+        if texts is None:
+            return
+        if key in self._texts:
+            self.again.setdefault(users_line(), Again()).add(spent_s)
+        self._texts.add(key)
+
+    def _time_callbacks(self, named: Mapping[str, Any]) -> None:
+        """Time what `generate` is told to call at every token, from now on."""
+        for name, method in _CALLBACKS.items():
+            given = named.get(name)
+            for item in given if isinstance(given, (list, tuple)) else [given]:
+                owner = type(item)
+                if item is not None and hasattr(owner, method) and owner not in self._timed:
+                    self._timed.add(owner)
+                    self._time_method(owner, method)
+
+    def _time_method(self, owner: type, method: str) -> None:
+        original, is_own = getattr(owner, method), method in vars(owner)
+        here = self._here
+
+        @functools.wraps(original)
+        def timed(*args: Any, **named: Any) -> Any:
+            noted, own = here.noted, OwnTime()
+            try:
+                return original(*args, **named)
+            finally:
+                if noted is not None:
+                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + own.seconds()
+
+        setattr(owner, method, timed)
+        self.undo.append(
+            functools.partial(setattr, owner, method, original) if is_own else functools.partial(delattr, owner, method)
+        )
+
+    def seen(self, script: str, *, interrupted: bool = False) -> Seen:
+        """All that was noted so far, read from the clocks once the devices are done."""
+        for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
+            clock.synchronize()
+        wall_s = now_s() - self._start_s
+        firsts: dict[str, Noted] = {}
+        for noted in sorted(self.notes, key=lambda noted: noted.began_s):
+            firsts.setdefault(noted.settings["device"], noted)
+        calls = tuple(
+            self._call(number, noted, firsts[noted.settings["device"]]) for number, noted in enumerate(self.notes)
+        )
+        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
+        return Seen(
+            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
+            tuple(self._compiling.recompilations()), tuple(self._between()),
+            tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
+            self.reads.by_line(),
+            tuple(self._compiling.graph_breaks()),
+            self.unnoted,
+        )  # fmt: skip
+
+    def _between(self) -> Iterator[Between]:
+        """What the script itself took between calls that one of its lines made in a row, as a loop of its own does."""
+        found: dict[str, list[float]] = {}
+        for before, after in itertools.pairwise(self.notes):
+            same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
+            if same and after.kind == "forward":
+                found.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
+        for where, gaps in found.items():
+            yield Between(where, len(gaps), sum(gaps))
+
+    def _call(self, number: int, noted: Noted, first: Noted) -> Call:
+        """A call as values; when it began is told by its device's clock, from the `first` one there on."""
+        batch, tokens, context = noted.shape
+        padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
+        return Call(
+            number=number,
+            kind=noted.kind,
+            model=noted.name,
+            batch_size=batch,
+            prompt_len=tokens,
+            context_len=context,
+            new_tokens=noted.new_tokens,
+            forwards=noted.forwards or 1,
+            seconds=noted.clock.seconds([noted.start, noted.end])[0],
+            where=noted.where,
+            settings=noted.settings,
+            padding=padding,
+            callbacks_s=dict(noted.callbacks),
+            began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
+            failed=noted.failed,
+        )
+
+    def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
+        import torch
+
+        ids = tokens_of(args, named)
+        mask = named.get("attention_mask")
+        number = self._numbers.setdefault(model, len(self._numbers))
+        settings, device = self._settings.of(kind, model, named)
+        rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
+        shape = (rows * times_computed(settings), tokens, context_len(named) if ids is not None else 0)
+        noted = Noted(
+            kind=kind,
+            model=weakref.ref(model),
+            where=users_line(),
+            settings={**settings, "compiled": "yes" if compiled else "no"},
+            shape=shape,
+            clock=clock_for(device),
+            start=None,
+            mask=mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
+            thread=threading.get_ident(),
+            name=type(model).__name__ + (f" ({number + 1})" if number else ""),
+        )
+        nbytes = sum(nbytes_of(value) for value in (*args, *named.values()))
+        # Compiled code is bound to what it was compiled with: it is not tried again.
+        if not compiled and len(self.notes) < _MOST_KEPT and self.kept_bytes + nbytes <= _MOST_KEPT_BYTES:
+            self.kept_bytes += nbytes
+            kept = {name: value for name, value in without_cache(named).items() if name != "streamer"}
+            noted.arguments = (args, kept)
+        if noted.clock.ahead and not self.reads.watched:
+            self.reads.watch()
+        noted.start = noted.clock.mark()
+        return noted
+
+
+class _Nothing:
+    """Stands for a model where the cost of a wrapper is measured."""
+
+
+def _wrapper_s() -> float:
+    """Seconds that entering a wrapper within another call costs."""
+    recorder, model = Recorder(), _Nothing()
+    recorder._here.depth = 1
+
+    def run() -> None:
+        return None
+
+    start_s = now_s()
+    for _ in range(_OVERHEAD_CALLS):
+        run()
+    bare_s = now_s()
+    for _ in range(_OVERHEAD_CALLS):
+        recorder.call("forward", model, run, (), {})
+    return max(0.0, (now_s() - bare_s) - (bare_s - start_s)) / _OVERHEAD_CALLS

@@ -1,0 +1,291 @@
+"""The findings of `why` as sentences, a table, JSON and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.report.console import table
+from profiler.report.html import templates
+from profiler.units import duration
+from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, Finding, FirstCall, Floor, Why
+from profiler.why_slow.observations import Call, Seen, Unnoted, covered_s, most_at_once, steady_s
+
+CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
+_MOST_ROWS = 30
+_NEAR = 0.7
+"""Of what a machine can do: from here on a script is near its floor."""
+_WORTH_A_LINE = 0.1
+"""Of the script's whole time: what more of it has no name is told."""
+# (setting, its usual value, the word for another one)
+_UNUSUAL = (
+    ("gradients", "off", "gradients"),
+    ("mode", "eval", "train mode"),
+    ("compiled", "no", "compiled"),
+    ("outputs", "-", "more outputs"),
+)
+
+
+def why_sentences(why: Why) -> list[str]:
+    """The answer: what the script spent, what its calls need, and the findings, the dearest first."""
+    seen = why.seen
+    kinds = sorted({call.kind for call in seen.calls}, reverse=True)
+    calls = f"{len(seen.calls)} call{'s' if len(seen.calls) != 1 else ''} of {' and '.join(kinds)}"
+    if (at_once := most_at_once(seen.calls)) > 1:
+        calls += f", up to {at_once} at once (each second counts once)"
+    spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
+    floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
+    begun = "Interrupted: up to here " if seen.interrupted else ""
+    lines = [f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
+    lines += _failed(seen)
+    if seen.calls and seen.unnoted:
+        lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
+    lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
+    if len(why.findings) > 1:
+        lines.append("Each saves so much by itself; together they save less than their sum.")
+    for trial in why.undecided:
+        lines.append(
+            f"Cannot tell: {trial.evidence} ({trial.where}); without it a call takes {100 * trial.saving:.0f} % less"
+            f" {_how_unsure(len(trial.rounds))}."
+        )
+    if why.too_close:
+        names = ", ".join(f"{trial.id} ({trial.where}, {100 * why.share_of(trial):.0f} %)" for trial in why.too_close)
+        lines.append(f"Too close to tell, and less than a tenth each: {names}.")
+    told = why.findings or why.undecided or why.too_close
+    if not told and not seen.interrupted and (seen.calls or not seen.unnoted):
+        lines.append(_nothing(why))
+    if seen.loads:
+        first = ", once warm" if seen.steady_s < seen.watched_s else ""
+        whole = f"; shares are of {duration(seen.steady_s)}, calls{first}, loads and tokenizers together"
+        words = f"{len(seen.loads)} load{'s' if len(seen.loads) > 1 else ''} took {duration(seen.loads_s)}"
+        lines.append(f"{words}{whole if why.findings else ''}.")
+    elif why.findings and seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s:
+        lines.append(f"Shares are of {duration(seen.steady_s)}: its calls once warm, and tokenizers.")
+    if seen.watched_s and seen.text_s > LEAST_SHARE * seen.watched_s:
+        lines.append(f"Tokenizers took {duration(seen.text_s)}, some of it needed, from {seen.text_where} on.")
+    for item in seen.between:
+        if item.seconds > LEAST_SHARE * seen.watched_s:
+            lines.append(
+                f"Between its {item.count + 1} forwards at {item.where} the script took {duration(item.seconds)}:"
+                " choosing tokens, reading and printing them."
+            )
+    if not seen.unnoted and seen.rest_s > _WORTH_A_LINE * seen.wall_s:
+        lines.append(
+            f"Of its {duration(seen.wall_s)}, {duration(seen.rest_s)} ({100 * seen.rest_s / seen.wall_s:.0f} %) went to"
+            " none of that: imports and the script's own work."
+        )
+    return [*lines, *map(_first_call, why.first_calls)]
+
+
+def _first_call(first: FirstCall) -> str:
+    if not first.again:
+        return (
+            f"The first of {first.calls} like calls at {first.where} took {duration(first.first_s)}, the others"
+            f" {duration(first.usual_s)}: leave it out where you time them."
+        )
+    which = f"The first of {first.calls} like calls" if first.calls > 1 else "The only call of its kind"
+    return (
+        f"{which} at {first.where} took {duration(first.first_s)}, and {duration(first.usual_s)} once more: the rest is"
+        " paid once, no finding saves it, and it is in no share."
+    )
+
+
+def _failed(seen: Seen) -> list[str]:
+    """That calls raised, which the script may have caught: their time counts, and what they computed was lost."""
+    failed = [call for call in seen.calls if call.failed]
+    if not failed:
+        return []
+    how = "; ".join(dict.fromkeys(call.failed for call in failed))
+    return [
+        f"{len(failed)} of them failed, after {duration(covered_s(failed))} ({how}): that is in this time, what they"
+        " computed is in no floor, and they are not tried."
+    ]
+
+
+def _without_calls(seen: Seen) -> str:
+    if seen.unnoted:
+        return f"{seen.script} ran, and no call was noted: {_unnoted_words(seen.unnoted)}"
+    return f"{seen.script} loaded a model and called none"
+
+
+def _unnoted_words(unnoted: Unnoted) -> str:
+    times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
+    return f"noting failed {times}, and what it was of is in none of these figures ({unnoted.reason})"
+
+
+def _how_unsure(pairs: int) -> str:
+    if pairs < FEW_ROUNDS:
+        return (
+            f"in {pairs} pair{'s' if pairs > 1 else ''}, which {'are' if pairs > 1 else 'is'} too few: no time was left"
+        )
+    return f"by the median of {pairs} pairs, which do not agree. Again when nothing else runs"
+
+
+def _nothing(why: Why) -> str:
+    """That nothing was found, as far as it could be tried, and how near its floor the script is."""
+    calls_s = steady_s(why.seen.calls)
+    share = why.floor.seconds / calls_s if why.floor and calls_s else None
+    near = f": {100 * share:.0f} % of what this machine can do with this model" if share and share >= _NEAR else ""
+    if why.not_tried:
+        trials = f"{len(why.tried)} trial{'s' if len(why.tried) != 1 else ''}"
+        found = f"Nothing was found in {trials}, and" if why.tried else "Nothing could be tried:"
+        return f"{found} {len(why.not_tried)} could not be made (told below){near}."
+    tried = f" of {len(why.tried)} tried" if why.tried else ""
+    if share is None or near:
+        return f"Nothing to change{tried}{near}."
+    return (
+        f"Nothing to change{tried}, and the floor is {100 * share:.0f} % of its time: the rest lies in the library,"
+        " which roofscope run --engine generate splits."
+    )
+
+
+def _floor_words(floor: Floor) -> str:
+    """`9.80 s on this machine`, and what of that is dispatch."""
+    if floor.dispatch_s is None:
+        return f"{duration(floor.seconds)} on this machine, without dispatch, which is not known"
+    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch"
+
+
+def finding_sentence(number: int, item: Finding) -> str:
+    """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
+    where = f" ({item.where})" if item.where else ""
+    return (
+        f"{number}. {_capital(item.evidence)}: {duration(item.saves_s)} ({100 * item.share:.0f} %)."
+        f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
+    )
+
+
+def _capital(text: str) -> str:
+    head, _, _ = text.partition(" ")
+    return text if any(sign in head for sign in "_=.(") else text[:1].upper() + text[1:]
+
+
+def note_lines(why: Why) -> list[str]:
+    """How the findings are known, what could not be tried, and what the watching cost."""
+    lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
+    lines += [f"not tried: {text}" for text in why.not_tried]
+    if breaks := why.seen.graph_breaks:
+        count = sum(item.count for item in breaks)
+        lines.append(
+            f"torch.compile broke the code into pieces {count} time{'s' if count > 1 else ''}, and Python goes on"
+            f" between them: {breaks[0].reason}. fullgraph=True names the line; the seconds are not known"
+        )
+    share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
+    return [*lines, f"watching took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
+
+
+def call_rows(why: Why) -> list[list[str]]:
+    """Calls of one line and kind together, in the order of the columns, the dearest first."""
+    groups: dict[tuple[object, ...], list[Call]] = {}
+    for call in why.seen.calls:
+        key = (call.where, call.kind, call.model, bool(call.failed), *call.settings.values())
+        groups.setdefault(key, []).append(call)
+    ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
+    return [_row(calls) for calls in ordered[:_MOST_ROWS]]
+
+
+def _row(calls: Sequence[Call]) -> list[str]:
+    seconds = sum(call.seconds for call in calls)
+    shapes = list(dict.fromkeys(call.words for call in calls))
+    padding = sum(call.padding for call in calls) / len(calls)
+    first = calls[0]
+    return [
+        first.where,
+        str(len(calls)),
+        shapes[0] + (f" .. {shapes[-1].split(' ', 1)[1]}" if len(shapes) > 1 else ""),
+        duration(covered_s(calls)),
+        duration(seconds / len(calls)),
+        ", ".join(_ran_with(first, padding)),
+    ]
+
+
+def _ran_with(call: Call, padding: float) -> list[str]:
+    """What decides how fast a call can be, in words; what is as it should be is left out."""
+    told = call.settings
+    words = [told["dtype"], told["attention"]]
+    if told["cache"] == "off":
+        words.append("no cache")
+    if padding:
+        words.append(f"{100 * padding:.0f} % padding")
+    words += [word for name, as_usual, word in _UNUSUAL if told.get(name, as_usual) != as_usual]
+    if told.get("placement", "-") != "-":
+        words.append(told["placement"])
+    words += [f"{told[name]} {name}" for name in ("beams", "answers") if told.get(name, "-") not in ("-", "1")]
+    if call.failed:
+        words.append("failed")
+    return words
+
+
+def why_json(why: Why) -> dict[str, object]:
+    """The document of `roofscope why --format json`."""
+    seen = why.seen
+    return {
+        "script": seen.script,
+        "calls": [asdict(call) for call in seen.calls],
+        "loads": [asdict(load) for load in seen.loads],
+        "wall_s": seen.wall_s,
+        "calls_s": seen.calls_s,
+        "calls_at_once": most_at_once(seen.calls),
+        "steady_s": seen.steady_s,
+        "text_s": seen.text_s,
+        "overhead_s": seen.overhead_s,
+        "floor_s": why.floor.seconds if why.floor else None,
+        "floor_dispatch_s": why.floor.dispatch_s if why.floor else None,
+        "graph_breaks": [asdict(item) for item in seen.graph_breaks],
+        "warnings": list(seen.warnings),
+        "interrupted": seen.interrupted,
+        "answer": why_sentences(why),
+        "findings": [asdict(item) for item in why.findings],
+        "tried": [{**asdict(trial), "saving": trial.saving, "claimed": trial.is_claim} for trial in why.tried],
+        "not_tried": list(why.not_tried),
+    }
+
+
+FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change")
+TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
+
+
+def html_why(why: Why) -> str:
+    """One HTML document; needs nothing but the answer."""
+    findings = [
+        [item.id, duration(item.saves_s), _percent(item.share), item.where, item.evidence, item.change]
+        for item in why.findings
+    ]
+    trials = [
+        [trial.id, trial.where, trial.shape, str(len(trial.rounds)), _percent(trial.saving)] for trial in why.tried
+    ]
+    return (
+        templates()
+        .get_template("why.html.j2")
+        .render(
+            script=why.seen.script,
+            answer=why_sentences(why),
+            finding_columns=FINDING_COLUMNS,
+            findings=findings,
+            call_columns=CALL_COLUMNS,
+            calls=call_rows(why),
+            trial_columns=TRIAL_COLUMNS,
+            trials=trials,
+            notes=[*why.seen.warnings, *note_lines(why)],
+        )
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def print_why(why: Why, console: Console) -> None:
+    """Print the answer, every kind of call, and how it is known."""
+    console.print()
+    for sentence in why_sentences(why):
+        console.print(Text(sentence, style="bold"))
+    console.print()
+    console.print(table(CALL_COLUMNS, call_rows(why)))
+    for warning in why.seen.warnings:
+        console.print(Text(f"! {warning}", style="yellow"))
+    for line in note_lines(why):
+        console.print(Text(line, style="dim"))

@@ -1,1 +1,0 @@
-"""What a step must do: FLOPs and bytes, counted from the module tree."""

@@ -1,0 +1,117 @@
+"""The verdicts on known kernels, on this machine; that a wrong roof is found out, and what slow kernels lose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+import torch.nn.functional as F
+from machines import HOST
+
+from profiler.checks.selftest import run_selftest
+from profiler.device.clock import time_calls
+from profiler.facts.roofs import Ceilings
+from profiler.judge.breakdown import TERMS
+from profiler.roofs.measure import measure
+
+pytestmark = [pytest.mark.timing, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def roofs() -> Ceilings:
+    return measure(HOST, ["float32"], model_dtype="float32")
+
+
+LABELS = {
+    ("compute-bound", ""),
+    ("memory-bound", ""),
+    ("overhead-bound", ""),
+    ("mixed", ""),
+    ("kernel-bound", "kernels below the roof"),
+    ("kernel-bound", "dequantisation"),
+    ("link-bound", ""),
+}
+
+
+@pytest.mark.slow
+def test_every_known_kernel_gets_its_label_or_none(
+    roofscope,  # type: ignore[no-untyped-def]
+    roofs: Ceilings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine that others use, too, an answer may be missing; it is never another one."""
+    monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: roofs)
+    done = roofscope("selftest", "--format", "json")
+    kernels = json.loads(done.out)
+    assert {(item["expected"], item["expected_cause"]) for item in kernels} == LABELS
+    for item in kernels:
+        assert item["regime"] in (item["expected"], "inconclusive"), item
+        assert item["cause"] in (item["expected_cause"], ""), item
+        assert sum(item["split"][term] for term in TERMS) == pytest.approx(item["latency_s"], rel=1e-9)
+    assert done.code == (0 if all(item["right"] for item in kernels) else 3)
+
+
+def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
+    """Were memory three times as fast and compute four times, nothing here would reach a roof."""
+    faster = replace(
+        roofs,
+        memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
+        compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
+    )
+    labels = {result.name: result.label.regime for result in islice(run_selftest(HOST, faster), 2)}
+    assert labels["a stream past every cache"] == "inconclusive"
+    assert labels["a large matrix product"] == "inconclusive"
+
+
+def test_other_kernels_recover_what_the_slow_ones_lose() -> None:
+    """What kernel-bound predicts: the same products take at most half as long in one call, and unpacked beforehand."""
+    rows, weight = torch.randn(16, 4096), torch.randn(4096, 4096)
+    packed = torch.randint(-127, 128, (4096, 4096), dtype=torch.int8)
+
+    def fastest_s(call: Callable[[], object]) -> float:
+        return min(time_calls(call, HOST.clock, 9))
+
+    # The product of the transposes has the same 16 x 4096 x 4096 multiplications.
+    one_call_s = min(fastest_s(lambda: F.linear(rows, weight)), fastest_s(lambda: weight @ rows.t()))
+    assert fastest_s(lambda: [F.linear(row, weight) for row in rows]) > 2 * one_call_s
+    assert fastest_s(lambda: F.linear(rows[0], packed.float() * 0.5)) > 2 * fastest_s(lambda: F.linear(rows[0], weight))
+
+
+def test_roofs_and_curve(roofs: Ceilings) -> None:
+    """A working set that a cache holds is read faster than memory; one past every cache is not."""
+    small, large = 1 << 20, roofs.stream_bytes
+    assert roofs.memory_bytes_per_s_for(large * 2) == roofs.memory_bytes_per_s
+    assert roofs.memory_bytes_per_s_for(small) >= roofs.memory_bytes_per_s_for(large)
+    assert not roofs.cache_resident(large)
+    sizes = [point.nbytes for point in roofs.curve]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 1 << 20
+
+
+def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    import profiler.roofs.measure as module
+    from profiler.roofs.host_dispatch import measure_host_pace
+
+    monkeypatch.setattr(measure_host_pace, "__defaults__", (0.1,))
+    monkeypatch.setattr(module, "STAGE_BUDGET_S", 0.05)
+    monkeypatch.setattr(module.measure, "__kwdefaults__", {**module.measure.__kwdefaults__, "stage_budget_s": 0.1})
+    document = json.loads(roofscope("ceilings", "--format", "json").out)
+    assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
+    assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
+    assert 1e-8 < document["launch"]["submit_s"] < 1e-3
+    # A step of thirty layers calls hundreds of operators: no host takes under 0.1 ms for it, none takes a second.
+    assert 1e-4 < document["host"]["step_s"] < 1
+    assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
+
+
+def test_gpus_command(roofscope) -> None:  # type: ignore[no-untyped-def]
+    listed = {gpu["gpu"]: gpu for gpu in json.loads(roofscope("gpus", "--format", "json").out)}
+    assert len(listed) >= 35
+    assert listed["H100 SXM"]["ridge_flops_per_byte"]["bfloat16"] == pytest.approx(295.3, abs=0.1)
+    table = roofscope("gpus").out
+    assert "A100 80GB SXM" in table
+    assert max(map(len, table.splitlines())) <= 100

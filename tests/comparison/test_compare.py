@@ -1,0 +1,300 @@
+"""Two runs held against each other: what is claimed, what is not, and which term moved."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sides import asked, side, timed, witness
+
+from profiler.comparison.command import compare as compare_folders
+from profiler.comparison.command import compared
+from profiler.comparison.compare import compare, history
+from profiler.comparison.render import print_history
+from profiler.comparison.side import NOT_TOLD, Asked, Side, differences, read_side, side_of_file
+from profiler.comparison.text import change_words, difference_lines, history_sentences
+from profiler.errors import RequestError
+from profiler.readers.detect import read_foreign
+from profiler.report.console import screen
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
+AGAIN = ROOT / "runs" / "reference" / "smollm2-135m-precisions" / "none"
+OTHER_MACHINE = ROOT / "runs" / "reference" / "smollm2-135m-epyc"
+OLD = ROOT / "tests" / "data" / "run_schema_1"
+
+
+def before() -> Side:
+    return side({asked(): timed(0.010, weights_s=0.006, dispatch_s=0.003)})
+
+
+def test_a_slower_host_is_told_with_its_interval_and_its_term() -> None:
+    """Dispatch 3.0 -> 3.7 ms of 10 ms: 7 % (+- hypot(0.5, 0.5) %) slower, 0.7 ms of 0.7 ms."""
+    after = side({asked(): timed(0.0107, weights_s=0.006, dispatch_s=0.0037)})
+    [change] = compare(before(), after).changes
+    assert (change.verdict, change.moved) == ("slower", "dispatch_s")
+    assert change.change == pytest.approx(0.07)
+    assert (change.low, change.high) == (pytest.approx(0.0625, abs=5e-4), pytest.approx(0.0776, abs=5e-4))
+    assert change.terms["dispatch_s"] == pytest.approx(0.0007)
+    assert sum(change.terms.values()) == pytest.approx(change.gained_s)
+
+
+def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
+    """0.7 ms slower, of which 10 us are known to be weights: what nobody can place is not theirs."""
+    after = side({asked(): timed(0.0107, weights_s=0.00601, dispatch_s=0.003)})
+    spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
+    [change] = compare(before(), replace(after, cells=spread)).changes
+    assert (change.verdict, change.moved) == ("slower", None)
+    assert change_words(change).endswith("slower: no term stands out")
+
+
+def test_what_lies_within_the_intervals_is_the_same_or_cannot_be_told() -> None:
+    quiet = side({asked(): timed(0.0100)})
+    assert compare(quiet, side({asked(): timed(0.01005)})).changes[0].verdict == "same"
+    assert compare(quiet, side({asked(): timed(0.0104, 0.06)})).changes[0].verdict == "inconclusive"
+    assert compare(side({asked(): timed(0.0107)}), quiet).changes[0].verdict == "faster"
+
+
+def test_one_visit_each_proves_nothing() -> None:
+    [change] = compare(side({asked(): timed(0.01, visits=1)}), side({asked(): timed(0.02, visits=1)})).changes
+    assert (change.verdict, change.because, change.moved) == ("inconclusive", "one visit each", None)
+
+
+def test_a_busy_neighbour_proves_nothing() -> None:
+    disturbed = replace(timed(0.02), foreign_cores=0.9)
+    [change] = compare(side({asked(): timed(0.01)}), side({asked(): disturbed})).changes
+    assert change.verdict == "inconclusive"
+    assert change.because == "others kept 0.9 cores busy"
+
+
+def test_the_machine_is_divided_out() -> None:
+    """Memory and cores of a CPU both 4 % slower: a step that took 4 % longer did not change."""
+    after = side({asked(): timed(0.0104, weights_s=0.00624, dispatch_s=0.00312)}, witness=witness(1.04, 1.04, at=1.0))
+    comparison = compare(before(), after)
+    [change] = comparison.changes
+    assert all(shift.is_claim for shift in comparison.shifts)
+    assert change.machine == pytest.approx(0.04, abs=1e-3)
+    assert change.change == pytest.approx(0.0, abs=1e-3)
+    assert change.verdict == "same"
+
+
+def test_a_sentinel_that_wavers_divides_nothing() -> None:
+    after = side({asked(): timed(0.0104)}, witness=witness(1.04, 1.04, spread=0.2, at=1.0))
+    assert compare(before(), after).changes[0].machine == 0
+
+
+def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
+    fallen = witness(1.04, 1.04, at=1.0)
+    risen = replace(fallen, memory_bytes_per_s=104e9, compute_flops_per_s=1.04e12)
+    after = side({asked(): timed(0.0104)}, witness=risen)
+    assert compare(before(), after).changes[0].machine == 0
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.9])
+def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
+    """The roofs fall with a setting: nothing is divided out, and the arithmetic has moved, however the sentinel
+    wavers meanwhile."""
+    first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)})
+    halved = side(
+        {asked(phase="prefill"): timed(0.019, compute_s=0.018)},
+        settings={"threads": "1"},
+        witness=witness(1.0, 2.0, spread=spread, at=1.0),
+    )
+    comparison = compare(first, halved)
+    assert comparison.shifts[1].is_claim == (spread < 0.5)
+    [change] = comparison.changes
+    assert comparison.comparable
+    assert [item.words for item in comparison.differences] == ["threads 2 -> 1"]
+    assert (change.verdict, change.moved, change.machine) == ("slower", "compute_s", 0)
+    assert change.terms["compute_s"] == pytest.approx(0.009)
+
+
+def test_a_roof_that_was_measured_otherwise_moves_no_term() -> None:
+    """The same step under a memory roof that was measured 20 % higher: weights seem to need less, kernels more."""
+    first = side({asked(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
+    after = side(
+        {asked(): timed(0.0107, weights_s=0.005, kernel_s=0.002, dispatch_s=0.0007)},
+        witness=replace(witness(at=1.0), memory_bytes_per_s=120e9),
+    )
+    [change] = compare(first, after).changes
+    assert change.moved == "dispatch_s"
+    assert change.terms["weights_s"] == pytest.approx(0, abs=1e-12)
+    assert change.terms["kernel_s"] == pytest.approx(0, abs=1e-12)
+    assert sum(change.terms.values()) == pytest.approx(change.gained_s)
+
+
+def test_a_precision_that_changed_moves_the_weights() -> None:
+    first = side({asked(): timed(0.010, weights_s=0.009)}, settings={"precision": "float32"})
+    after = side({asked(): timed(0.0055, weights_s=0.0045)})
+    [change] = compare(first, after).changes
+    assert (change.verdict, change.moved) == ("faster", "weights_s")
+
+
+def test_differences_stand_in_the_order_of_their_weight() -> None:
+    other = side({}, settings={"transformers": "5.23.0", "device": "another card"})
+    assert [(item.words, item.weight) for item in differences(side({}), other)] == [
+        ("device card -> another card", "refuses"),
+        ("transformers 5.22.0 -> 5.23.0", "explains"),
+    ]
+
+
+def test_processors_of_one_name_are_told_apart() -> None:
+    """Zen 4 (family 25) and Zen 5 (family 26) may both be named AMD EPYC; an older run does not say which it was."""
+    zen4, zen5, older = (
+        side({}, settings={"device": "AMD EPYC", "processor": told})
+        for told in ("AuthenticAMD, family 25, model 17", "AuthenticAMD, family 26, model 2", NOT_TOLD)
+    )
+    assert [item.weight for item in differences(zen4, zen5)] == ["refuses"]
+    assert [item.weight for item in differences(older, zen5)] == ["explains"]
+    assert difference_lines(compare(zen4, zen4)) == ["nothing that is known differs between the two"]
+    assert "several are named AMD EPYC" in difference_lines(compare(older, older))[1]
+
+
+def test_clocks_of_one_card_may_differ_a_little() -> None:
+    first = side({}, clock_hz=1980e6)
+    assert not differences(first, side({}, clock_hz=1965e6))
+    assert differences(first, side({}, clock_hz=1410e6))[0].words == "clock 1980 MHz -> 1410 MHz"
+
+
+def test_another_card_gets_no_verdict() -> None:
+    comparison = compare(before(), side({asked(): timed(0.02)}, settings={"device": "another card"}))
+    assert not comparison.comparable
+    assert [item.verdict for item in comparison.changes] == ["inconclusive"]
+    with pytest.raises(RequestError, match=r"not comparable: device .* -> AMD EPYC.* --anyway"):
+        compared(REFERENCE, OTHER_MACHINE)
+    frame = compare_folders(REFERENCE, OTHER_MACHINE, anyway=True)
+    assert set(frame["verdict"]) == {"inconclusive"}
+
+
+def test_cells_of_one_alone_are_counted() -> None:
+    comparison = compared(REFERENCE, AGAIN)
+    assert (len(comparison.changes), comparison.only_before, comparison.only_after) == (8, 24, 0)
+
+
+def test_two_real_runs_of_the_same_are_the_same() -> None:
+    """The same model on the same machine forty minutes apart: nothing differs, and no cell changed beyond 3 %."""
+    comparison = compared(REFERENCE, AGAIN)
+    assert not comparison.differences
+    assert {item.verdict for item in comparison.changes} <= {"same", "inconclusive"}
+    assert all(abs(item.change) < 0.03 for item in comparison.changes)
+    frame = compare_folders(REFERENCE, AGAIN)
+    assert list(frame["after_s"] / frame["before_s"] - 1) == pytest.approx(list(frame["change"]))
+
+
+def test_cells_are_keyed_by_what_was_asked() -> None:
+    """A decode's context in cells.csv depends on the new tokens; what was asked for does not."""
+    keys = read_side(REFERENCE).cells
+    assert {(key.prompt_len, key.context_len) for key in keys} == {(64, 0), (128, 0), (256, 0), (512, 0)}
+
+
+def test_a_run_of_schema_1_is_a_side() -> None:
+    comparison = compared(OLD, OLD)
+    assert len(comparison.changes) == 4
+    assert all(item.change == 0 and item.verdict in ("same", "inconclusive") for item in comparison.changes)
+
+
+def test_a_run_of_schema_1_is_held_against_one_of_today() -> None:
+    """Its tiny model against the default one of schema 4: keyed by what was asked, refused a verdict, shown if asked.
+
+    With the settings of today's run it gets a verdict: 671 us of its own table against 57.2 ms.
+    """
+    today = read_side(ROOT / "runs" / "reference" / "smollm2-135m-zen4")
+    with pytest.raises(RequestError, match="not comparable: parameters 78144 -> 134515008"):
+        compared(OLD, ROOT / "runs" / "reference" / "smollm2-135m-zen4")
+    shown = compare(read_side(OLD), today)
+    assert not shown.comparable
+    assert [(item.asked.phase, item.asked.prompt_len) for item in shown.changes] == [("prefill", 16), ("decode", 16)]
+    old = replace(read_side(OLD), settings=today.settings)
+    decode = compare(old, today).changes[1]
+    assert (decode.verdict, decode.before.median_s) == ("slower", pytest.approx(671e-6, rel=0.01))
+
+
+def test_two_engines_alone_are_compared_cell_by_cell() -> None:
+    first = side({asked(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
+    second = side({asked(engine="static"): timed(0.008)}, settings={"engine": "static"})
+    comparison = compare(first, second)
+    assert [item.verdict for item in comparison.changes] == ["faster"]
+    assert [item.words for item in comparison.differences] == ["engine eager -> static"]
+    both = side({asked(engine=name): timed(0.010) for name in ("eager", "static")})
+    assert [item.asked.engine for item in compare(first, both).changes] == ["eager"]
+
+
+def test_another_tools_file_is_a_side() -> None:
+    """llama-bench knows depths alone: its tg16 @ d128 meets our decode behind a prompt of 128."""
+    file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
+    ours = side({asked(prompt_len=128): timed(0.029)})
+    [change] = compare(ours, file).changes
+    assert change.after.median_s == pytest.approx(1 / 68.49)
+    assert change.verdict == "inconclusive", "its table does not tell how many repetitions it has"
+
+
+def test_of_two_cells_of_a_depth_none_is_lost_beside_another_tool() -> None:
+    """Ours behind a prompt of 128 (29 ms) and behind a context of 128 (31 ms): the file's 128 meets the first, and the
+    second, in either order, is a cell that is on one side alone."""
+    file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
+    cells = {asked(prompt_len=128): timed(0.029), Asked("decode", 1, 0, 128, "eager"): timed(0.031)}
+    for ordered in (cells, dict(reversed(cells.items()))):
+        found = compare(side(ordered), file)
+        assert [item.before.median_s for item in found.changes if item.asked.phase == "decode"] == [0.029]
+        assert found.only_before == 1
+
+
+def test_a_history_tells_the_step_and_what_differed_there() -> None:
+    """10.0, 10.0, 10.8, 10.8 ms, handed over in any order: one step, at the third run."""
+    runs = [
+        side({asked(): timed(median_s)}, created=f"2026-01-0{day}", settings={"transformers": version})
+        for day, (median_s, version) in enumerate([(0.01, "1"), (0.01, "1"), (0.0108, "2"), (0.0108, "2")], 1)
+    ]
+    found = history([runs[2], runs[0], runs[3], runs[1]])
+    [cell] = found.cells
+    assert [step.at for step in cell.steps] == [2]
+    assert cell.steps[0].change.change == pytest.approx(0.08)
+    assert [[item.words for item in of_run] for of_run in found.differences] == [[], [], ["transformers 1 -> 2"], []]
+
+
+def test_a_history_over_several_machines_says_so() -> None:
+    """Twice as slow on another card: no step, and not that no cell changed."""
+    runs = [side({asked(): timed(0.01)}), side({asked(): timed(0.02)}, created="2026-02-01", settings={"device": "b"})]
+    assert history_sentences(history(runs)) == ["Not comparable throughout (device card -> b): side by side there."]
+    assert history_sentences(history(runs[:1] * 2)) == ["No cell changed over 2 runs, as far as can be told."]
+
+
+def test_a_file_without_a_step_says_so() -> None:
+    """`vllm bench latency` times whole generations and names no shape."""
+    files = ROOT / "tests" / "data" / "foreign"
+    with pytest.raises(RequestError, match=r"vllm-latency.json holds no time of a prefill or a decode step"):
+        compared(files / "llama-bench.json", files / "vllm-latency.json")
+    with pytest.raises(RequestError, match="such as prefill 1 x 128 and prefill 1 x 64"):
+        compared(files / "vllm-serve.json", files / "guidellm.json")
+
+
+def test_what_creeps_is_found_when_it_has_added_up() -> None:
+    """0.5 % a run, each within its interval of +-0.7 %: the second run is no step, the third is."""
+    runs = [side({asked(): timed(0.01 * 1.005**day)}, created=f"2026-01-0{day + 1}") for day in range(4)]
+    assert [step.at for step in history(runs).cells[0].steps] == [2]
+
+
+def test_two_hundred_runs_of_sixty_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each cell changes at runs of its own, all of them at the 137th: told in seconds, with room on the screen."""
+    moments, levels = random.Random(0), dict.fromkeys(range(16, 76), 1.0)
+    runs = []
+    for day in range(200):
+        for prompt_len in levels:
+            by = 1.08 if day == 137 else moments.choice((0.9, 1.1)) if moments.random() < 0.05 else 1.0
+            levels[prompt_len] *= by
+        cells = {asked(prompt_len=length): timed(0.01 * level) for length, level in levels.items()}
+        runs.append(side(cells, created=f"{day:03}", name=f"day {day}"))
+    before_s = time.process_time()
+    found = history(runs)
+    print_history(found, screen())
+    assert time.process_time() - before_s < 10
+    printed = capsys.readouterr().out
+    assert "At day 137 60 of 60 cells changed" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "194 more runs" in printed
+    assert "run 0: day 0" in printed
+    assert "run 137: day 137" in printed
+    assert "run 199: day 199" in printed

@@ -1,0 +1,196 @@
+"""A gate: what passes, what does not, what cannot be told, and what more time would tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sides import asked, side, timed
+
+from profiler.comparison.command import gated as gated_files
+from profiler.comparison.command import thresholds
+from profiler.comparison.compare import compare
+from profiler.comparison.gate import Gate, gate
+from profiler.comparison.gate_formats import budget_words, gate_github, gate_json, gate_junit, gate_line, gate_rows
+from profiler.errors import RequestError
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "runs" / "reference"
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+def gated(changes: Sequence[float], half_width: float = 0.01, visits: int = 4, allowed: float = 0.03) -> Gate:
+    """A gate over decodes that took so much longer, each time known to +-half_width / sqrt(2)."""
+    each = half_width / math.sqrt(2)
+    before = side({asked(batch): timed(0.01, each, visits) for batch in BATCHES[: len(changes)]})
+    after = side(
+        {
+            asked(batch): timed(0.01 * (1 + change), each, visits)
+            for batch, change in zip(BATCHES, changes, strict=False)
+        }
+    )
+    return gate(compare(before, after), {"decode": allowed})
+
+
+def test_nothing_changed_passes() -> None:
+    assert gated([0.0, 0.002, -0.002, 0.001]).outcome == "pass"
+
+
+def test_all_cells_slower_fail() -> None:
+    assert gated([0.05, 0.051, 0.049, 0.05]).outcome == "slower"
+
+
+def test_one_cell_alone_fails() -> None:
+    """Five cells as before and one 12 % slower: cells differ by more than their intervals, so that it stands alone."""
+    found = gated([0.0, 0.0, 0.12, 0.0, 0.0, 0.0])
+    assert found.outcome == "slower"
+    assert [cell.decision for cell in found.cells].count("slower") == 1
+
+
+def test_no_visits_narrow_what_the_machine_did_meanwhile() -> None:
+    """Both runs drifted by 2 %: 5.7 % hide in that, however often a cell is visited."""
+    still = timed(0.01, 0.03)
+    for drift, endless in ((0.02, True), (0.0, False)):
+        drifted = replace(still, drift=drift)
+        found = gate(compare(side({asked(): drifted}), side({asked(): drifted})), {"decode": 0.03})
+        assert found.outcome == "inconclusive"
+        assert math.isinf(found.more_s) == endless
+        assert ("the machine itself drifted by as much as is allowed" in budget_words(found)) == endless
+        assert "at the threshold" not in budget_words(found)
+
+
+def test_cells_that_agree_tell_together_what_none_tells_alone() -> None:
+    """Each known to +-2.8 % alone: six together to +-1.2 %."""
+    assert gated([0.002, -0.01, 0.012, -0.005, 0.004, 0.0], half_width=0.028).outcome == "pass"
+    assert gated([0.002], half_width=0.031).outcome == "inconclusive"
+
+
+def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_others() -> None:
+    """Five cells as before, known to +-2.8 %, and one 5 % slower: with the others it would seem 1.7 % slower, by itself
+    it may be 7.8 %, where 6 % is twice what is allowed. Known to +-0.9 %, at 2 % slower, it may not be."""
+    unsure = gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.05], half_width=0.028)
+    assert unsure.outcome == "inconclusive"
+    doubtful = unsure.cells[-1]
+    assert doubtful.decision == "open"
+    assert doubtful.alone_high > 0.06
+    assert gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.02], half_width=0.009).outcome == "pass"
+
+
+def test_a_wide_interval_cannot_tell_and_says_what_would() -> None:
+    """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four visits of a second each, 7.1 s more."""
+    found = gated([0.0], half_width=0.05)
+    assert found.outcome == "inconclusive"
+    assert found.more_s == pytest.approx(4 * (0.05 / math.log(1.03)) ** 2 - 4, rel=0.02)
+    assert budget_words(found).startswith("1 cell needs about 0:07 min more of --budget")
+
+
+def test_at_the_threshold_itself_no_budget_tells() -> None:
+    found = gated([0.03], half_width=0.02)
+    assert math.isinf(found.more_s)
+    assert "no budget helps" in budget_words(found)
+    assert "drifted" not in budget_words(found)
+    assert json.loads(json.dumps(gate_json(found)))["more_s"] is None
+
+
+def test_a_busy_neighbour_leaves_it_open() -> None:
+    before = side({asked(): timed(0.01)})
+    after = side({asked(): replace(timed(0.02), foreign_cores=1.0)})
+    found = gate(compare(before, after), {"decode": 0.03})
+    assert found.outcome == "inconclusive"
+    assert "measure again in quiet" in gate_line(found)
+
+
+def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
+    """One visit each beside others: what is said is that it was disturbed, and no number has 304 digits."""
+    before = side({asked(batch): timed(0.01, visits=1) for batch in BATCHES})
+    after = side({asked(batch): replace(timed(0.02, visits=1), foreign_cores=1.4) for batch in BATCHES})
+    found = gate(compare(before, after), {"decode": 0.03})
+    assert gate_line(found) == (
+        "cannot tell (allowed: decode +3.0 %): decode unknown; 6 cells were measured while others kept up to 1.4 cores"
+        " busy: measure again in quiet"
+    )
+    [phase] = json.loads(json.dumps(gate_json(found), allow_nan=False))["phases"]
+    assert (phase["change"], phase["high"]) == (None, None)
+
+
+def test_another_tools_file_tells_no_budget() -> None:
+    """How long one of its repetitions took is not known: +-5 % about 0 need more of them."""
+    found = gated([0.0], half_width=0.05)
+    untimed = side({key: replace(cell, visit_s=0.0) for key, cell in found.comparison.before.cells.items()})
+    again = gate(compare(untimed, untimed), {"decode": 0.03})
+    assert again.outcome == "inconclusive"
+    assert budget_words(again) == "1 cell needs more repetitions"
+
+
+def test_of_what_is_not_comparable_no_format_decides() -> None:
+    """Twice as slow on another card is no failure of a cell."""
+    other = side({asked(): timed(0.02)}, settings={"device": "another card"})
+    found = gate(compare(side({asked(): timed(0.01)}), other), {"decode": 0.03})
+    assert found.outcome == "not comparable"
+    assert "device card -> another card; `roofscope compare --anyway`" in gate_line(found)
+    suite = ElementTree.fromstring(gate_junit(found))[0]
+    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("1", "0", "1")
+    assert gate_github(found).count("::error") == 1
+    document = gate_json(found)
+    assert document["phases"] == document["cells"] == []
+
+
+def test_one_visit_each_is_no_verdict_on_a_single_cell() -> None:
+    found = gated([0.2], visits=1)
+    assert found.outcome == "inconclusive"
+    assert [row[-1] for row in gate_rows(found)] == ["open: few visits"]
+
+
+def test_thresholds_by_phase() -> None:
+    assert thresholds("3%") == thresholds("0.03") == {"prefill": 0.03, "decode": 0.03}
+    assert thresholds("decode=2.5%") == {"decode": 0.025}
+    assert thresholds("decode=3%,prefill=5%") == {"decode": 0.03, "prefill": 0.05}
+    for twice in ("decode=3%,decode=50%", "3%,50%", "3%,decode=50%"):
+        with pytest.raises(RequestError, match="told twice"):
+            thresholds(twice)
+    for wrong in ("fast", "300%", "-3%", "0", "nan", "middle=3%", ""):
+        with pytest.raises(RequestError):
+            thresholds(wrong)
+    table = ROOT / "tests" / "data" / "foreign" / "table.csv"
+    with pytest.raises(RequestError, match="no prefill in common"):
+        gated_files(table, table, "prefill=3%")
+
+
+@pytest.mark.parametrize("changes", [[0.0, 0.0, 0.0, 0.0], [0.05] * 4, [0.02, 0.04, 0.02, 0.04]])
+def test_every_format_says_the_same(changes: list[float]) -> None:
+    found = gated(changes)
+    document = gate_json(found)
+    suite = ElementTree.fromstring(gate_junit(found))[0]
+    failures = [case for case in suite if case.find("failure") is not None]
+    level = gate_github(found).split(" ")[0]
+    assert document["outcome"] == found.outcome
+    assert bool(failures) == (found.outcome == "slower")
+    assert int(suite.attrib["failures"]) == len(failures)
+    assert int(suite.attrib["tests"]) == len(list(suite))
+    assert level == {"pass": "::notice", "slower": "::error", "inconclusive": "::warning"}[found.outcome]
+
+
+def test_names_cannot_break_out_of_a_format() -> None:
+    evil = '<b>&"\n::error::\u2028%'
+    before = side({asked(engine=evil): timed(0.01)})
+    found = gate(compare(before, side({asked(engine=evil): timed(0.02)})), {"decode": 0.03})
+    ElementTree.fromstring(gate_junit(found))
+    assert all(line.startswith("::") for line in gate_github(found).split("\n"))
+    assert "%0A" in gate_github(found)
+
+
+def test_exit_codes(roofscope: Callable[..., object]) -> None:
+    """The same run passes, two runs of one thing do not fail, another machine is not comparable."""
+    first, again = str(REFERENCE / "smollm2-135m-2-cores"), str(REFERENCE / "smollm2-135m-precisions" / "none")
+    other = str(REFERENCE / "smollm2-135m-epyc")
+    assert roofscope("gate", first, again).code in (0, 3)  # type: ignore[attr-defined]
+    assert roofscope("gate", first, other).code == 2  # type: ignore[attr-defined]
+    assert roofscope("gate", first, again, "--max-slowdown", "x").code == 2  # type: ignore[attr-defined]
+    document = json.loads(roofscope("gate", first, again, "--format", "json").out)  # type: ignore[attr-defined]
+    assert document["comparable"]
+    assert len(document["cells"]) == 8

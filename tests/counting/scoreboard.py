@@ -1,0 +1,105 @@
+"""The walk against torch's counter, for every causal-LM type of the installed transformers.
+
+`python tests/counting/scoreboard.py` measures all of them and writes the committed table anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from shrink import shrink
+from torch import nn
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from profiler.counting.crosscheck import Crosscheck, crosscheck
+from profiler.facts.step import Step
+from profiler.loading.meta_model import build_on_meta, from_config, quiet_libraries
+
+TABLE = Path(__file__).with_name("scoreboard.csv")
+STEPS = (Step(2, 8, 0), Step(1, 12, 0), Step(3, 1, 10), Step(1, 1, 5))
+RANK = {"equal": 0, "differs": 1, "not run": 2}
+_SECONDS_A_TYPE = 30
+_FEW_PARAMETERS = 500_000
+
+
+def types() -> list[str]:
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def score(model_type: str) -> tuple[str, str]:
+    """(`equal` | `differs` | `not run`, which parts or why), at two prefills and two decode steps."""
+    try:
+        with quiet_libraries(), warnings.catch_warnings(), _time_limit():
+            warnings.simplefilter("ignore")
+            config = shrink(AutoConfig.for_model(model_type))
+            checks = _checks(config)
+    except Exception as error:
+        return "not run", f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+    differing = sorted({item.module for check in checks for item in check.differences})
+    return ("differs", "; ".join(differing)[:160]) if differing else ("equal", "")
+
+
+def _checks(config: object) -> list[Crosscheck]:
+    """On the CPU where the weights are few, as its kernels are compiled and those of meta are Python; else on meta.
+
+    What cannot run on one may run on the other: meta tensors have no values to ask for, and mind no dtype.
+    """
+    on_meta = build_on_meta(config, torch.bfloat16, attn="eager")
+    first, second = _on_cpu, lambda _: on_meta
+    if sum(parameter.numel() for parameter in on_meta.parameters()) > _FEW_PARAMETERS:
+        first, second = second, first
+    try:
+        return _each_step(first(config))
+    except (RuntimeError, NotImplementedError):
+        return _each_step(second(config))
+
+
+def _on_cpu(config: object) -> nn.Module:
+    torch.manual_seed(0)
+    return from_config(config, torch.bfloat16, "eager").eval()
+
+
+def _each_step(model: nn.Module) -> list[Crosscheck]:
+    return [crosscheck(model, step) for step in STEPS]
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {_SECONDS_A_TYPE} s")
+
+    # Seconds of this process: a clock on the wall runs on while others have the cores.
+    old = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS_A_TYPE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, old)
+
+
+def read_table() -> dict[str, tuple[str, str]]:
+    with TABLE.open(newline="") as file:
+        return {row["type"]: (row["result"], row["detail"]) for row in csv.DictReader(file)}
+
+
+def main() -> None:
+    with TABLE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["type", "result", "detail"])
+        results = [(name, *score(name)) for name in types()]
+        writer.writerows(results)
+    counts = {result: sum(row[1] == result for row in results) for result in RANK}
+    print(f"transformers {transformers.__version__}: {counts}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What is kept of the cards is what the walk counts today."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from counted import documents
+
+from profiler.counting.count import model_work
+from profiler.counting.operators import Convolution, ModelWork, Operator, RecurrentState
+from profiler.counting.preset_counts import Counted, as_json, counted, from_json
+from profiler.facts.step import Step
+from profiler.loading.source import card_names
+from profiler.quant.formats import QUANTS
+
+# One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
+# fp8 takes half a second a card.
+EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smollm2-135m")
+STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
+
+
+@pytest.mark.parametrize("card", card_names())
+def test_what_is_kept_is_what_is_counted(card: str) -> None:
+    """Where this fails after a change that is meant, `python tests/counting/counted.py` writes the file anew."""
+    quants = QUANTS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
+    for quant, document in documents(card, quants).items():
+        kept = counted(card, quant)
+        assert kept is not None
+        assert as_json(kept) == document
+
+
+@pytest.mark.parametrize("quant", ["none", "nf4", "int8", "int4wo"])
+def test_what_is_kept_counts_as_what_was_walked(quant: str) -> None:
+    kept, walked = counted("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
+    assert kept is not None
+    assert [kept.work.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
+
+
+def test_what_is_not_kept_is_none() -> None:
+    assert counted("a model that has no card") is None
+    assert counted("gpt2", "int4wo") is None  # no group divides its layers
+    assert counted("gpt2", "model") is None  # the file's own word is no format
+
+
+def test_a_format_has_its_own_bytes() -> None:
+    """Llama-2-7B's 6.476 billion weights but for table and head, in 4 bits and a float32 scale for 64 of them."""
+    kept = counted("llama-2-7b", "nf4")
+    assert kept is not None
+    head_and_norms = 2 * (32_000 * 4096 + 65 * 4096)
+    expected = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) * (4 / 8 + 4 / 64) + head_and_norms
+    assert kept.work.work(Step(1, 1, 0)).weight_bytes == pytest.approx(expected, rel=1e-4)
+    # Beside them lie the table, of which a step reads a row, and 64 frequencies of positions twice, in float32.
+    assert kept.weight_bytes == pytest.approx(expected + 2 * 32_000 * 4096 + 2 * 64 * 4, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("operator", "document"),
+    [
+        (RecurrentState("mixer", "state", 2, torch.float32, 64, 4), {"kind": "RecurrentState", "state_elements": 64}),
+        (Convolution("conv", "state", 1, torch.bfloat16, 8, 1, 4, 64, 2), {"kind": "Convolution", "kernel_size": 4}),
+    ],
+)
+def test_operators_that_no_card_has(operator: Operator, document: dict[str, object]) -> None:
+    """And what the walk did not understand comes back with them."""
+    work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
+    written = json.loads(json.dumps(as_json(Counted(work, 200))))
+    assert written["operators"][0].items() >= document.items()
+    model = from_json(written)
+    assert model.weight_bytes == 200
+    read = model.work
+    assert (read.coverage, read.unknown, read.not_run) == (0.9, ("mixer.odd",), ("tower",))
+    assert [read.work(step) for step in STEPS] == [work.work(step) for step in STEPS]

@@ -1,0 +1,79 @@
+"""The second opinion holds in other versions of torch and transformers, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import flop_counter
+
+from profiler.counting.crosscheck import Difference, crosscheck
+from profiler.facts.step import Step
+
+HEADS, KV_HEADS, WIDTH, LAYERS = 4, 2, 16, 2
+
+
+def tiny_llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=HEADS * WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        vocab_size=128,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def by_hand(batch: int, query: int, context: int) -> int:
+    """FLOPs of a step in eager attention: every layer's matrices and its whole square, and the head on one position."""
+    hidden = HEADS * WIDTH
+    linears = hidden * (2 * HEADS + 2 * KV_HEADS) * WIDTH + 3 * hidden * 96
+    square = 2 * HEADS * query * (query + context) * WIDTH
+    return 2 * batch * (LAYERS * (query * linears + square) + hidden * 128)
+
+
+@pytest.mark.parametrize(("batch", "query", "context"), [(2, 8, 0), (1, 1, 5)])
+def test_a_model_in_sdpa_is_counted_in_eager_attention(batch: int, query: int, context: int) -> None:
+    model = tiny_llama()
+    check = crosscheck(model, Step(batch, query, context))
+    assert check.equal, check.differences
+    assert check.flops == check.walk_flops == by_hand(batch, query, context)
+    # `inv_freq @ position_ids` up to transformers 5.17: [width / 2, 1] x [1, query], once for all sequences.
+    assert set(check.left_out) <= {Difference("model.rotary_emb", 0, 2 * query * WIDTH // 2)}
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_counter_that_asserts_equal_heads_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11, torch/utils/flop_counter.py, `sdpa_flop_count`: `assert b == _b2 == _b3 and h == _h2 == _h3`."""
+
+    def equal_heads(query_shape: Any, key_shape: Any, *_: Any, **__: Any) -> int:
+        assert query_shape[1] == key_shape[1]
+        return 0
+
+    fused = {op: equal_heads for op in flop_counter.flop_registry if "scaled_dot_product" in str(op)}
+    assert fused
+    for operator, formula in fused.items():
+        monkeypatch.setitem(flop_counter.flop_registry, operator, formula)
+    assert crosscheck(tiny_llama(), Step(2, 8, 0)).equal
+
+
+def test_rotary_angles_that_are_a_matrix_product_are_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers 5.17 computes them (models/llama/modeling_llama.py, `LlamaRotaryEmbedding`)."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        frequencies = self.inv_freq[None, :, None].expand(position_ids.shape[0], -1, 1).float()
+        angles = (frequencies @ position_ids[:, None, :].float()).transpose(1, 2)
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
+    check = crosscheck(tiny_llama(), Step(3, 8, 0))
+    assert check.equal, check.differences
+    assert check.flops == by_hand(3, 8, 0)
+    assert check.left_out == (Difference("model.rotary_emb", 0, 2 * 1 * 8 * WIDTH // 2),)

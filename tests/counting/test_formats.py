@@ -1,0 +1,224 @@
+"""Stored bytes: planned on meta and real, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from machines import HOST
+
+from profiler.counting.operators import Elementwise, Linear
+from profiler.counting.peak_memory import cache_bytes, predicted_peak_bytes
+from profiler.counting.walk import walk
+from profiler.device.memory import storage_bytes
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import ModelError
+from profiler.facts.operators import Cause
+from profiler.facts.step import ExecutionPath, Step
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.quant.formats import Quant, QuantOptions
+from profiler.quant.storage import first_dense_row, is_linear, model_storage_bytes, stored
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+# Of the 4-bit formats both layouts that a CPU may have: as quantised, and repacked for its fused kernel.
+BOTH_LAYOUTS = [("none", False), ("nf4", False), ("nf4", True), ("fp4", False), ("fp4", True), ("int8", False)]
+
+
+@pytest.mark.parametrize(("quant", "fused"), BOTH_LAYOUTS)
+def test_planned_bytes_equal_loaded_bytes(
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
+) -> None:
+    answer_cpu_probe(fused)
+    source = resolve(str(tiny_folder))
+    config = load_config(source)
+    dtype = torch.bfloat16
+    planned = build_on_meta(config, dtype, quant, device=CPU)
+    loaded = load(ModelRequest(source, CPU, dtype, quant), load_config(source))
+    plan = walk(planned).work(Step(1, 1, 8))
+    assert walk(loaded.module).work(Step(1, 1, 8)).weight_bytes == plan.weight_bytes
+    greedy_tokens(EagerEngine(loaded.module, HOST), torch.arange(8)[None], 2)
+    assert walk(loaded.module).work(Step(1, 1, 8)).weight_bytes == plan.weight_bytes, "after a step"
+
+
+@pytest.mark.parametrize(("quant", "fused"), BOTH_LAYOUTS)
+def test_weights_of_a_step_are_the_storages_but_for_the_table(
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
+) -> None:
+    """All storages of the model = weights that a step reads + the embedding table + rotary buffers."""
+    answer_cpu_probe(fused)
+    source = resolve(str(tiny_folder))
+    loaded = load(ModelRequest(source, CPU, torch.bfloat16, quant), load_config(source))
+    table = storage_bytes([loaded.module.model.embed_tokens.weight])
+    buffers = storage_bytes(loaded.module.buffers())
+    streamed = walk(loaded.module).work(Step(1, 1, 8)).weight_bytes
+    assert streamed == model_storage_bytes(loaded.module) - table - buffers
+
+
+def test_bits_a_weight() -> None:
+    """bitsandbytes: 4 + 32/64 bits with float32 absmax a block of 64; 8 + 32/in for a row-scaled int8."""
+    model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
+    assert stored(model.model.layers[0].mlp.up_proj).bits_per_weight == pytest.approx(4.5, abs=1e-4)
+    model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "int8")
+    assert stored(model.model.layers[0].mlp.up_proj).bits_per_weight == pytest.approx(8 + 32 / 4096, abs=1e-6)
+    assert stored(model.lm_head).bits_per_weight == 16
+
+
+@pytest.mark.parametrize(("fused", "double"), [(False, False), (True, False), (True, True)])
+def test_a_cpu_with_a_fused_kernel_keeps_shorter_scales(
+    monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool
+) -> None:
+    """4 bits a weight, a float32 absmax a block of 64, or a bfloat16 one that is no longer nested; a book of 16."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
+    config = load_config(resolve("smollm2-135m"))
+    model = build_on_meta(config, torch.bfloat16, "nf4", options=QuantOptions(double=double), device=CPU)
+    weights = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    matrices, norms = 30 * 7, 61 * 576 * 2
+    expected = weights // 2 + weights // 64 * (2 if fused else 4) + matrices * 16 * 4 + 49152 * 576 * 2 + norms
+    expected += matrices * 4 if double else 0  # of the second level the float32 offset stays behind
+    assert walk(model).work(Step(1, 1, 8)).weight_bytes == expected
+    if not double:
+        assert expected == (113_108_736 if fused else 116_426_496)
+    weight = stored(model.model.layers[0].mlp.up_proj)
+    assert weight.dense_from_rows == (None if fused else 1)
+    elsewhere = build_on_meta(config, torch.bfloat16, "nf4", device=torch.device("cuda")).model.layers[0].mlp.up_proj
+    assert stored(build_on_meta(config, torch.bfloat16, "nf4").model.layers[0].mlp.up_proj).weight_bytes == (
+        576 * 1536 // 2 + 576 * 1536 // 64 * 4 + 16 * 4
+    ), "counted for no device in particular, it is as the library quantises it"
+    assert not elsewhere.support_avx512bf16_for_cpu, "this CPU's kernel says nothing of a card"
+
+
+def test_quantised_linears_against_fp16(gguf_file: Path) -> None:
+    """SmolLM2-135M's linears: about 0.28 (4.5 of 16 bits) and 0.51 (8 bits and a scale a row) of float16."""
+    config = load_config(resolve("smollm2-135m"))
+
+    def linear_bytes(quant: Quant) -> int:
+        work = walk(build_on_meta(config, torch.float16, quant))
+        return sum(
+            op.count * op.weight.weight_bytes
+            for op in work.operators
+            if isinstance(op, Linear) and op.group != "lm_head"
+        )
+
+    assert linear_bytes("nf4") / linear_bytes("none") == pytest.approx(0.28, abs=0.03)
+    assert linear_bytes("int8") / linear_bytes("none") == pytest.approx(0.51, abs=0.03)
+
+
+def test_unknown_format_is_an_error() -> None:
+    class Odd(torch.nn.Module):
+        in_features = out_features = 4
+        weight = torch.zeros(2, 2, dtype=torch.int32)
+
+    assert is_linear(Odd())
+    with pytest.raises(ValueError, match="Odd"):
+        stored(Odd())
+
+
+def test_conv1d_is_read_the_right_way_round() -> None:
+    model = build_on_meta(load_config(resolve("gpt2")), torch.float32)
+    fc = stored(model.transformer.h[0].mlp.c_fc)
+    assert (fc.in_features, fc.out_features) == (768, 3072)
+
+
+def test_norms_are_streamed_as_well() -> None:
+    work = walk(build_on_meta(load_config(resolve("llama-2-7b")), torch.float16))
+    norms = sum(
+        op.count * op.weight_bytes for op in work.operators if isinstance(op, Elementwise) and op.group == "norm"
+    )
+    assert norms == (2 * 32 + 1) * 4096 * 2
+
+
+def test_float8_in_blocks_of_128() -> None:
+    """8 bits a weight and a float32 scale a block of 128 x 128: 8.002 bits."""
+    linear = torch.nn.Linear(1024, 512, bias=False)
+    linear.weight = torch.nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    linear.weight_scale_inv = torch.nn.Parameter(torch.ones(4, 8))
+    assert stored(linear).bits_per_weight == pytest.approx(8.002, abs=1e-3)
+
+
+def test_double_quantisation_is_4_127_bits() -> None:
+    """4 + 8/64 + 32/(64 x 256) bits, and about a kilobyte of code book a matrix."""
+    from bitsandbytes.nn import Params4bit
+
+    weights = torch.randn(1024, 2048)
+    real = Params4bit(weights, requires_grad=False, quant_type="nf4", compress_statistics=True).to("cpu")
+    linear = torch.nn.Linear(2048, 1024, bias=False)
+    linear.weight, linear.compute_dtype = real, torch.bfloat16
+    planned = torch.nn.Linear(2048, 1024, bias=False, device="meta")
+    planned.weight = Params4bit(torch.empty(1024, 2048, device="meta"), requires_grad=False, quant_type="nf4")
+    planned.compute_dtype = torch.bfloat16
+    assert stored(linear).weight_bytes == stored(planned).weight_bytes
+    code_books = (16 + 256 + 1) * 4
+    assert (stored(linear).weight_bytes - code_books) * 8 / weights.numel() == pytest.approx(4.126953, abs=1e-6)
+
+
+def test_a_format_without_a_rule_lowers_coverage(tiny_folder: Path) -> None:
+    model = build_on_meta(load_config(resolve(str(tiny_folder))), torch.float32)
+    odd = model.model.layers[0].mlp.up_proj
+    odd.weight = torch.nn.Parameter(torch.zeros(128, 64, dtype=torch.int32), requires_grad=False)
+    counted = walk(model)
+    assert counted.coverage == pytest.approx(1 - 128 * 64 / counted.params)
+    assert "up_proj" in counted.unknown[0]
+
+
+def test_checkpoints_that_come_quantised_are_planned_in_their_format() -> None:
+    config = load_config(resolve("qwen3-8b"))
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = build_on_meta(config, torch.bfloat16)
+    weight = stored(model.model.layers[0].mlp.up_proj)
+    assert weight.bits_per_weight == pytest.approx(8.002, abs=1e-3)
+    assert walk(model).params == 8_190_735_360  # a scale is none
+    config = load_config(resolve("qwen3-8b"))
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    assert stored(build_on_meta(config, torch.bfloat16).model.layers[0].mlp.up_proj).format == "nf4"
+
+
+def test_an_unknown_quantisation_is_a_named_error() -> None:
+    config = load_config(resolve("smollm2-135m"))
+    config.quantization_config = {"quant_method": "wishful"}
+    with pytest.raises(ModelError, match="wishful"):
+        build_on_meta(config, torch.bfloat16)
+
+
+def test_cache_and_peak() -> None:
+    """Llama-2-7B: 524,288 bytes a token, 2 GiB at 4096; Mistral v0.1 holds no more than its window of 4096."""
+    llama = walk(build_on_meta(load_config(resolve("llama-2-7b")), torch.float16))
+    assert cache_bytes(llama, 1, 4096) == 2 * 2**30
+    mistral = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16))
+    assert cache_bytes(mistral, 2, 30_000) == 2 * 4096 * 131_072
+    weights = 13_476_831_232
+    peak = predicted_peak_bytes(llama, weights, 8, 2048, 32, ExecutionPath())
+    cache = 8 * 2080 * 524_288
+    # Beside weights and cache: one layer's new cache; in the MLP gate, up and their product, and three hidden states.
+    widest = 8 * 2048 * (3 * 11008 + 3 * 4096) * 2
+    assert peak == pytest.approx(weights + cache * 33 / 32 + widest, rel=0.01)
+    # Llama-3.1's logits for all of 8 x 2048 positions are 4.2 GB of bfloat16, more than its widest layer.
+    llama3 = walk(build_on_meta(load_config(resolve("llama-3.1-8b")), torch.bfloat16))
+    one = predicted_peak_bytes(llama3, 0, 8, 2048, 32, ExecutionPath())
+    every = predicted_peak_bytes(llama3, 0, 8, 2048, 32, ExecutionPath(all_logits=True))
+    cache = cache_bytes(llama3, 8, 2080) * 33 / 32
+    assert every == pytest.approx(cache + 8 * 2048 * 128_256 * 2, rel=0.001)
+    assert every > one
+
+
+def test_from_which_row_on_a_kernel_is_no_longer_fused() -> None:
+    assert first_dense_row(lambda rows: rows <= 16, 1536) == 17
+    assert first_dense_row(lambda rows: True, 1536) == 1537
+    assert first_dense_row(lambda rows: False, 1536) == 1
+
+
+def test_the_round_trip_of_a_4_bit_matrix() -> None:
+    """A dense copy is written and read: 2 x 2 bytes a weight, from the row on where the fused kernel ends."""
+    model = build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.bfloat16, "nf4")
+    weight = stored(model.model.layers[0].mlp.up_proj)
+    assert weight.dense_from_rows is not None
+    assert weight.conversion_bytes(weight.dense_from_rows - 1, torch.bfloat16, 0)[Cause.DEQUANTISATION] == 0
+    assert weight.conversion_bytes(weight.dense_from_rows, torch.bfloat16, 0)[Cause.DEQUANTISATION] == 4 * 4096 * 14336

@@ -1,0 +1,282 @@
+"""What transformers and torch really execute, against what the walk claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from machines import HOST
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.attention_kernel import attention_path, outlier_columns, sdpa_kernel
+from profiler.counting.operators import Linear
+from profiler.counting.walk import walk
+from profiler.engines.base import greedy_tokens
+from profiler.engines.transformers import CompileEngine, EagerEngine, StaticEngine
+from profiler.facts.operators import Cause
+from profiler.facts.step import ExecutionPath, Step
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.measure.captured_calls import KeptCache, UsedCache
+from profiler.quant.storage import stored
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+
+
+def tiny_mistral(window: int | None) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=128,
+        sliding_window=window,
+        attn_implementation="sdpa",
+    )
+    return MistralForCausalLM(config).eval()
+
+
+def core_of(model: Any) -> AttentionCore:
+    return next(op for op in walk(model).operators if isinstance(op, AttentionCore))
+
+
+def test_a_head_of_any_width_is_asked_about_in_little_memory() -> None:
+    """4 x 2048 keys of 10^9 bfloat16 numbers would be 16 TB."""
+    core = replace(core_of(tiny_mistral(None)), query_heads=4, kv_heads=4)
+    wide, wider = (replace(core, qk_dim=width, v_dim=width) for width in (1024, 10**9))
+    asked = {"query": 1, "keys": 2048, "masked": False}
+    assert sdpa_kernel(wider, CPU, torch.bfloat16, **asked) == sdpa_kernel(wide, CPU, torch.bfloat16, **asked)
+
+
+def seen_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]:
+    """Whether each call of attention from here on has a mask, its heads of keys, and its keys."""
+    calls: list[tuple[bool, int, int]] = []
+    real = F.scaled_dot_product_attention
+
+    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append((options.get("attn_mask") is not None, key.shape[1], key.shape[2]))
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return calls
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("prompt", [8, 23, 24, 40])
+def test_masks_and_repeated_heads_are_those_that_transformers_passes(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
+) -> None:
+    model = tiny_mistral(window)
+    core = core_of(model)
+    calls = seen_by_the_kernel(monkeypatch)
+    greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
+    steps = (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1))
+    for step, (masked, key_heads, _) in zip(steps, calls, strict=True):
+        path = asked(core, step)
+        assert core.masked(step, path) == masked
+        repeated = core.each(step, path).avoidable_bytes["repeat_kv copies"] > 0
+        assert repeated == (key_heads == core.query_heads)
+
+
+def asked(core: AttentionCore, step: Step, *, compiled: bool = False) -> ExecutionPath:
+    """How a CPU executes the step in float32, as torch and transformers say."""
+    query, keys = int(step.query), int(step.query + step.context)
+    return attention_path("sdpa", [core], CPU, torch.float32, query=query, keys=keys, compiled=compiled)
+
+
+def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -> list[int]:
+    """Bytes of K and V that each call's `repeat_kv` wrote and the kernel read, by the heads that reached it."""
+    width = core.qk_dim + core.v_dim
+    return [2 * keys * heads * width * 4 if heads > core.kv_heads else 0 for _, heads, keys in calls]
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_what_a_static_cache_has_repeated_is_what_transformers_repeats(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """Up to transformers 5.17 a decode step on a static cache repeats all its slots; since `pack_gqa` it does not."""
+    model = tiny_mistral(window)
+    core = core_of(model)
+    calls = seen_by_the_kernel(monkeypatch)
+    greedy_tokens(StaticEngine(model, HOST), torch.arange(40)[None], 3)
+    steps = (Step(1, 40, 0), Step(1, 1, 40), Step(1, 1, 41))
+    paths = [replace(asked(core, step), cache="static", static_cache_len=43) for step in steps]
+    counted = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
+    assert [bytes_["repeat_kv copies"] for bytes_ in counted] == bytes_of_repeated(calls, core)
+
+
+@pytest.mark.parametrize("cache", [KeptCache, UsedCache])
+def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
+    monkeypatch: pytest.MonkeyPatch, cache: type[KeptCache]
+) -> None:
+    """Filled before or not: transformers reads that the cache is empty."""
+    engine, prompt = cache(tiny_mistral(None), HOST), torch.arange(8)[None]
+    calls = seen_by_the_kernel(monkeypatch)
+    with torch.inference_mode():
+        engine.prepare(1, 16)
+        calls.clear()
+        for _ in range(2):
+            engine.prefill(prompt, 16)
+    assert calls == [(False, 2, 8), (False, 2, 8)]
+
+
+def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pack_gqa` is left out of compiled code (integrations/sdpa_attention.py, 5.23): read off the graph of dynamo."""
+    model = tiny_mistral(None)
+    core = core_of(model)
+    handed: list[tuple[bool, int, int]] = []
+
+    def graph_seen(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        for node in module.graph.nodes:
+            if node.target is F.scaled_dot_product_attention:
+                shape = node.args[1].meta["example_value"].shape
+                handed.append((node.kwargs["attn_mask"] is not None, int(shape[1]), int(shape[2])))
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graph_seen))
+    greedy_tokens(CompileEngine(model, HOST), torch.arange(8)[None], 3)
+    step = Step(1, 1, 9)
+    path = replace(asked(core, step, compiled=True), cache="static", static_cache_len=11)
+    assert core.masked(step, path)
+    assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(handed, core)) != {0}
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operators that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("model_name", "dtype"),
+    [("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32)],
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("query", [1, 16])
+def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype, masked: bool, query: int) -> None:
+    core = core_of(build_on_meta(load_config(resolve(model_name)), dtype))
+    heads = core.query_heads
+    q = torch.randn(1, heads, query, core.qk_dim, dtype=dtype)
+    k = torch.randn(1, heads, 16, core.qk_dim, dtype=dtype)
+    v = torch.randn(1, heads, 16, core.v_dim, dtype=dtype)
+    mask = torch.ones(1, 1, query, 16, dtype=torch.bool) if masked else None
+    with Recorder() as recorder, torch.no_grad():
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=query > 1 and not masked)
+    flash = any("flash_attention" in name for name in recorder.names)
+    assert sdpa_kernel(core, CPU, dtype, query=query, keys=16, masked=masked) == ("flash" if flash else "math")
+
+
+def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
+    """40 tokens under a window of 24: 24 * 25 / 2 + 16 * 24 = 684 pairs needed, 1,600 executed."""
+    core = core_of(tiny_mistral(24))
+    work = core.each(Step(1, 40, 0), ExecutionPath())
+    flops_per_pair = 2 * 4 * (16 + 16)
+    assert work.model_flops == 684 * flops_per_pair
+    assert work.executed_flops == 1600 * flops_per_pair
+    assert core.each(Step(1, 20, 0), ExecutionPath()).executed_flops == 210 * flops_per_pair
+
+
+def test_eager_attention_is_asked_of_nobody() -> None:
+    path = attention_path("eager", [], CPU, torch.float32, query=1, keys=8)
+    assert not path.fused
+    assert not path.fused_masked
+
+
+def test_int8_conversions_of_one_product() -> None:
+    """10 rows of 64 in bfloat16 through 128 outputs: cast to float16, quantised, an int32 product written and read.
+
+    Reading 2 bytes, writing 2, reading 2 for the cast; int8 written and read; 10 x 128 x 4 bytes there and back.
+    """
+    from bitsandbytes.nn import Linear8bitLt
+
+    weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
+    found = weight.conversion_bytes(10, torch.bfloat16, 0)
+    assert found == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_PRODUCTS: 2 * 10 * 128 * 4}
+    assert weight.conversion_bytes(10, torch.float16, 0)[Cause.INT8_INPUTS] == 10 * 64 * (1 + 1)
+    assert Cause.OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
+    assert weight.conversion_flops(10, 3) == {Cause.OUTLIERS: 2 * 10 * 3 * 128}
+
+
+def test_outlier_columns_are_those_that_the_library_found(tiny_folder: Any) -> None:
+    source = resolve(str(tiny_folder))
+    loaded = load(ModelRequest(source, CPU, torch.bfloat16, "int8", "random"), load_config(source))
+    engine = EagerEngine(loaded.module, HOST)
+    greedy_tokens(engine, torch.arange(16)[None], 1)
+    assert outlier_columns(loaded.module) == {}
+    with torch.no_grad():
+        loaded.module.model.layers[0].input_layernorm.weight[[5, 9]] = 1000.0
+    greedy_tokens(engine, torch.arange(16)[None], 1)
+    found = outlier_columns(loaded.module)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert found[f"model.layers.*.self_attn.{name}"] == 1.0  # two columns in one of two layers
+
+
+def test_generate_upcasts_the_last_logits() -> None:
+    """Mistral: 32,000 logits read in 2 bytes, written and read in 4."""
+    operators = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16)).operators
+    head = next(op for op in operators if isinstance(op, Linear) and op.group == "lm_head")
+    work = head.work(Step(1, 1, 512), ExecutionPath(upcasts_logits=True))
+    assert work.avoidable_bytes["logits upcast to float32"] == 32_000 * (2 + 4 + 4)
+    assert "logits upcast to float32" not in head.work(Step(1, 1, 512), ExecutionPath()).avoidable_bytes
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("prompt", [8, 22, 24, 40])
+def test_slots_of_a_static_cache_are_those_that_transformers_hands_over(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
+) -> None:
+    """And what a full window rolls and copies back at every step, by the bytes that torch's operators hold."""
+    model = tiny_mistral(window)
+    core = core_of(model)
+    calls = seen_by_the_kernel(monkeypatch)
+    slots, steps = prompt + 4, [Step(1, prompt, 0), *(Step(1, 1, prompt + done) for done in range(3))]
+    path = ExecutionPath(cache="static", static_cache_len=slots)
+    engine = StaticEngine(model, HOST)
+    state, copied = None, []
+    for _ in steps:
+        with torch.inference_mode(), Copies() as copies:
+            state = engine.prefill(torch.arange(prompt)[None], slots) if state is None else engine.decode(state)
+        copied.append(copies.bytes)
+    held = [keys for _, _, keys in calls]
+    # A prompt without a mask is attended to alone (sdpa_attention.py: an empty cache's slots are cut off).
+    assert held == [int(core._held(step, path)) if core.masked(step, path) else step.query for step in steps]
+    known = [step.query + min(step.context, (window or slots) - 1) for step in steps]
+    empty = [handed - tokens for handed, tokens in zip(held, known, strict=True)]
+    unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]
+    assert unfilled == [max(0, slots) * 2 * 2 * 16 * 4 for slots in empty]
+    told = [float(core.each(step, path).avoidable_bytes.get(Cause.CACHE_COPIES, 0)) for step in steps]
+    assert told == copied
+
+
+class Copies(TorchDispatchMode):
+    """Bytes that `roll` and whole-window `copy_` read and write of keys and values of [1, 2 heads, slots, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, shape = func.__name__, tuple(getattr(args[0], "shape", ())) if args else ()
+        if name in ("roll.default", "copy_.default") and len(shape) == 4 and shape[1::2] == (2, 16):
+            self.bytes += 2 * args[0].nbytes
+        return func(*args, **(kwargs or {}))

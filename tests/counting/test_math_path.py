@@ -1,0 +1,197 @@
+"""What torch's math kernel moves and holds, counted by hand and recorded from its own operators and allocations.
+
+`_scaled_dot_product_attention_math` is one composite of plain operators, the same on a CPU and on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from machines import HOST
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.peak_memory import predicted_peak_bytes
+from profiler.counting.walk import walk
+from profiler.engines.transformers import EagerEngine
+from profiler.facts.operators import Cause
+from profiler.facts.step import ExecutionPath, Heads, Step
+from profiler.quant.storage import model_storage_bytes
+
+pytestmark = pytest.mark.cpu
+
+BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32
+HALVES = (torch.float16, torch.bfloat16)
+_SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
+
+
+def core_of(dtype: torch.dtype, kv_heads: int = KV_HEADS) -> AttentionCore:
+    return AttentionCore("core", "attention", 1, dtype, HEADS, kv_heads, WIDTH, WIDTH, dtype.itemsize)
+
+
+def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:
+    """A token is masked on a static cache; a prompt after a cache is masked on any."""
+    heads = {core.qk_dim: handed}
+    path = ExecutionPath(kernel="math", masked_kernel="math", heads=heads, masked_heads=heads)
+    return replace(path, cache="static", static_cache_len=static_slots) if static_slots else path
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that each operator reads (every tensor once) and writes; views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _SAFE_SOFTMAX:  # a composite that torch does not take apart for a mode
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        out = func(*args, **kwargs)
+        read = {(t.data_ptr(), t.shape): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        held = {t.untyped_storage().data_ptr() for t in read.values()}
+        is_view = not func._schema.is_mutable and all(t.untyped_storage().data_ptr() in held for t in written)
+        if not is_view:
+            self.bytes += sum(map(distinct_bytes, [*read.values(), *written]))
+        return out
+
+
+def distinct_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor whose expanded dimensions are stored once."""
+    count = tensor.itemsize
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else 1
+    return count
+
+
+def attention(
+    dtype: torch.dtype, query: int, keys: int, *, masked: bool, handed: Heads
+) -> tuple[AttentionCore, Callable[[], torch.Tensor]]:
+    """A core, and the call of the kernel that transformers makes for it."""
+    core = core_of(dtype)
+    groups = HEADS // KV_HEADS
+    heads, kv_heads, rows = HEADS, KV_HEADS, query
+    if handed == "packed":
+        heads, rows = KV_HEADS, groups
+    if handed == "repeated":
+        kv_heads = HEADS
+    q = torch.randn(BATCH, heads, rows, WIDTH, dtype=dtype)
+    k, v = (torch.randn(BATCH, kv_heads, keys, WIDTH, dtype=dtype) for _ in range(2))
+    mask = torch.ones(BATCH, 1, query, keys, dtype=torch.bool) if masked else None
+
+    def call() -> torch.Tensor:
+        causal = query > 1 and not masked
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=handed == "grouped")
+
+    return core, call
+
+
+SITUATIONS = pytest.mark.parametrize(
+    ("query", "context", "masked", "handed"),
+    [
+        pytest.param(256, 0, False, "grouped", id="a prompt"),
+        pytest.param(64, 192, True, "repeated", id="a prompt after a cache"),
+        pytest.param(1, 1023, False, "grouped", id="a token"),
+        pytest.param(1, 1023, True, "packed", id="a token on a static cache"),
+        pytest.param(1, 1023, True, "repeated", id="the same up to transformers 5.17"),
+    ],
+)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@SITUATIONS
+def test_traffic_is_that_of_the_recorded_operators(
+    dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
+) -> None:
+    keys = context + query
+    core, call = attention(dtype, query, keys, masked=masked, handed=handed)
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), Traffic() as recorded:
+        call()
+    path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
+    work = core.each(Step(BATCH, query, context), path)
+    operands = work.activation_bytes + BATCH * keys * core.cached_elements * dtype.itemsize
+    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
+    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them out before the call
+        before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
+        avoidable -= 2 * before
+        operands += before - BATCH * keys * core.cached_elements * dtype.itemsize
+    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
+
+
+def test_a_token_over_grouped_heads_is_counted_in_float32_copies() -> None:
+    """Float16, four query heads a KV head: K and V are copied to float32 (4 bytes written), repeated (4 read, 16
+    written), K is scaled (16 and 16), and the products read both (16): 72 bytes for a K and 40 for a V, beside 2 + 2 to
+    read the cache. A score takes 36 bytes, and none is masked."""
+    core = core_of(torch.float16)
+    work = core.each(Step(1, 1, 1023), math_path(core, "grouped"))
+    numbers, scores = 1024 * KV_HEADS * WIDTH, 1024 * HEADS
+    of_q_and_result = HEADS * WIDTH * (16 + 8)
+    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
+    k_bytes, v_bytes = 4 + 4 + 16 + 16 + 16 + 16, 4 + 4 + 16 + 16
+    assert avoidable == numbers * (k_bytes + v_bytes) + scores * 36 + of_q_and_result
+
+
+def most_allocated(call: Callable[[], object]) -> int:
+    """Most bytes that `call` held at once beyond what was there before, by torch's own allocator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@SITUATIONS
+def test_scratch_memory_is_what_the_allocator_gave(
+    dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
+) -> None:
+    keys = context + query
+    core, call = attention(dtype, query, keys, masked=masked, handed=handed)
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        call()
+        given = most_allocated(call)
+    if handed == "repeated":
+        given += BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
+    path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
+    assert float(core.scratch_bytes(Step(BATCH, query, context), path)) == pytest.approx(given, rel=0.03)
+
+
+@pytest.mark.parametrize("kernel", ["math", "flash", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("prompt", [64, 512])
+def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: torch.dtype, prompt: int) -> None:
+    """TinyLlama's shape, a quarter as wide and with two layers; at 512 tokens its scores are most of its peak."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=2,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=1000,
+        attn_implementation="eager" if kernel == "eager" else "sdpa",
+    )
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    work = walk(model)
+    engine = EagerEngine(model, HOST)
+    ids = torch.zeros(2, prompt, dtype=torch.long)
+    forced = SDPBackend.MATH if kernel == "math" else SDPBackend.FLASH_ATTENTION
+    with sdpa_kernel(forced), torch.no_grad():
+        engine.prefill(ids, prompt)
+        given = most_allocated(lambda: engine.prefill(ids, prompt))
+    path = ExecutionPath(attention="eager") if kernel == "eager" else ExecutionPath(kernel=kernel, masked_kernel=kernel)
+    predicted = predicted_peak_bytes(work, model_storage_bytes(model), 2, prompt, 0, path) - model_storage_bytes(model)
+    assert float(predicted) == pytest.approx(given, rel=0.1)

@@ -1,0 +1,143 @@
+"""Mistral-7B by hand: every figure is arithmetic on its published shape, not the counter's own output.
+
+hidden 4096, intermediate 14336, 32 layers, 32 query heads, 8 KV heads of 128, vocabulary 32000, untied.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from profiler.counting.operators import ModelWork
+from profiler.counting.walk import walk
+from profiler.facts.step import ExecutionPath, Step
+from profiler.loading.config import load_config
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.source import resolve
+from profiler.quant.formats import Quant
+
+LAYER_LINEARS = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
+HEAD = 32000 * 4096
+NORMS = (2 * 32 + 1) * 4096
+
+
+def count(name: str, quant: Quant = "none", dtype: torch.dtype = torch.bfloat16) -> ModelWork:
+    return walk(build_on_meta(load_config(resolve(name)), dtype, quant))
+
+
+@pytest.fixture(scope="module")
+def mistral() -> ModelWork:
+    return count("mistral-7b-v0.1")
+
+
+def test_everything_is_understood(mistral: ModelWork) -> None:
+    assert LAYER_LINEARS == 218_103_808
+    assert mistral.params == 7_241_732_096 == 32 * LAYER_LINEARS + 2 * HEAD + NORMS
+    assert mistral.coverage == 1.0
+    assert mistral.unknown == ()
+
+
+def test_prefill_of_512(mistral: ModelWork) -> None:
+    step = Step(1, 512, 0)
+    causal = 4 * 32 * 128 * (512 * 513 // 2) * 32
+    linears = 2 * 512 * 32 * LAYER_LINEARS
+    assert mistral.work(step).model_flops == 7_215_941_419_008 == linears + causal + 2 * HEAD
+    full_square = ExecutionPath(kernel="math")
+    assert mistral.work(step, full_square).executed_flops == 7_284_526_678_016
+    all_logits = ExecutionPath(kernel="math", all_logits=True)
+    assert mistral.work(step, all_logits).executed_flops == 7_418_482_262_016
+
+
+def test_decode_at_512(mistral: ModelWork) -> None:
+    work = mistral.work(Step(1, 1, 512))
+    assert work.model_flops == 14_489_747_456
+    assert work.weight_bytes == 14_221_320_192 == 2 * (32 * LAYER_LINEARS + HEAD + NORMS)
+    assert work.kv_read_bytes == 512 * 131_072
+    assert work.kv_write_bytes == 131_072
+    assert work.embedding_bytes == 4096 * 2
+    assert work.logits_bytes == 32000 * 2
+    assert work.model_bytes == 14_288_632_320
+    assert float(work.intensity) == pytest.approx(1.014, abs=5e-4)
+
+
+def test_decode_in_nf4() -> None:
+    nf4 = count("mistral-7b-v0.1", "nf4")
+    assert nf4.params == 7_241_732_096
+    assert float(nf4.work(Step(1, 1, 512)).intensity) == pytest.approx(3.40, abs=0.01)
+
+
+def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
+    """Traced with every aten kernel reading its inputs and writing its outputs once (fake tensors, sdpa)."""
+    assert mistral.work(Step(1, 512, 0)).executed_bytes == pytest.approx(27.15e9, rel=0.01)
+    assert mistral.work(Step(1, 1, 512)).executed_bytes == pytest.approx(14.448e9, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("path", "multiple"),
+    [
+        (ExecutionPath(), 3.0),
+        (ExecutionPath(attention="eager"), 11.0),
+        (ExecutionPath(cache="static", static_cache_len=1024), 1024 / 513),
+    ],
+    ids=["sdpa, dynamic", "eager, dynamic", "sdpa, static"],
+)
+def test_kv_traffic_as_a_multiple_of_the_minimum(mistral: ModelWork, path: ExecutionPath, multiple: float) -> None:
+    work = mistral.work(Step(1, 1, 512), path)
+    minimum = work.kv_read_bytes + work.kv_write_bytes
+    kv_causes = {"cache copies", "repeat_kv copies", "unfilled cache slots"}
+    extra = sum(value for cause, value in work.avoidable_bytes.items() if cause in kv_causes)
+    assert (minimum + extra) / minimum == pytest.approx(multiple, rel=0.005)
+
+
+def test_window_caps_attention(mistral: ModelWork) -> None:
+    far = mistral.work(Step(1, 1, 20_000))
+    at_window = mistral.work(Step(1, 1, 4095))
+    assert far.model_flops == at_window.model_flops
+    assert far.kv_read_bytes == at_window.kv_read_bytes == 4095 * 131_072
+
+
+@pytest.mark.parametrize(
+    ("name", "token_bytes"),
+    [
+        ("llama-2-7b", 524_288),
+        ("llama-3.1-8b", 131_072),
+        ("mistral-7b-v0.1", 131_072),
+        ("llama-3.1-70b", 327_680),
+        ("deepseek-v2-lite", (512 + 64) * 27 * 2),
+    ],
+)
+def test_kv_bytes_a_token(name: str, token_bytes: int) -> None:
+    assert count(name).work(Step(1, 1, 100)).kv_write_bytes == token_bytes
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32])
+def test_dense_decode_intensity_is_the_batch_size(batch: int) -> None:
+    assert float(count("llama-2-7b").work(Step(batch, 1, 1)).intensity) == pytest.approx(batch, rel=0.02)
+
+
+def test_a_grid_of_100_000_cells_in_under_a_second(mistral: ModelWork) -> None:
+    rng = np.random.default_rng(0)
+    cells = Step(rng.integers(1, 64, 100_000), np.ones(100_000, int), rng.integers(0, 30_000, 100_000))
+    start = time.perf_counter()
+    work = mistral.work(cells)
+    assert time.perf_counter() - start < 1.0
+    assert work.model_flops.shape == (100_000,)
+    first = Step(int(cells.batch[0]), 1, int(cells.context[0]))
+    assert mistral.work(first).model_flops == work.model_flops[0]
+
+
+def test_counting_a_cell_takes_under_5_ms(mistral: ModelWork) -> None:
+    start = time.perf_counter()
+    for _ in range(20):
+        mistral.work(Step(1, 1, 512))
+    assert (time.perf_counter() - start) / 20 < 5e-3
+
+
+def test_bad_steps() -> None:
+    with pytest.raises(ValueError, match="context"):
+        Step(1, 1, -1)
+    with pytest.raises(ValueError, match="batch"):
+        Step(0, 1, 1)

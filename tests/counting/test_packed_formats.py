@@ -1,0 +1,311 @@
+"""Formats that other libraries write, made by those very libraries."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from profiler.counting.operators import Experts, Linear
+from profiler.counting.walk import walk
+from profiler.device.memory import storage_bytes
+from profiler.errors import ModelError
+from profiler.facts.step import Step
+from profiler.loading.config import load_config
+from profiler.loading.device_map import planned_weight_bytes
+from profiler.loading.load import load
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.quant.storage import stored
+
+W4A16 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
+        }
+    },
+}
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4, vocab_size=128
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def compressed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A W4A16 checkpoint, compressed and saved by compressed-tensors."""
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
+    model = llama()
+    apply_quantization_config(model, QuantizationConfig.model_validate(copy.deepcopy(W4A16)))
+    for module in model.modules():
+        if hasattr(module, "weight_scale"):
+            groups = module.weight.reshape(module.weight.shape[0], -1, 128)
+            module.weight_scale.data = (groups.float().abs().amax(-1) / 7.5).to(module.weight_scale.dtype)
+    compressor = compressors.ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
+    compressor.compress_model(model)
+    weight = stored(model.model.layers[0].self_attn.q_proj)
+    # 4 bits a weight, a bfloat16 scale a group of 128, and the two int64 of its shape.
+    assert weight.weight_bytes == 256 * 256 // 2 + 256 * 2 * 2 + 2 * 8
+    assert weight.format == "packed"
+    folder = tmp_path_factory.mktemp("models") / "w4a16"
+    model.save_pretrained(folder)
+    compressor.update_config(str(folder))
+    return folder
+
+
+def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> None:
+    """transformers unpacks them in the first forward pass: the decode step then reads 16 bits a weight, not 4."""
+    source = resolve(str(compressed_folder))
+    config = load_config(source)
+    planned = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16)).work(Step(1, 1, 8)).weight_bytes
+    loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="checkpoint"), config)
+    work = walk(loaded.module)
+    linears = [op for op in work.operators if isinstance(op, Linear) and op.group != "lm_head"]
+    assert all(op.weight.bits_per_weight == 16 for op in linears)
+    assert loaded.unpacked_from == "compressed-tensors"
+    assert work.work(Step(1, 1, 8)).weight_bytes == planned
+
+
+@pytest.mark.parametrize(("config_name", "scale_bytes"), [("Int8WeightOnlyConfig", 5), ("Float8WeightOnlyConfig", 4)])
+def test_torchao_weight_only(config_name: str, scale_bytes: int) -> None:
+    """8 bits a weight and a float32 scale a row (int8: and a zero point of a byte), to the byte of its storages."""
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16)
+    quantization.quantize_(nn.Sequential(linear), getattr(quantization, config_name)())
+    weight: Any = linear.weight
+    inner = [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]
+    assert stored(linear).weight_bytes == storage_bytes(inner) == 128 * 256 + scale_bytes * 256
+    assert stored(linear).compute_dtype == torch.bfloat16
+    planned = nn.Linear(128, 256, bias=False, dtype=torch.bfloat16, device="meta")
+    quantization.quantize_(nn.Sequential(planned), getattr(quantization, config_name)())
+    assert stored(planned).weight_bytes == stored(linear).weight_bytes
+
+
+def test_torchao_int4_weight_only() -> None:
+    """4 bits a weight, and a bfloat16 scale and zero point a group of 128: 4.25 bits in torchao's CPU layout."""
+    prototype = pytest.importorskip("torchao.prototype.quantization.int4")
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = nn.Linear(256, 128, bias=False, dtype=torch.bfloat16)
+    quantization.quantize_(nn.Sequential(linear), prototype.PrototypeInt4WeightOnlyConfig(group_size=128))
+    assert stored(linear).bits_per_weight == 4.25
+
+
+def planned(card: str, **quantization: Any) -> Any:
+    config = load_config(resolve(card))
+    config.quantization_config = quantization
+    return build_on_meta(config, torch.bfloat16)
+
+
+def stored_bytes(module: nn.Module) -> int:
+    """What a checkpoint holds: all but the rotary tables, which are computed."""
+    return storage_bytes(
+        [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if "inv_freq" not in name)]
+    )
+
+
+@pytest.mark.parametrize(("group_size", "file_gb"), [(64, 4.02), (32, 4.28)])
+def test_gptq_is_planned_to_the_size_of_the_published_files(group_size: int, file_gb: float) -> None:
+    """TheBloke/Llama-2-7B-Chat-GPTQ lists 4.02 GB for 4 bits in groups of 64, and 4.28 GB in groups of 32."""
+    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=group_size, desc_act=True)
+    kept_dense = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
+    assert kept_dense == 2 * 32000 * 4096 * 2
+    assert stored_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005)
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (6_738_415_616, 1.0)
+
+
+def test_awq_keeps_no_group_index() -> None:
+    """4 + 16/128 + 4/128 = 4.15625 bits a weight (arXiv:2306.00978, group size 128); GPTQ adds 32 bits an input."""
+    awq = planned("mistral-7b-v0.1", quant_method="awq", bits=4, group_size=128, zero_point=True, version="gemm")
+    weight = stored(awq.model.layers[0].self_attn.k_proj)
+    assert (weight.format, weight.bits_per_weight) == ("awq", 4.15625)
+    gptq = planned("mistral-7b-v0.1", quant_method="gptq", bits=4, group_size=128)
+    assert stored(gptq.model.layers[0].self_attn.k_proj).bits_per_weight == 4.15625 + 32 / 1024
+
+
+def test_what_a_packed_checkpoint_leaves_dense() -> None:
+    module = planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"])
+    assert module.model.layers[0].mlp.gate.weight.dtype == torch.bfloat16
+    assert stored(module.model.layers[0].self_attn.q_proj).format == "awq"
+    only = planned(
+        "llama-2-7b", quant_method="gptq", bits=4, group_size=-1, modules_in_block_to_quantize=[["mlp.up_proj"]]
+    )
+    layer = only.model.layers[0]
+    assert isinstance(layer.mlp.down_proj, nn.Linear)
+    # One group a column: a scale and a zero point an output, and the group index an input.
+    assert stored(layer.mlp.up_proj).weight_bytes == 4096 * 11008 // 2 + 11008 * 2 + 11008 // 2 + 4096 * 4
+
+
+@pytest.mark.parametrize("quantization", [{"quant_method": "gptq"}, {"quant_method": "awq", "bits": 4}])
+def test_a_packed_checkpoint_without_its_width_is_a_named_error(quantization: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="bits"):
+        planned("smollm2-135m", **quantization)
+
+
+def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
+    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1), at 4.25 bits an expert's weight."""
+    module = planned("gpt-oss-20b", quant_method="mxfp4")
+    assert stored_bytes(module) / 2**30 == pytest.approx(12.8, abs=0.05)
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (20_914_757_184, 1.0)
+    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2880, 5760), (2880, 2880))
+    weights = sum(ins * outs for ins, outs in experts.matrices)
+    biases = 2 * (5760 + 2880)
+    assert (experts.expert_bytes - biases) * 8 / weights == 4.25
+
+
+def test_experts_in_tritons_hands_count_as_the_checkpoint_has_them() -> None:
+    """On a card with triton's kernels transformers takes the blocks out of the parameters once they are loaded."""
+    from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
+
+    as_published = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
+    loaded = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
+    for name, _ in [pair for pair in loaded.named_modules() if pair[0].endswith(".experts")]:
+        with torch.device("meta"):
+            experts = Mxfp4GptOssExperts(loaded.config).to(torch.bfloat16)
+        del experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
+        experts.gate_up_proj = experts.down_proj = object()
+        loaded.set_submodule(name, experts)
+    found, expected = walk(loaded), walk(as_published)
+    assert (found.params, found.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
+    step = Step(1, 1, 512)
+    assert found.work(step).model_bytes == expected.work(step).model_bytes
+    assert found.work(step).model_flops == expected.work(step).model_flops
+
+
+def test_fp8_experts_are_products_of_weights_and_not_of_scales() -> None:
+    """Qwen/Qwen3-30B-A3B-FP8: the FLOPs and parameters of its bf16 kin, 8 bits and a float32 a block of 128 x 128."""
+    fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
+    dense = walk(build_on_meta(load_config(resolve("qwen3-30b-a3b")), torch.bfloat16))
+    step = Step(1, 1, 512)
+    assert (fp8.params, fp8.coverage) == (dense.params, 1.0) == (30_532_122_624, 1.0)
+    assert fp8.work(step).model_flops == dense.work(step).model_flops
+    [experts] = [op for op in fp8.operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2048, 1536), (768, 2048))
+    assert experts.expert_bytes == (2048 * 1536 + 768 * 2048) + 4 * (16 * 12 + 6 * 16)
+
+
+def test_gguf_blocks_that_transformers_kept() -> None:
+    """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads its row's blocks alone."""
+    from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
+
+    config = load_config(resolve("llama-2-7b"))
+    module: Any = build_on_meta(config, torch.float32)
+    dense = walk(module)
+    q8_0 = 8
+    with torch.device("meta"):
+        module.model.embed_tokens = GgufEmbedding(32000, 4096, q8_0)
+        for name, linear in [pair for pair in module.named_modules() if isinstance(pair[1], nn.Linear)]:
+            module.set_submodule(name, GgufLinear(linear.in_features, linear.out_features, q8_0))
+    found = walk(module)
+    assert (found.params, found.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
+    weight = stored(module.lm_head)
+    assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
+    step = Step(1, 1, 0)
+    norms = 65 * 4096 * 4
+    assert found.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
+    assert found.work(step).embedding_bytes == 4096 * 34 // 32
+
+
+def test_packed_integers_in_buffers_are_planned_as_memory() -> None:
+    """Llama-2-7B in GPTQ needs its 4.02 GB of integers and scales, not the 0.5 GB that stays dense."""
+    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=64)
+    assert planned_weight_bytes(module) / 1e9 == pytest.approx(4.02, rel=0.005)
+
+
+def test_mxfp4_for_a_model_without_such_experts_is_a_named_error() -> None:
+    with pytest.raises(ModelError, match="gpt-oss"):
+        planned("smollm2-135m", quant_method="mxfp4")
+
+
+def saved(folder: Path, config: Any, tensors: dict[str, torch.Tensor], quantization: dict[str, Any]) -> Path:
+    """A checkpoint folder as a quantiser leaves it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({**config.to_dict(), "dtype": "bfloat16", "quantization_config": quantization})
+    )
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fp8_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek-V3's FP8: float8 weights with a float32 scale a block of 128 x 128."""
+    model = llama()
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        outs, ins = tensors[name].shape
+        blocks = tensors[name].float().reshape(outs // 128, 128, ins // 128, 128)
+        scale = blocks.abs().amax((1, 3)) / 448
+        tensors[name] = (blocks / scale[:, None, :, None]).reshape(outs, ins).to(torch.float8_e4m3fn)
+        tensors[name.replace("weight", "weight_scale_inv")] = scale
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    return saved(tmp_path_factory.mktemp("models") / "fp8", model.config, tensors, quantization)
+
+
+@pytest.fixture(scope="module")
+def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gpt-oss of one layer with four experts, their weights in blocks of 32."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=128,
+        layer_types=["full_attention"],
+    )
+    model = GptOssForCausalLM(config).to(torch.bfloat16)
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, ins, outs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (experts, outs, ins // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full((experts, outs, ins // 32), 120, dtype=torch.uint8)
+    return saved(tmp_path_factory.mktemp("models") / "mxfp4", config, tensors, {"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize(("fixture", "method"), [("fp8_folder", "fp8"), ("mxfp4_folder", "mxfp4")])
+def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
+    fixture: str, method: str, request: pytest.FixtureRequest
+) -> None:
+    """Without the kernels that these formats want, transformers unpacks them at loading: 16 bits a weight are read."""
+    if torch.cuda.is_available():
+        pytest.skip("a card may have the kernels")
+    source = resolve(str(request.getfixturevalue(fixture)))
+    config = load_config(source)
+    here = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16, as_run_here=True))
+    as_stored = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16))
+    loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="checkpoint"), config)
+    random = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="random"), config)
+    assert loaded.unpacked_from == method
+    assert random.unpacked_from == method
+    step = Step(1, 1, 8)
+    assert walk(random.module).work(step).weight_bytes == here.work(step).weight_bytes
+    assert walk(loaded.module).work(step).weight_bytes == here.work(step).weight_bytes
+    assert as_stored.work(step).weight_bytes < 0.75 * here.work(step).weight_bytes
+    assert as_stored.coverage == here.coverage == 1

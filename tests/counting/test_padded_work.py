@@ -1,0 +1,52 @@
+"""Padding counted by arithmetic: what each prompt needs alone is model work, the rest is avoidable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from profiler.counting.operators import Linear, padded_work
+from profiler.counting.walk import walk
+from profiler.facts.operators import Cause
+from profiler.facts.step import ExecutionPath, Step, Work
+from profiler.grid.cells import CellKey, Phase
+from profiler.grid.ragged import Ragged, Request
+from profiler.grid.ranges import make_grid
+from profiler.loading.meta_model import build_on_meta
+
+LENS = (64, 128, 64, 128)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
+    """Two of four prompts half as long: model work is that of each alone, and what is executed stays the whole."""
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
+    )
+    model = walk(build_on_meta(config, torch.float32))
+    ragged = Ragged("made", tuple(Request(length, 8) for length in LENS))
+    key = CellKey(phase, make_grid(ragged, [4], 8).cells[0])
+    path = ExecutionPath(masks=True)
+    whole = model.work(Step.of(key), path)
+    found = sum((padded_work(operator, key, ragged.requests, path) for operator in model.operators), Work())
+
+    def alone(length: int) -> Step:
+        return Step(1, length, 0) if phase == "prefill" else Step(1, 1, key.context_len - (128 - length))
+
+    each = [model.work(alone(length), path) for length in LENS]
+    assert found.model_flops == sum(work.model_flops for work in each)
+    assert found.kv_read_bytes + found.kv_write_bytes == sum(work.kv_read_bytes + work.kv_write_bytes for work in each)
+    assert found.weight_bytes == each[0].weight_bytes
+    assert found.executed_flops == whole.executed_flops
+    linears = [padded_work(op, key, ragged.requests, path) for op in model.operators if _of_all_tokens(op)]
+    share = sum(w.avoidable_flops[Cause.PADDING] for w in linears) / sum(w.executed_flops for w in linears)
+    # A linear sees every position of a prompt, a quarter of which is padding; a step sees one token of each.
+    assert share == (0.25 if phase == "prefill" else 0)
+    if phase == "decode":
+        # 128 + 4 cached positions a row, of which 64 are padding in two rows of four: keys and values of 2 layers.
+        assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
+
+
+def _of_all_tokens(operator: object) -> bool:
+    return isinstance(operator, Linear) and operator.rows == "tokens"

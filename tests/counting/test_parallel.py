@@ -1,0 +1,114 @@
+"""One rank's share, counted from the plan, against transformers' own sharding and against arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sharded
+import torch
+from transformers import LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from profiler.counting.count import count
+from profiler.counting.tensor_parallel import chunk_length, walk_rank
+from profiler.errors import RequestError
+from profiler.loading.meta_model import build_on_meta, quiet_libraries
+
+# At least one for every style of a plan that some causal LM has.
+TYPES = (
+    "gemma2", "gpt_neox", "olmo2", "qwen3_moe", "llama4_text", "glm4_moe_lite", "mimo_v2_flash",
+)  # fmt: skip
+
+ROTARY_BYTES = 2 * 64 * 4
+"""Buffers: the frequencies of a head of 128, as scaled and as they were."""
+
+
+@pytest.mark.slow
+def test_every_style_of_a_plan_as_transformers_cuts_it() -> None:
+    """Weights, KV cache and every message of a prefill, to the byte."""
+    with sharded.group(2) as mesh:
+        wrong = {name: score for name in TYPES if (score := sharded.score(name, mesh)) != ("equal", "")}
+    assert wrong == {}
+
+
+def test_all_types_were_held_against_it() -> None:
+    table = sharded.read_table()
+    assert set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) <= set(table), "a new type: run tests/counting/sharded.py"
+    assert "differs" not in table.values()
+    assert sum(result == "equal" for result in table.values()) >= 98
+
+
+@pytest.mark.parametrize(("ranks", "rank"), [(3, 0), (3, 2), (4, 3)])
+def test_what_does_not_divide_is_cut_as_dtensors_are(ranks: int, rank: int) -> None:
+    config = LlamaConfig(
+        hidden_size=48, intermediate_size=70, num_attention_heads=12, num_key_value_heads=12, num_hidden_layers=2,
+        vocab_size=101,
+    )  # fmt: skip
+    with sharded.group(ranks, rank) as mesh:
+        theirs = sharded.sharded(config, mesh)
+    mine = sharded.counted(config, ranks, rank)
+    assert (mine.weight_bytes, mine.cache_bytes) == (theirs.weight_bytes, theirs.cache_bytes)
+
+
+@pytest.mark.parametrize(("length", "pieces"), [(10, 3), (101, 4), (2, 4), (8, 8)])
+def test_pieces_are_those_of_torch_chunk(length: int, pieces: int) -> None:
+    theirs = [len(part) for part in torch.arange(length).chunk(pieces)]
+    mine = [chunk_length(length, pieces, piece) for piece in range(pieces)]
+    assert mine == theirs + [0] * (pieces - len(theirs))
+
+
+def test_llama_sends_two_sums_a_layer() -> None:
+    """Megatron-LM (arXiv:1909.08053, section 3): two all-reduces a layer in a forward pass, each [tokens, hidden]."""
+    counted = count("llama-3.1-8b", batch=4, prompt=512, tp=2)
+    assert counted.share is not None
+    sums = {item.name: (item.count, item.bytes) for item in counted.share.collectives}
+    assert sums["model.layers.*.self_attn.o_proj.all_reduce"] == (32, 4 * 4096 * 2)
+    assert sums["model.layers.*.mlp.down_proj.all_reduce"] == (32, 4 * 4096 * 2)
+    norms = (2 * 32 + 1) * 4096
+    assert counted.share.weight_bytes == 2 * ((8_030_261_248 - norms) // 2 + norms) + ROTARY_BYTES
+    assert counted.share.cache_bytes == 4 * 513 * 32 * 2 * 4 * 128 * 2  # 4 of 8 KV heads
+    whole = count("llama-3.1-8b", batch=4, prompt=512)
+    assert 2 * counted.work.model_flops == whole.work.model_flops
+
+
+def test_kv_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
+    share = count("llama-3.1-8b", prompt=512, tp=16).share
+    assert share is not None
+    assert share.replicated_kv_heads == 8
+    assert share.cache_bytes == 513 * 32 * 2 * 1 * 128 * 2  # one head of 8, on two ranks each
+    kv_projections = 32 * 2 * 128 * 4096
+    others = (8_030_261_248 - (2 * 32 + 1) * 4096 - 8 * kv_projections) // 16
+    assert share.weight_bytes == 2 * (others + kv_projections + (2 * 32 + 1) * 4096) + ROTARY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"model": "llama-3.1-8b", "tp": 3}, "32 query heads and 8 KV heads do not divide by 3; use --tp 2, 4, 8"),
+        ({"model": "gpt2", "tp": 2}, "no tensor parallel plan for 'gpt2'"),
+        ({"model": "llama-3.1-8b", "tp": 2, "quant": "nf4"}, "nf4 are packed"),
+        ({"model": "gpt-oss-20b", "tp": 2}, "quantised"),
+        ({"model": "llama-3.1-8b", "tp": 0}, "give 2 or more ranks"),
+        ({"model": "llama-3.1-8b", "tp": 2, "second_opinion": True}, "counts the whole model"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_one_line(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        count(**asked)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_ranks_together_are_the_model() -> None:
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
+        vocab_size=128,
+    )  # fmt: skip
+
+    def flops(ranks: int, rank: int) -> int:
+        with quiet_libraries():
+            work = walk_rank(build_on_meta(config, torch.bfloat16), ranks, rank)
+        return int(work.work(sharded.Step(2, 8, 0)).model_flops)
+
+    assert len({flops(4, rank) for rank in range(4)}) == 1
+    assert 4 * flops(4, 0) == 2 * flops(2, 0)

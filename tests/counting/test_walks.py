@@ -1,0 +1,123 @@
+"""What was walked once is read again, and never where anything that it follows from has changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler.counting import cache as walks
+from profiler.counting.operators import ModelWork
+from profiler.counting.preset_counts import Counted
+from profiler.errors import RequestError
+from profiler.facts.step import Step
+from profiler.loading.source import Source, load_card, resolve
+
+STEP = Step(2, 1, 100)
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Source, str, str]]:
+    """What was really walked, in an empty cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found: list[tuple[Source, str, str]] = []
+    walk = walks._walked
+
+    def noted(source: Source, dtype: str, quant: str, *more: Any) -> Counted:
+        found.append((source, dtype, quant))
+        return walk(source, dtype, quant, *more)
+
+    monkeypatch.setattr(walks, "_walked", noted)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    _write(path)
+    return path
+
+
+def _write(folder: Path, **changed: object) -> None:
+    config = {**load_card("smollm2-135m").config, **changed}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def work_of(model: str | Path, dtype: str = "auto", quant: str = "none") -> ModelWork:
+    return walks.known_model(resolve(str(model)), dtype, quant).work
+
+
+def test_a_folder_is_walked_once(folder: Path, walked: list[object]) -> None:
+    first, again = work_of(folder), work_of(folder)
+    assert len(walked) == 1
+    assert first.work(STEP) == again.work(STEP) == work_of("smollm2-135m").work(STEP)
+
+
+def test_the_bytes_of_the_weights_are_kept_with_it(folder: Path, walked: list[object]) -> None:
+    """134,515,008 parameters of 2 bytes, and the 32 frequencies of its positions twice, in float32."""
+    first, again = (walks.known_model(resolve(str(folder))) for _ in range(2))
+    assert first.weight_bytes == again.weight_bytes == 2 * 134_515_008 + 2 * 32 * 4
+    assert len(walked) == 1
+
+
+def test_another_dtype_or_format_is_another_walk(folder: Path, walked: list[object]) -> None:
+    """float32 has twice the bytes of bfloat16, nf4 a little over a quarter but for the head."""
+    wide, plain, narrow = (work_of(folder, *asked) for asked in (("float32",), ("auto",), ("auto", "nf4")))
+    assert len(walked) == 3
+    assert wide.work(STEP).weight_bytes == 2 * plain.work(STEP).weight_bytes
+    assert narrow.work(STEP).weight_bytes < plain.work(STEP).weight_bytes / 2
+
+
+def test_a_config_that_changed_is_walked_again(folder: Path, walked: list[object]) -> None:
+    """Half the layers have half the cache."""
+    before = work_of(folder).work(STEP).kv_read_bytes
+    _write(folder, num_hidden_layers=15)
+    assert work_of(folder).work(STEP).kv_read_bytes == before / 2
+    assert len(walked) == 2
+
+
+@pytest.mark.parametrize("name", ["_versions", "_rules"])
+def test_other_libraries_or_rules_walk_again(
+    folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    work_of(folder)
+    monkeypatch.setattr(walks, name, {"_versions": lambda: {"torch": "0"}, "_rules": lambda: "other"}[name])
+    work_of(folder)
+    assert len(walked) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"operators": [{"kind": "Os"}]}', '{"operators": 3}', '{"operators": []}']
+)
+def test_what_cannot_be_read_is_walked_again(folder: Path, walked: list[object], content: str, tmp_path: Path) -> None:
+    work_of(folder)
+    [kept] = (tmp_path / "cache" / "roofscope" / "walks").iterdir()
+    kept.write_text(content)
+    work_of(folder)
+    assert len(walked) == 2
+    work_of(folder)
+    assert len(walked) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_none(
+    folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert work_of(folder).work(STEP) == work_of(folder).work(STEP)
+    assert len(walked) == 2
+
+
+def test_a_refusal_is_not_kept(folder: Path, walked: list[object]) -> None:
+    for _ in range(2):
+        with pytest.raises(RequestError, match="--quant 'q4' is unknown"):
+            work_of(folder, "auto", "q4")
+    assert len(walked) == 2
+
+
+def test_a_gguf_file_is_walked_once(gguf_file: Path, walked: list[object]) -> None:
+    assert work_of(gguf_file).work(STEP) == work_of(gguf_file).work(STEP)
+    assert len(walked) == 1

@@ -1,0 +1,191 @@
+"""Datasheet peaks against arithmetic, and cards found by what their drivers call them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from profiler.data.datasheets import Datasheet, find, gpu_called, gpus
+from profiler.errors import RequestError
+
+GIB = 2**30
+MIB = 2**20
+SHEETS = {gpu.gpu: gpu for gpu in gpus()}
+
+
+def test_each_row_has_a_name_of_its_own_and_its_driver_and_its_source() -> None:
+    assert len(SHEETS) == len(gpus())
+    for gpu in gpus():
+        assert all(name.strip() for name in gpu.nvml_name.split("|")), gpu.gpu
+        assert gpu.source, gpu.gpu
+
+
+@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.gpu)
+def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
+    """SMs x dense FLOPs a clock x rated clock, within 2 %; a 2:4-sparse figure would be twice that."""
+    dense = gpu.sm_count * gpu.fp16_flops_per_clock_per_sm * gpu.rated_clock_hz
+    assert gpu.peak_fp16_flops_per_s == pytest.approx(dense, rel=0.02)
+    if gpu.peak_bf16_flops_per_s:
+        assert gpu.peak_bf16_flops_per_s == gpu.peak_fp16_flops_per_s
+    if gpu.peak_fp8_flops_per_s:
+        assert gpu.peak_fp8_flops_per_s == pytest.approx(2 * gpu.peak_fp16_flops_per_s, rel=0.02)
+    if gpu.peak_tf32_flops_per_s:
+        assert gpu.peak_tf32_flops_per_s == pytest.approx(gpu.peak_fp16_flops_per_s / 2, rel=0.02)
+
+
+# Results a clock and SM in float32 and float64 (CUDA C++ programming guide, "Arithmetic Instructions"; AMD's CDNA
+# whitepapers, from the third on counting packed float32).
+CORES = {
+    "5.2": (128, 4),
+    "6.0": (64, 32),
+    "6.1": (128, 4),
+    "7.0": (64, 32),
+    "7.5": (64, 2),
+    "8.0": (64, 32),
+    "8.6": (128, 2),
+    "8.7": (128, 2),
+    "8.9": (128, 2),
+    "9.0": (128, 64),
+    "10.0": (128, 64),
+    "10.3": (128, 2),
+    "11.0": (128, 2),
+    "12.0": (128, 2),
+    "12.1": (128, 2),
+    "gfx90a": (64, 64),
+    "gfx942": (128, 64),
+    "gfx950": (128, 64),
+}
+# Sold with float64 cut to about 1 TFLOP/s.
+FLOAT64_CUT = {"H800 SXM", "H800 PCIe", "H20", "H20-3e"}
+# Integer units cut (GB300, B300), at the 16-bit rate (CDNA 2), or on ordinary cores alone (dp4a of Volta).
+INT8_APART = {"7.0", "10.3", "gfx90a"}
+
+
+def is_geforce(gpu: Datasheet) -> bool:
+    """A card whose matrix units run at half rate when they accumulate 16-bit products in float32, but not int8 ones."""
+    return re.fullmatch(r"RTX [2-5]0\d0( Ti| SUPER| D| \d+GB)*", gpu.gpu) is not None
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.compute_capability in CORES], ids=lambda gpu: gpu.gpu)
+def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
+    """A multiply-add a core and clock. From Hopper on, ordinary cores are rated up to 20 % above the matrix units."""
+    fp32, fp64 = (2 * cores * gpu.sm_count * gpu.rated_clock_hz for cores in CORES[gpu.compute_capability])
+    faster = 1.2 if gpu.compute_capability in ("9.0", "10.0", "10.3") else 1.04
+    assert 0.98 < (gpu.peak_fp32_flops_per_s or 0) / fp32 < faster
+    if gpu.peak_fp64_flops_per_s and gpu.gpu not in FLOAT64_CUT:
+        assert 0.98 < gpu.peak_fp64_flops_per_s / fp64 < faster
+    if gpu.peak_int8_ops_per_s and gpu.compute_capability not in INT8_APART:
+        times = 4 if is_geforce(gpu) else 2
+        assert gpu.peak_int8_ops_per_s == pytest.approx(times * gpu.peak_fp16_flops_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.peak_fp4_flops_per_s], ids=lambda gpu: gpu.gpu)
+def test_four_bit_products_run_at_four_times_the_sixteen_bit_rate(gpu: Datasheet) -> None:
+    """Six and a bit on the 300s, whose float4 units were widened; eight on GeForce, where 16-bit products run at half
+    rate."""
+    times = 8 if is_geforce(gpu) else 6.1 if gpu.compute_capability == "10.3" else 4
+    assert gpu.peak_fp4_flops_per_s == pytest.approx(times * (gpu.peak_fp16_flops_per_s or 0), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "ridge"),
+    [
+        ("H100 SXM", "float16", 295.3),
+        ("H200 SXM", "bfloat16", 206.1),
+        ("A100 80GB SXM", "bfloat16", 153.0),
+        ("T4", "float16", 203.1),
+    ],
+)
+def test_ridges(gpu: str, dtype: str, ridge: float) -> None:
+    assert SHEETS[gpu].ridge_flops_per_byte(dtype) == pytest.approx(ridge, abs=0.1)
+
+
+def test_known_traps() -> None:
+    assert SHEETS["A10G"].peak_fp16_flops_per_s == 70e12  # not the A10's 125
+    assert SHEETS["L4"].bandwidth_bytes_per_s == 300e9
+    assert SHEETS["RTX 4090"].peak_bf16_flops_per_s == 165.2e12  # float32 accumulation, as torch uses
+    assert SHEETS["T4"].peak_flops_per_s("bfloat16") is None
+    # torch accumulates in float32: the rate of the P100's packed halves (18.7 and 21.2 TFLOP/s) is out of its reach
+    assert SHEETS["P100 PCIe 16GB"].peak_fp16_flops_per_s == 9.3e12
+    assert SHEETS["P100 SXM2 16GB"].peak_fp16_flops_per_s == 10.6e12
+    assert SHEETS["RTX PRO 6000 Blackwell Server"].bandwidth_bytes_per_s == 1597e9
+    assert (SHEETS["GB200"].sm_count, SHEETS["GB300"].sm_count, SHEETS["B300 SXM"].sm_count) == (152, 152, 148)
+    assert SHEETS["MI250X (one die)"].memory_bytes == 64 * GIB
+    assert max(gpu.peak_fp16_flops_per_s or 0 for gpu in gpus() if "H100" in gpu.gpu) == 989.4e12
+
+
+with Path(__file__).with_name("device_names.csv").open(encoding="utf-8", newline="") as file:
+    REPORTED = list(csv.DictReader(file))
+"""Names that drivers really gave, each with the memory reported beside it, the row that is right, and its source.
+No row is right for a slice of a card, a rework of it, a laptop part, or a card whose sheet was not found."""
+
+
+@pytest.mark.parametrize("row", REPORTED, ids=lambda row: f"{row['reported_name']} {row['memory_mib']}")
+def test_every_name_that_a_driver_gave_finds_its_row_or_none(row: dict[str, str]) -> None:
+    if row["memory_mib"]:
+        memories = [int(row["memory_mib"]) * MIB]
+    elif row["gpu"]:
+        memories = [SHEETS[row["gpu"]].memory_bytes]
+    else:  # nothing is right, whatever its memory
+        memories = [gpu.memory_bytes for gpu in gpus()]
+    for memory in memories:
+        found = find(row["reported_name"], memory)
+        assert (found.gpu if found else "") == row["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "expected"),
+    [
+        ("NVIDIA L40S", 44.5, "L40S"),
+        ("NVIDIA L40", 44.5, "L40"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100 80GB SXM"),
+        ("Tesla T4", 14.7, "T4"),
+        ("NVIDIA GeForce RTX 4090", 15.6, None),
+        ("NVIDIA GeForce RTX 3080", 9.8, "RTX 3080"),
+        ("NVIDIA GeForce RTX 3080", 11.8, "RTX 3080 12GB"),
+        ("NVIDIA GeForce RTX 4060 Ti", 7.8, "RTX 4060 Ti 8GB"),
+        ("NVIDIA", 14.7, None),
+        ("Some Other Card", 24.0, None),
+    ],
+)
+def test_find(name: str, memory_gib: float, expected: str | None) -> None:
+    found = find(name, int(memory_gib * GIB))
+    assert (found.gpu if found else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "sm_count", "expected"),
+    [
+        ("AMD Instinct MI250X/MI250", 64, 110, "MI250X (one die)"),
+        ("AMD Instinct MI250X/MI250", 64, 104, "MI250 (one die)"),
+        ("AMD Instinct MI300X", 192, 304, "MI300X"),
+        ("AMD Instinct MI300X", 192, 38, None),  # one of eight partitions (CPX), which sees all the memory
+        ("NVIDIA H100 80GB HBM3", 79.1, 132, "H100 SXM"),
+        ("NVIDIA H100 80GB HBM3", 79.1, 60, None),
+        ("Intel(R) Data Center GPU Max 1550", 64, 448, "Max 1550 (one stack)"),
+        ("Intel(R) Data Center GPU Max 1550", 64, 512, None),  # a fuller part, 340.8 TFLOP/s where the row has 298.2
+    ],
+)
+def test_units_tell_a_slice_from_its_card(name: str, memory_gib: float, sm_count: int, expected: str | None) -> None:
+    found = find(name, int(memory_gib * GIB), sm_count)
+    assert (found.gpu if found else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("thor", "Jetson AGX Thor T5000"), ("T5000", "Jetson AGX Thor T5000"), ("gh200 96", "GH200 96GB"), ("A10", "A10")],
+)
+def test_words_that_one_row_has_name_it(name: str, row: str) -> None:
+    assert gpu_called(name).gpu == row
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("T5", "t4"), ("H1", "h100 sxm"), ("96GB", "gh200 96gb"), ("144", "`roofscope gpus`")]
+)
+def test_a_part_of_a_number_and_a_memory_are_no_names(name: str, near: str) -> None:
+    """T5 is a T4 mistyped rather than a T5000, and 96 GB have other cards, too."""
+    with pytest.raises(RequestError, match=f"no GPU is called '{name}'.*{near}"):
+        gpu_called(name)

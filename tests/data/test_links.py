@@ -1,0 +1,68 @@
+"""A link's two figures: from points of known truth, from published ones, typed in."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from profiler.data import links
+from profiler.data.links import Point, bus_share, fitted, link_called, published_link, published_links
+from profiler.errors import RequestError
+
+KIB = 1 << 10
+SIZES = [KIB << n for n in range(17)]
+
+
+def test_the_formulas_are_those_of_nccl_tests() -> None:
+    """nccl-tests prints algbw and busbw; rows of its log for 8 H100 (aws-samples, links.csv): 16 MiB in 124 us."""
+    point = Point(8, 16 << 20, 124e-6)
+    assert point.alg_bytes_per_s / 1e9 == pytest.approx(135.33, abs=0.05)
+    assert point.bus_bytes_per_s / 1e9 == pytest.approx(236.82, abs=0.05)
+    assert bus_share("all_gather", 8) == 7 / 8
+    assert bus_share("all_reduce", 2) == 1
+
+
+@pytest.mark.parametrize(("alpha_s", "per_s", "ranks"), [(16e-6, 450e9, 8), (500e-6, 2e9, 2), (0.0, 1e9, 4)])
+def test_a_planted_link_is_found(alpha_s: float, per_s: float, ranks: int) -> None:
+    points = [Point(ranks, size, alpha_s + size * bus_share("all_reduce", ranks) / per_s) for size in SIZES]
+    link = fitted("planted", points, "")
+    assert link.alpha_s == pytest.approx(alpha_s, abs=1e-9)
+    assert link.bus_bytes_per_s == pytest.approx(per_s, rel=1e-6)
+
+
+def test_published_rows_carry_their_sources_and_agree_with_their_own_bandwidth() -> None:
+    with Path(links.__file__).with_name("links.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 60
+    for row in rows:
+        assert row["source"].startswith(("github:", "https://")), row
+        if row["time_us"] and row["busbw_gb_per_s"]:
+            point = Point(int(row["gpu_count"]), int(row["message_bytes"]), float(row["time_us"]) * 1e-6)
+            printed = float(row["busbw_gb_per_s"])
+            assert point.bus_bytes_per_s / 1e9 == pytest.approx(printed, rel=0.02, abs=0.011), row
+
+
+def test_named_links_come_near_what_they_were_fitted_to() -> None:
+    """Two figures for a curve: within half of any point, and in the order that their generations have."""
+    for name in published_links():
+        for ranks in (2, 4, 8):
+            link = published_link(name, ranks)
+            for point in link.points:
+                seconds = link.seconds("all_reduce", point.nbytes, point.ranks)
+                assert 0.5 < seconds / point.seconds < 1.6, (name, point)
+    megabyte = {name: published_link(name, 8).seconds("all_reduce", 16 << 20, 8) for name in published_links()}
+    assert megabyte["nvlink4"] < megabyte["pcie5x16"] < megabyte["pcie4x16"]
+
+
+def test_a_link_is_typed_in() -> None:
+    link = link_called("8,20", 4)
+    assert (link.alpha_s, link.bus_bytes_per_s) == (8e-6, 20e9)
+    assert link.seconds("all_reduce", 20_000, 4) == pytest.approx(8e-6 + 1.5e-6)
+
+
+@pytest.mark.parametrize("text", ["nvlnk4", "8", "-1,20", "8,0", "8,nan", "1e400,1", "e,e", ""])
+def test_what_is_no_link_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="--link"):
+        link_called(text, 2)

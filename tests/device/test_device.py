@@ -1,0 +1,89 @@
+"""What a device says of itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from machines import CPU
+
+from profiler.device import device
+from profiler.device.device import describe
+
+MIB = 1 << 20
+
+
+def processor(folder: Path, caches: Iterable[tuple[range, int, str]]) -> None:
+    """A /sys/devices/system/cpu of so many caches, each of (its cores, its index, its size)."""
+    for cores, index, size in caches:
+        for core in cores:
+            cache = folder / f"cpu{core}" / "cache" / f"index{index}"
+            cache.mkdir(parents=True)
+            (cache / "size").write_text(f"{size}\n")
+            (cache / "shared_cpu_list").write_text(f"{cores[0]}-{cores[-1]}\n")
+
+
+@pytest.fixture
+def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ryzen 9 7950X: two dies of eight cores with 32 MiB of L3 each (AMD's product page: 64 MB)."""
+    levels = ((range(core, core + 1), 2, "1024K") for core in range(16))
+    processor(tmp_path, [*levels, (range(8), 3, "32768K"), (range(8, 16), 3, "32768K")])
+    monkeypatch.setattr(device, "_CPUS", tmp_path)
+
+
+def test_the_last_level_caches_of_all_cores_add_up(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(16)), raising=False)
+    assert describe(CPU).last_level_cache_bytes == 64 * MIB
+
+
+def test_a_process_on_one_die_has_its_cache_alone(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {8, 9}, raising=False)
+    assert describe(CPU).last_level_cache_bytes == 32 * MIB
+
+
+def test_a_system_that_does_not_say_is_given_a_usual_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_CPUS", tmp_path)
+    assert describe(CPU).last_level_cache_bytes == 32 * MIB
+
+
+X86 = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 17
+model name\t: AMD EPYC
+stepping\t: 1
+flags\t\t: fpu sse2 avx2 fma avx512f avx512_bf16
+
+processor\t: 1
+cpu family\t: 26
+"""
+ARM = """processor\t: 0
+Features\t: fp asimd sve i8mm bf16
+CPU implementer\t: 0x41
+CPU variant\t: 0x1
+CPU part\t: 0xd40
+CPU revision\t: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "processor", "stepping", "vectors"),
+    [
+        (X86, "AuthenticAMD, family 25, model 17", "1", "avx2 avx512_bf16 avx512f fma"),
+        (ARM, "implementer 0x41, variant 0x1, part 0xd40", "1", "asimd bf16 i8mm sve"),
+        ("", None, None, None),
+    ],
+)
+def test_a_processor_is_told_by_more_than_its_name(
+    told: str,
+    processor: str | None,
+    stepping: str | None,
+    vectors: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+    assert device.processor() == {"processor": processor, "stepping": stepping, "vector_instructions": vectors}

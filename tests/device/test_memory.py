@@ -1,0 +1,61 @@
+"""Memory of the host: what a process has freed is given back."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from machines import HOST
+
+from profiler.device import memory
+
+# Blocks below malloc's threshold for pages of their own (128 KiB, mallopt(3)): the last one keeps the others' place.
+SCRIPT = """
+from machines import HOST
+import psutil
+own = psutil.Process()
+blocks = [bytearray(64 << 10) for _ in range(2000)]
+last = blocks.pop()
+blocks.clear()
+before = own.memory_info().rss
+HOST.release()
+print(before - own.memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_what_malloc_keeps_is_given_back() -> None:
+    """128 MB of freed blocks below one that is used."""
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=path)
+    assert int(done.stdout) > 100e6
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_cached_files_are_no_memory_in_use(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of 64 MiB, 60 of them charged, of which 54 cache a checkpoint that was just read: 58 are left.
+
+    Files as the kernel writes them (admin-guide/cgroup-v2, cgroup-v1/memory); less than any machine here has.
+    """
+    names = ("memory.max", "memory.current", "memory.stat")
+    if version == 1:
+        names = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
+    total = "total_" if version == 1 else ""
+    (tmp_path / "memory").mkdir()
+    stat = f"{total}anon {5 << 20}\n{total}inactive_file {54 << 20}\n{total}active_file {1 << 20}\n"
+    for name, text in zip(names, (f"{64 << 20}\n", f"{60 << 20}\n", stat), strict=True):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert HOST.available_bytes() == 58 << 20
+    (tmp_path / names[2]).unlink()
+    assert HOST.available_bytes() == 4 << 20
+
+
+def test_a_container_without_a_limit_has_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert HOST.available_bytes() > 1 << 26

@@ -1,0 +1,187 @@
+"""Is a second card worth it: forecasts over the number of cards, against arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+
+import pytest
+from machines import HOST
+
+from profiler.errors import RequestError, RunError
+from profiler.forecast import tensor_parallel as cards
+from profiler.forecast.command import Wanted
+from profiler.forecast.render import rank_rows, worse_lines
+from profiler.forecast.tensor_parallel import AskedRanks, RankCell, RankTime, forecast_ranks, parse_ranks
+from profiler.judge.device_health import Measured, healths
+from profiler.report.device import health_lines
+from profiler.report.progress import QuietListener
+from profiler.store.folder import read_document, read_run
+
+EPYC = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
+NF4 = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-nf4"
+TODAY = date(2026, 11, 1)
+MESSAGES = 2 * 30 + 2
+"""Of SmolLM2-135M: two sums a layer, one after the embedding, the logits gathered."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _read_once() -> Iterator[None]:
+    """Reading the run trains its forecast, which is the same in every test; its device is another one than this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cards, "known_of", cache(cards.known_of))
+        patch.setattr(cards, "machine_of", lambda _: "this is another one")
+        yield
+
+
+def cell_of(link: str, batch: int = 1) -> RankCell:
+    wanted = Wanted(batch_sizes=str(batch), prompt_lens="128")
+    answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY, QuietListener())
+    return next(cell for cell in answer.cells if cell.phase == "decode")
+
+
+def test_latency_is_paid_once_a_message_and_nothing_else_changes() -> None:
+    fast, slow = cell_of("0,1e9"), cell_of("1000,1e9")
+    assert fast.times[0] == slow.times[0]
+    assert slow.times[1].latency_s - fast.times[1].latency_s == pytest.approx(MESSAGES * 1e-3, rel=1e-6)
+    # A third of every linear is left, and all of dispatch and of the norms.
+    assert 1.2 < fast.gain(fast.times[1]) < 3
+
+
+def test_bandwidth_is_paid_by_the_formulas_of_nccl_tests() -> None:
+    batch = 8
+    fast, slow = cell_of("0,1e9", batch), cell_of("0,0.5", batch)
+    sums = (2 * 30 + 1) * batch * 576 * 4 * (2 * 2 / 3)
+    gathered = batch * 49152 * 4 * (2 / 3)
+    difference = slow.times[1].latency_s - fast.times[1].latency_s
+    assert difference == pytest.approx((sums + gathered) / 0.5e9, rel=1e-3)
+
+
+def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> None:
+    fast = cell_of("0,1e9")
+    saved_s = fast.times[0].latency_s - fast.times[1].latency_s
+    below, above = 0.8e6 * saved_s / MESSAGES, 1.2e6 * saved_s / MESSAGES
+    assert cell_of(f"{below},1e9").worse_from is None
+    assert cell_of(f"{above},1e9").worse_from == 3
+    assert "from 3 cards on: decode 1 x 128" in worse_lines([cell_of(f"{above},1e9")])[0]
+
+
+def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> None:
+    wanted = Wanted(batch_sizes="1,64", prompt_lens="512")
+    answer, card = forecast_ranks(
+        "llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY, QuietListener()
+    )
+    sentence = answer.sentence(card)
+    assert sentence.startswith("Two H100 SXM over pcie5x16 give ")
+    assert "at batch 1 and" in sentence
+    assert sentence.endswith("at batch 64.")
+    for cell in answer.cells:
+        for time in cell.times:
+            assert time.usd_per_million == pytest.approx(time.ranks * 2.0 / 3600 / time.tokens_per_s * 1e6)
+    assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
+
+
+@pytest.mark.parametrize(
+    ("source", "on", "words"),
+    [
+        (str(EPYC), "", "none was run (this is another one)"),
+        ("smollm2-135m", "epyc-zen4-2-threads", "the card's profile tells of its width"),
+        ("smollm2-135m", "H100 SXM", "by their published figures"),
+    ],
+)
+def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
+    wanted = Wanted(batch_sizes="1", prompt_lens="64")
+    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY, QuietListener())
+    assert words in answer.notes[0]
+
+
+def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
+    wanted = Wanted(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
+    answer, card = forecast_ranks(
+        "llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY, QuietListener()
+    )
+    decode = next(cell for cell in answer.cells if cell.phase == "decode")
+    assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB a card
+    assert decode.base is decode.times[1]
+    assert "room for it" in answer.sentence(card)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (AskedRanks("3", ""), "needs --link"),
+        (AskedRanks("two", "8,20"), "give numbers of cards"),
+        (AskedRanks("1", "8,20"), "give numbers of cards"),
+        (AskedRanks("2", "8,20"), "9 query heads and 3 KV heads do not divide by 2; use --tp 3"),
+        (AskedRanks("3", "nvlink9"), "--link 'nvlink9' is unknown"),
+        (AskedRanks("3", "8,20", -1.0), "--price -1"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY, QuietListener())
+    assert parse_ranks("8,2,2") == (2, 8)
+
+
+def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 query heads in 3 and in 2, asked for on the device of the run: nobody waits 10 s for the first to be told."""
+
+    def replayed(*_: object) -> str:
+        raise AssertionError("replayed")
+
+    monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_narrower", replayed)
+    monkeypatch.setattr("profiler.forecast.tensor_parallel.machine_of", lambda _: HOST)
+    with pytest.raises(RequestError, match="do not divide by 2"):
+        forecast_ranks(str(EPYC), "", Wanted(), AskedRanks("2,3", "8,20"), TODAY, QuietListener())
+
+
+def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be cut; give a run of the model as it is"):
+        forecast_ranks(str(NF4), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+    document = replace(read_document(EPYC), ranks=2)
+    monkeypatch.setattr("profiler.forecast.command.read_document", lambda _: document)
+    with pytest.raises(RunError, match="holds one rank's share of 2: forecast a run on one card, with --tp"):
+        forecast_ranks(str(tmp_path), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+
+
+def test_worse_is_told_among_the_numbers_that_fit() -> None:
+    def time(ranks: int, seconds: float, fits: bool = True) -> RankTime:
+        return RankTime(ranks, seconds, seconds, seconds, 0.0, 1 / seconds, "mixed", fits, None)
+
+    cell = RankCell("decode", 1, 8, 9, (time(1, 9.0, False), time(2, 3.0), time(4, 2.0), time(8, 2.1)))
+    assert cell.base is cell.times[1]
+    assert cell.worse_from == 8
+    assert cell.gain(cell.times[2]) == pytest.approx(1.5)
+
+
+def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
+    run = read_run(EPYC)
+    narrow = [
+        replace(row, latency_low_s=0.99 * row.latency_s, latency_high_s=1.01 * row.latency_s) for row in run.measured
+    ]
+
+    def card(name: str, slower: float, memory: float, width: float = 0.01) -> Measured:
+        rows = [
+            replace(
+                row,
+                latency_s=slower * row.latency_s,
+                latency_low_s=slower * (1 - width) * row.latency_s,
+                latency_high_s=slower * (1 + width) * row.latency_s,
+            )
+            for row in narrow
+        ]
+        return Measured(name, "float32", rows, run.document.ceilings.ceilings.times(memory, 1.0))
+
+    found = healths([card("cuda:0", 1.0, 1.0), card("cuda:1", 1.2, 0.8)])
+    assert [item.ill for item in found] == [False, True]
+    assert health_lines(found) == [
+        "cuda:1 is ill: its steps take 20 % longer; its memory roof lies 20 % below the best."
+    ]
+    noisy = healths([card("cuda:0", 1.0, 1.0, 0.2), card("cuda:1", 1.1, 1.0, 0.2)])
+    assert not any(item.ill for item in noisy)
+    assert "No card is ill" in health_lines(noisy)[0]

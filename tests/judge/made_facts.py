@@ -1,0 +1,67 @@
+"""Facts of one cell, made up of operators whose figures are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from profiler.facts.dispatch import Dispatch
+from profiler.facts.measurements import Replay
+from profiler.facts.operators import OperatorWork
+from profiler.facts.roofs import READ, Ceilings, Roof
+from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
+from profiler.grid.cells import Cell, CellKey, Grid
+
+CELL = Cell(batch_size=1, prompt_len=64, new_tokens=8)
+KEY = CellKey("decode", CELL)
+
+
+def roof(per_s: float) -> Roof:
+    return Roof(per_s, per_s, per_s, 9, "given")
+
+
+def model(**parts: Any) -> ModelFacts:
+    plain: dict[str, Any] = {
+        "id": "made",
+        "kind": "card",
+        "revision": None,
+        "architecture": "LlamaForCausalLM",
+        "params": 1,
+        "dtype": "float16",
+        "quant": "none",
+        "double_quant": False,
+        "compute_dtype": "float16",
+        "weights": "random",
+        "storage_bytes": 1,
+        "load_s": 1.0,
+        "first_call_s": 1.0,
+        "unpacked_from": None,
+        "attention": "sdpa",
+        "offloaded_bytes": {},
+        "placement": None,
+    }
+    return ModelFacts(**{**plain, **parts})
+
+
+def facts(
+    operators: Sequence[OperatorWork],
+    replays: Mapping[str, Replay] | None = None,
+    *,
+    flops_per_s: float,
+    bytes_per_s: float,
+    kind: str = "cuda",
+    host_s: float | None = None,
+    waits: bool = False,
+    **of_model: Any,
+) -> Facts:
+    """One cell's facts on a device of these roofs."""
+    return Facts(
+        model=model(**of_model),
+        device=DeviceFacts(kind, "made", 1, 1, 1, ""),
+        grid=Grid((64,), (1,), 8),
+        ceilings=Ceilings({"float16": roof(flops_per_s)}, {READ: roof(bytes_per_s)}, 1, True),
+        operators={KEY: operators},
+        predicted_peak_bytes={CELL: 1},
+        dispatch={} if host_s is None else {("eager", "decode", 1): Dispatch(host_s, 0.0, waits=waits)},
+        replays={KEY: replays or {}},
+    )

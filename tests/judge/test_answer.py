@@ -1,0 +1,119 @@
+"""What the answer says of cells whose truth is planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_facts import facts, roof
+
+from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.roofs import CurvePoint
+from profiler.facts.run_facts import Facts
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.judge.answer import answer
+from profiler.judge.breakdown import Split
+from profiler.judge.cells import JudgedCell
+from profiler.judge.judge_run import judge_run
+from profiler.judge.levers import Setting
+from profiler.judge.regimes import Flag, Verdict
+
+CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
+KEY = CellKey("decode", CELL)
+SETTING = Setting("card", 1e12, 100e12, weight_bits=4.5, can_graph=True)
+
+
+def visit(engine: str, decode_s: float) -> Visit:
+    return Visit(
+        replace(CELL, engine=engine), round=0, prefill_s=None, decode_s=(decode_s,) * 8, wall_s=2.0, warm_up_s=(),
+        peak_memory_bytes=1, at_unix_s=0.0,
+    )  # fmt: skip
+
+
+def measured(of: Facts, **seconds: float) -> Facts:
+    """Each engine's steps, in four visits of so many seconds each."""
+    cells = {name: replace(CELL, engine=name) for name in seconds}
+    return replace(
+        of,
+        operators={replace(KEY, cell=cell): work for cell in cells.values() for work in of.operators.values()},
+        grid=Grid((), (1,), 8, context_lens=(64,), engines=tuple(seconds)),
+        predicted_peak_bytes=dict.fromkeys(cells.values(), 1),
+        visits={cell: [visit(name, seconds[name])] * 4 for name, cell in cells.items()},
+    )
+
+
+@pytest.mark.parametrize(("attained", "unexplained", "words"), [
+    (0.92, 0.02, "Nothing to gain but a faster device: this step is at 92 % of its roofline"),
+    (0.30, 0.66, "No change is known that saves 5 %: this step is at 30 % of its roofline, and 66 % of it is unexpl"),
+    (0.50, 0.02, "No change is known that saves 5 %: this step is at 50 % of its roofline."),
+])  # fmt: skip
+def test_nothing_to_gain_is_said_near_the_roof_alone(attained: float, unexplained: float, words: str) -> None:
+    weights_s, rest = attained * 1e-2, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
+    parts = Split(
+        latency_s=1e-2, device_s=weights_s, floor_s=weights_s, weights_s=weights_s, unexplained_s=unexplained * 1e-2,
+        **dict.fromkeys(rest, 0.0),
+    )  # fmt: skip
+    verdict = Verdict("memory-bound" if attained > 0.6 else "inconclusive", "high", (), ())
+    cell = JudgedCell(KEY, 100.0, 1e9, attained * 1e12, 1e12, 100e12, parts, verdict)
+    [*_, change] = answer([cell], SETTING)
+    assert change.startswith(words)
+
+
+def test_a_share_is_of_the_roof_that_judged() -> None:
+    """A gigabyte a step at 2 TB/s, of which the caches give 2.5 and memory 1: 80 %, and never 200."""
+    read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
+    of = facts([read], flops_per_s=100e12, bytes_per_s=1e12)
+    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in ((2_000_000_000, 2.5e12), (1 << 34, 1e12)))
+    of = replace(of, ceilings=replace(of.ceilings, curve=curve))
+    [first, *_] = judge_run(measured(of, eager=0.5e-3)).answer
+    assert "memory-bound: 80 % of the 2.50 TB/s that this made really has from its caches" in first
+
+
+def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
+    """90 GFLOP at 100 TFLOP/s and 90 at 50: 2.7 ms at the least, of 3 ms: 90 % of 66.7 TFLOP/s."""
+    products = [OperatorWork(name, "mlp", 1, name, 90e9, 1, 0, 0) for name in ("float16", "int8")]
+    of = facts(products, flops_per_s=100e12, bytes_per_s=1e12)
+    of = replace(of, ceilings=replace(of.ceilings, compute={"float16": roof(100e12), "int8": roof(50e12)}))
+    [first, *_] = judge_run(measured(of, eager=3e-3)).answer
+    assert "compute-bound: 90 % of the 66.7 TFLOP/s" in first
+
+
+def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
+    """31.5 ms on a card of 1 TB/s whose host hides: 1 GB of weights, 10 of KV cache, 20 that eager copies. A graph on a
+    static cache takes 11.5 ms, which are the copies and no host."""
+    cached = OperatorWork("core", "attention", 1, "float16", 1e9, 0, 10_000_000_000, 0)
+    weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
+    copied = replace(cached, avoidable_bytes={Cause.CACHE_COPIES: 20_000_000_000})
+    of = measured(
+        facts([weights, copied], flops_per_s=100e12, bytes_per_s=1e12, host_s=1e-3), eager=31.5e-3, graph=11.5e-3
+    )
+    graph = replace(KEY, cell=replace(CELL, engine="graph"))
+    of = replace(of, operators={KEY: [weights, copied], graph: [weights, cached]}, graph_engines=frozenset({"graph"}))
+    [eager] = [cell for cell in judge_run(of).judged if cell.key == KEY]
+    assert eager.verdict.regime == "memory-bound"
+    assert Flag.HOST not in eager.verdict.flags
+
+
+def test_a_graph_that_saves_more_than_the_twin_told_says_how_much() -> None:
+    weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 2_200_000_000, 0, 0)
+    of = measured(facts([weights], flops_per_s=100e12, bytes_per_s=1e12, host_s=1e-3), eager=10e-3, graph=2.8e-3)
+    of = replace(of, graph_engines=frozenset({"graph"}))
+    [first, *_] = judge_run(of).answer
+    assert "overhead-bound: of 10.0 ms, the same work as one graph saves 7.20 ms" in first
+
+
+def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
+    """Of batches 1, 8 and 64, of which the last takes 60 times as long as the first: 8 gives 5.3 times the tokens/s."""
+    weights, rest = 8e-3, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
+    cells = []
+    for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
+        parts = Split(
+            latency_s=latency_s, device_s=weights, floor_s=weights, weights_s=weights,
+            unexplained_s=latency_s - weights, **dict.fromkeys(rest, 0.0),
+        )  # fmt: skip
+        key = CellKey("decode", replace(CELL, batch_size=batch))
+        verdict = Verdict("memory-bound", "high", (), ())
+        cells.append(JudgedCell(key, batch / latency_s, 1e9, 1e12, 1e12, 100e12, parts, verdict))
+    [*_, change] = answer(cells, SETTING)
+    assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change

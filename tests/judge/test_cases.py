@@ -1,0 +1,87 @@
+"""Cells whose truth is known: each a row with its times in milliseconds at the roofs, its label, and the reason."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from profiler.facts.dispatch import Dispatch
+from profiler.judge.breakdown import Demand, Roofs, of_engine, split
+from profiler.judge.regimes import Flag, Measurement, Verdict, judge
+
+W, P = 1e12, 100e12
+MS = 1e-3
+CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().splitlines()))
+
+
+def verdict(case: dict[str, str]) -> Verdict:
+    """A step made of one operator a term: weights and cache at the memory roof, products at the compute roof.
+
+    What its kernels lose and convert is found by replaying all of them (`replayed` 1) or a part.
+    """
+    ms = {name: float(text) * MS for name, text in case.items() if name.endswith("_ms") and text}
+    times = {name: ms[f"{name}_ms"] for name in ("weights", "kv", "compute")}
+    whole_s = sum(times.values())
+    clock_share = float(case["clock_share"])
+    flops_per_s = P * clock_share  # the roof of a card that runs at a part of its clock
+    covered, lost_s, converted_s = float(case["replayed"]), ms["kernel_ms"], ms["dequantise_ms"]
+    work = {
+        "weights": (0.0, times["weights"] * W, 0.0),
+        "kv": (0.0, 0.0, times["kv"] * W),
+        "compute": (times["compute"] * P, 0.0, 0.0),
+    }
+    demands = []
+    for name, (flops, weight_bytes, kv_bytes) in work.items():
+        share = times[name] / whole_s
+        for part, replayed in ((covered, True), (1 - covered, False)):
+            alone_s = part * times[name] + share * (lost_s + converted_s) if replayed and covered else None
+            converting_s = share * converted_s if replayed else 0.0
+            sizes = (part * flops, part * weight_bytes, part * kv_bytes)
+            demands.append(Demand(name, "mlp", *sizes, flops_per_s, alone_s, dequantise_s=converting_s))
+    overlaps = case["overlaps"] == "1"
+    owns = case["owns"] == "1"
+    roofs = Roofs(W, None if owns else Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
+    latency_s, width = ms["latency_ms"], float(case["half_width"])
+    parts = split(latency_s, demands, ms["avoidable_ms"], roofs)
+    return judge(
+        Measurement(
+            split=of_engine(parts) if owns else parts,
+            model_flops=times["compute"] * P,
+            model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
+            compute_flops_per_s=flops_per_s,
+            roofs=roofs,
+            latency_low_s=latency_s * (1 - width),
+            latency_high_s=latency_s * (1 + width),
+            noise=case["noise"],
+            graph_step_s=ms.get("graph_ms"),
+            clock_share=clock_share,
+            sm_active=float(case["sm_active"]) if case["sm_active"] else None,
+            offloaded=ms["link_ms"] > 0,
+        )
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_the_label_is_the_truth(case: dict[str, str]) -> None:
+    found = verdict(case)
+    assert found.regime == case["expected"], (case["reason"], [(e.signal, round(e.value, 2)) for e in found.evidence])
+
+
+def named(name: str) -> Verdict:
+    return verdict(next(case for case in CASES if case["name"] == name))
+
+
+def test_above_a_roof_beyond_what_it_may_be_off_is_said_with_low_confidence() -> None:
+    near, far = named("at 1.01 of a roof"), named("at 1.70 of a roof")
+    assert Flag.ABOVE_ROOF not in near.flags
+    assert (Flag.ABOVE_ROOF in far.flags, far.confidence) == (True, "low")
+
+
+def test_a_throttled_card_says_so() -> None:
+    assert Flag.THROTTLED in named("H100 prefill at half clock").flags
+
+
+def test_noise_lowers_confidence_and_hides_no_label_that_holds_throughout() -> None:
+    assert named("interval of 12 % that clears the threshold").confidence == "low"

@@ -1,0 +1,115 @@
+"""The runs under runs/reference, each of another machine or precision, judged again by today's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RunError
+from profiler.facts.dispatch import Dispatch
+from profiler.judge.breakdown import TERMS, Roofs, Split
+from profiler.judge.cells import CellResult
+from profiler.judge.judge_run import judge_run
+from profiler.judge.regimes import Measurement, Regime, judge
+from profiler.store.folder import Run, read_document, read_facts, read_gathered, read_run
+
+FOLDERS = sorted(
+    file.parent for file in (Path(__file__).parents[2] / "runs" / "reference").rglob("cells.csv") if file.is_file()
+)
+EXPLAINED = 0.20
+COMPUTE: set[Regime] = {"compute-bound"}
+KERNELS: set[Regime] = {"kernel-bound"}
+EXPERT: dict[str, dict[str, set[Regime]]] = {
+    # Two cores whose float32 products read weights at 12 to 25 GB/s where a stream reaches 80: no roof binds a decode
+    # step, its products do; a prefill is arithmetic.
+    "smollm2-135m-zen5-float32": {"prefill": COMPUTE, "decode": KERNELS},
+    # In bfloat16 its attention and its products are slow in both phases; arithmetic needs a third of a long prefill.
+    "smollm2-135m-zen5-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": KERNELS},
+    # 73 ms a decode step of which dispatch is 18, weights 16 and products lose 33 or more; at batch 8 dispatch rivals.
+    "smollm2-135m-epyc": {"prefill": COMPUTE, "decode": {"kernel-bound", "mixed"}},
+    # 57 ms a decode step of which weights are 17, dispatch 15 and products lose 25; a prefill of 16 tokens is as slow.
+    "smollm2-135m-zen4": {"prefill": {"compute-bound", "kernel-bound"}, "decode": KERNELS},
+    # 17 of 32 ms a decode step are bytes and 10 dispatch; at batch 8 float32 products lose 27 of 63 ms, as on the EPYC.
+    # A prefill of 64 tokens has dispatch, bytes and arithmetic alike.
+    "smollm2-135m-xeon-float32": {
+        "prefill": {"compute-bound", "mixed"},
+        "decode": {"memory-bound", "kernel-bound", "mixed"},
+    },
+    "smollm2-135m-xeon": {
+        "prefill": {"compute-bound", "kernel-bound", "mixed"},
+        "decode": {"memory-bound", "mixed"},
+    },
+    # AMX makes arithmetic so fast (2.8 TFLOP/s) that products of few rows, copies and dispatch share every step.
+    "smollm2-135m-xeon-bfloat16": {"prefill": {"kernel-bound", "mixed"}, "decode": {"kernel-bound", "mixed"}},
+    # 21 of 29 ms are bytes and dispatch at batch 1; from batch 4 on products fall behind.
+    "smollm2-135m-2-cores": {"prefill": COMPUTE, "decode": {"memory-bound", "kernel-bound", "mixed"}},
+}
+"""What somebody who knows these machines would sign."""
+
+
+def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
+    """Every cell that has a time with the label of today's rules: from facts or, in old runs, from its terms."""
+    run = read_run(folder)
+    try:
+        document = read_document(folder)
+        found = judge_run(read_facts(folder, document, read_gathered(folder, document)))
+        regimes = {cell.key: cell.verdict.regime for cell in found.judged}
+        return [(result, regimes[result.key]) for result in run.measured]
+    except RunError:  # facts were not kept
+        return [(result, _of_terms(run, result)) for result in run.measured]
+
+
+def _of_terms(run: Run, result: CellResult) -> Regime:
+    terms = {name: getattr(result, name) for name in TERMS}
+    device_s = result.weights_s + result.kv_s + result.compute_s
+    parts = Split(latency_s=result.latency_s, **terms, device_s=device_s, floor_s=result.floor_s, replayed_share=1.0)
+    ceilings = run.document.ceilings.ceilings
+    roofs = Roofs(ceilings.memory_bytes_per_s, Dispatch(result.dispatch_s, 0.0), run.document.device.overlaps_dispatch)
+    return judge(
+        Measurement(
+            split=parts,
+            model_flops=result.model_flops,
+            model_bytes=result.model_bytes,
+            compute_flops_per_s=ceilings.compute_flops_per_s(run.model.dtype),
+            roofs=roofs,
+            latency_low_s=result.latency_low_s,
+            latency_high_s=result.latency_high_s,
+        )
+    ).regime
+
+
+def _explained(results: Iterable[tuple[CellResult, Regime]]) -> list[tuple[CellResult, Regime]]:
+    return [(result, regime) for result, regime in results if abs(result.unexplained_s) <= EXPLAINED * result.latency_s]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_what_the_split_explains_is_never_inconclusive(folder: Path) -> None:
+    found = labels(folder)
+    assert found
+    unclear = [result.key.name for result, regime in _explained(found) if regime == "inconclusive"]
+    assert not unclear
+
+
+@pytest.mark.parametrize("folder", [item for item in FOLDERS if item.name in EXPERT], ids=lambda folder: folder.name)
+def test_labels_are_those_that_an_expert_would_sign(folder: Path) -> None:
+    explained = _explained(labels(folder))
+    assert len(explained) > 5
+    wrong = {result.key.name: regime for result, regime in explained if regime not in EXPERT[folder.name][result.phase]}
+    # One cell in ten may lie between two labels.
+    assert len(wrong) <= len(explained) / 10, wrong
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_lever_says_what_it_rests_on(folder: Path) -> None:
+    document = read_document(folder)
+    try:
+        judgement = judge_run(read_facts(folder, document, read_gathered(folder, document)))
+    except RunError:
+        pytest.skip("the facts of this run were not kept")
+    levers = [lever for item in judgement.evidence for lever in item.levers]
+    assert levers
+    assert all(lever.basis in ("tried", "measured", "computed") and lever.because for lever in levers)
+    assert len(judgement.answer) >= 2
+    assert not any("at most" in sentence for sentence in judgement.answer)

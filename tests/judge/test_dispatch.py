@@ -1,0 +1,51 @@
+"""Parts of a step measured alone: what noise may do to them, and what it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.facts.dispatch import Calls, DispatchSamples, cold_dispatch, dispatch_of
+from profiler.stats import Undisturbed
+
+WARM = Undisturbed(6e-3, 3e-4)
+
+
+def test_dispatch_is_that_of_a_step_with_cold_caches() -> None:
+    found = cold_dispatch(WARM, Undisturbed(10.5e-3, 4e-4), 2e-3)
+    assert (found.step_s, found.in_kernels_s) == (10.5e-3, 2e-3)
+    assert found.half_width_s == pytest.approx(5e-4)
+
+
+def test_bare_calls_are_a_part_of_the_step() -> None:
+    assert cold_dispatch(WARM, Undisturbed(7e-3, 4e-4), 9e-3).in_kernels_s == 7e-3
+
+
+@pytest.mark.parametrize("difference_s", [-4e-3, 0.0, 2e-3])
+def test_a_busy_machine_cannot_make_dispatch_less_than_the_twins_own(difference_s: float) -> None:
+    """Two times of a disturbed machine may differ by anything; a step with cold caches is no faster than a warm one."""
+    found = cold_dispatch(WARM, Undisturbed(difference_s, 9e-3), 2e-3)
+    assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
+    assert found.half_width_s > found.step_s
+
+
+def test_dispatch_is_what_the_twin_takes_among_the_weights() -> None:
+    """12 ms a step; a neighbour makes two thirds of them twice as long. 2 ms are calls that replays pay as well."""
+    samples = DispatchSamples(
+        engine="eager",
+        phase="decode",
+        batch_size=1,
+        alone_s=(6e-3,) * 8,
+        among_s=(*[24e-3] * 10, *[12e-3] * 5),
+        bare_s=(3e-3, 1.5e-3, 1.5e-3, 1.5e-3),
+        cores=(Calls(30, (1e-6, 1e-3 / 60, 0.5e-3)),),
+    )
+    found = dispatch_of(samples)
+    assert found.step_s == pytest.approx(12e-3)
+    assert found.in_kernels_s == pytest.approx(2e-3)
+
+
+def test_a_twin_that_steps_alone_pays_nothing_twice() -> None:
+    """On CUDA nothing streams by, and a replayed kernel's launch hides behind the one before it."""
+    found = dispatch_of(DispatchSamples("eager", "decode", 1, (6e-3,) * 8, waits=True))
+    assert (found.step_s, found.in_kernels_s, found.waits) == (pytest.approx(6e-3), 0.0, True)
+    assert found.half_width_s == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,282 @@
+"""Roofs in doubt: a witness below them, a machine that moved until the end, a card at another clock."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profiler.data.datasheets import gpu_called
+from profiler.facts.dispatch import Dispatch
+from profiler.facts.measurements import Replay
+from profiler.facts.operators import OperatorWork
+from profiler.facts.roofs import Ceilings, CurvePoint, Roof, RoofsAgain, Witness
+from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
+from profiler.facts.telemetry import Reading
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.judge.judge_run import Judgement, judge_run
+from profiler.judge.regimes import Flag
+from profiler.judge.roof_range import extreme_shares, moved, witness_share
+from profiler.judge.warnings import run_warnings
+from profiler.run.judge_folder import judge_folder
+from profiler.store.samples import line_of
+
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-epyc"
+W, P, GB = 100e9, 1e12, 10**9
+CELL = Cell(1, 64, 9)
+DECODE = CellKey("decode", CELL)
+PREFILL = CellKey("prefill", CELL)
+
+
+def roof(per_s: float, clock_hz: float | None = None) -> Roof:
+    """Known to 0.2 %: quartiles 1 % apart in 64 samples."""
+    return Roof(per_s, 0.995 * per_s, 1.005 * per_s, samples=64, method="by hand", clock_hz=clock_hz)
+
+
+def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = None, kind: str = "cpu") -> Facts:
+    """A step of 1 GB (10 ms at 100 GB/s) and a prefill of 0.1 TFLOP (100 ms at 1 TFLOP/s), each one operator."""
+    operators = {
+        DECODE: (OperatorWork("linears", "mlp", 1, "float32", GB // 2, GB, 0, 0),),
+        PREFILL: (OperatorWork("linears", "mlp", 1, "float32", 10**11, GB, 0, 0),),
+    }
+    visits = [
+        Visit(CELL, number, prefill_s, (decode_s,) * 9, prefill_s + 9 * decode_s, (), None, 100.0 * number)
+        for number in range(4)
+    ]
+    replays = {DECODE: {"linears": Replay("linears", (replayed_s,) * 8)}} if replayed_s else {}
+    model = ModelFacts(
+        "model", "card", None, "Model", 250_000_000, "float32", "none", False, "float32", "random", GB, 0.0, 0.0, None,
+        "sdpa", {}, None,
+    )  # fmt: skip
+    return Facts(
+        model=model,
+        device=DeviceFacts(kind, "device", 64 * GB, 1 << 20, 2, ""),
+        grid=Grid((64,), (1,), 9),
+        ceilings=Ceilings(
+            compute={"float32": roof(P, clock_hz=1.0e9 if kind == "cuda" else None)},
+            memory={"read": roof(W), "copy": roof(0.8 * W), "gemv": roof(0.5 * W)},
+            stream_bytes=1 << 30,
+            beyond_cache=True,
+            curve=(CurvePoint(1 << 29, W), CurvePoint(1 << 30, W)),
+        ),
+        operators=operators,
+        predicted_peak_bytes={CELL: GB},
+        dispatch={("eager", phase, 1): Dispatch(1e-4, 0.0) for phase in ("decode", "prefill")},
+        visits={CELL: visits},
+        replays=replays,
+    )
+
+
+def again(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsAgain:
+    """The roofs at the end, as shares of those at the beginning; the slower stream decides nothing."""
+    return RoofsAgain({"read": roof(memory * W), "gemv": roof(0.4 * W)}, {"float32": roof(compute * P, clock_hz)}, 1.0)
+
+
+def with_witness(base: Facts, share: float) -> Facts:
+    witness = Witness(GB, roof(share * W))
+    return replace(base, ceilings=replace(base.ceilings, weights=witness))
+
+
+def told(base: Facts) -> tuple[Judgement, list[str]]:
+    found = judge_run(base)
+    return found, run_warnings(base, found.judged)
+
+
+def signals(found: Judgement, key: CellKey) -> Mapping[str, float]:
+    [item] = [item for item in found.evidence if item.key == key]
+    return {signal.signal: signal.value for signal in item.signals}
+
+
+def verdict(found: Judgement, key: CellKey) -> tuple[str, str, bool]:
+    [cell] = [cell for cell in found.judged if cell.key == key]
+    return cell.verdict.regime, cell.verdict.confidence, Flag.UNSTEADY in cell.verdict.flags
+
+
+STEADY = facts(decode_s=12.5e-3, prefill_s=120e-3)
+
+
+def test_roofs_that_agree_change_nothing() -> None:
+    """Neither a look within 5 % nor a witness as fast as the stream; nor a run of a version that took neither."""
+    base, warnings = told(STEADY)
+    assert warnings == []
+    for same in (
+        replace(STEADY, roofs_again=(again(0.97, 1.03),)),
+        with_witness(STEADY, 0.96),
+    ):
+        assert extreme_shares(same) == {}
+        assert told(same) == (base, [])
+
+
+@pytest.mark.parametrize(
+    ("rates", "hidden"),
+    [((4.0, 1.0, 1.0), True), ((4.0, 2.0, 2.0), False), ((1.0, 1.0, 1.0), False), ((2.0, 1.0), False)],
+)
+def test_a_roof_that_was_measured_too_low_hides_behind_no_cache(rates: tuple[float, ...], hidden: bool) -> None:
+    """A step reads its GB at 1.6 times the memory roof. A cache that ends between 0.5 and 1 GiB may have served it;
+    where the curve beyond is twice as fast as the roof, no size is faster, or its end alone is slower, a figure is too
+    low, and that is said."""
+    curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
+    base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
+    found, warnings = told(replace(base, ceilings=replace(base.ceilings, curve=curve)))
+    [cell] = [cell for cell in found.judged if cell.key == DECODE]
+    assert (Flag.CACHE_RESIDENT in cell.verdict.flags) == hidden
+    assert (Flag.ABOVE_ROOF in cell.verdict.flags) == (not hidden)
+    if not hidden:
+        assert cell.verdict.confidence == "low"
+        assert any("a roof or a count is too low" in warning for warning in warnings)
+
+
+def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:
+    """A decode of 12.5 ms at 80 % of the memory roof: with memory 40 % slower it would lie above it, and stays bound by
+    memory; its prefill knows nothing of memory."""
+    slowed = replace(STEADY, roofs_again=(again(memory=0.6),))
+    assert extreme_shares(slowed) == {"lowest": (0.6, 1.0)}
+    found, warnings = told(slowed)
+    assert warnings == [
+        "the roofs moved since they were measured: memory from 100 GB/s to 60.0 GB/s; cells are judged under the"
+        " lowest and the highest."
+    ]
+    assert verdict(found, DECODE) == verdict(told(STEADY)[0], DECODE)
+    assert verdict(found, PREFILL) == verdict(told(STEADY)[0], PREFILL)
+
+
+def test_a_label_that_changes_between_the_roofs_says_so() -> None:
+    """10 ms of bytes in a step of 15 at first; at the end of the run, memory was twice as fast: 5 ms in 15."""
+    moved = replace(facts(decode_s=15e-3), roofs_again=(again(memory=2.0, compute=1.2),))
+    assert extreme_shares(moved) == {"highest": (2.0, 1.2)}
+    assert verdict(told(replace(moved, roofs_again=()))[0], DECODE)[0] == "memory-bound"
+    found, warnings = told(moved)
+    assert verdict(found, DECODE) == ("memory-bound", "low", True)
+    named = "memory-bound under the roofs measured first, inconclusive under the highest"
+    assert named in signals(found, DECODE)
+    assert "memory from 100 GB/s to 200 GB/s, float32 products from 1.00 TFLOP/s to 1.20 TFLOP/s" in warnings[0]
+    [line] = [line for line in warnings if "label" in line]
+    assert line.startswith("2 cells change their label" if verdict(found, PREFILL)[2] else "1 cell changes its label")
+    assert named in line
+
+
+def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
+    """Replayed alone the operator takes 24 of 25 ms: kernels lose 14 over the stream's roof of 10, and 2 over the 22 ms
+    that the model's own weights take."""
+    slow_kernels = facts(decode_s=25e-3, replayed_s=24e-3)
+    assert verdict(told(slow_kernels)[0], DECODE)[0] == "kernel-bound"
+    found, warnings = told(with_witness(slow_kernels, 0.45))
+    assert verdict(found, DECODE) == ("kernel-bound", "low", True)
+    assert "kernel-bound under the roofs measured first, memory-bound under the lowest" in signals(found, DECODE)
+    assert warnings[0] == (
+        "the model's own weights are read at 45.0 GB/s, 55 % slower than a stream of their size (100 GB/s): cells are"
+        " judged under both."
+    )
+
+
+def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
+    """8 ms for 10 ms of bytes: at the end memory was at 150 GB/s, so that the first look had a bad moment."""
+    above = facts(decode_s=8e-3)
+
+    def flagged(base: Facts) -> bool:
+        [cell] = [cell for cell in judge_run(base).judged if cell.key == DECODE]
+        return Flag.ABOVE_ROOF in cell.verdict.flags
+
+    assert flagged(above)
+    assert not flagged(replace(above, roofs_again=(again(memory=1.5),)))
+
+
+def test_a_witness_is_held_against_the_roof_of_its_size() -> None:
+    """A model of 4 MiB lies in a cache that is read at 400 GB/s; 100 would be memory's."""
+    ceilings = replace(STEADY.ceilings, curve=(CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve))
+    small = Witness(4 << 20, roof(W))
+    assert witness_share(replace(ceilings, weights=small)) == pytest.approx(0.25)
+    assert witness_share(replace(ceilings, weights=Witness(GB, roof(W)))) == 1.0
+
+
+def test_a_witness_beside_a_stream_in_the_same_pieces_is_held_against_that() -> None:
+    """Short reads reach 70 of 100 GB/s, whoever's they are: the weights' own pages lose nothing, or half of that."""
+    pieces = roof(0.7 * W)
+    assert witness_share(replace(STEADY.ceilings, weights=Witness(GB, roof(0.69 * W), pieces))) == 1.0
+    assert witness_share(replace(STEADY.ceilings, weights=Witness(GB, roof(0.35 * W), pieces))) == pytest.approx(0.5)
+
+
+def test_an_uncertain_witness_says_nothing() -> None:
+    """20 % below, from five samples whose quartiles lie 30 % apart."""
+    vague = Witness(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
+    assert witness_share(replace(STEADY.ceilings, weights=vague)) == 1.0
+
+
+HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))
+
+
+def test_a_card_at_half_its_clock_is_compute_bound_and_not_a_mystery() -> None:
+    """0.1 TFLOP at 1 TFLOP/s takes 100 ms, and at half the clock 200 of the 210 that were measured."""
+    throttled = replace(facts(decode_s=12.5e-3, prefill_s=210e-3, kind="cuda"), readings=HALF_CLOCK)
+    found, _ = told(throttled)
+    [cell] = [cell for cell in found.judged if cell.key == PREFILL]
+    assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 0.5)
+    assert Flag.THROTTLED in cell.verdict.flags
+    assert cell.split.compute_s == pytest.approx(200e-3)
+    assert abs(cell.split.unexplained_s) < 0.06 * 210e-3
+    assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer)
+    [decode] = [cell for cell in found.judged if cell.key == DECODE]
+    assert decode.split.weights_s == pytest.approx(10e-3), "the memory has a clock of its own"
+
+
+@pytest.mark.parametrize(
+    ("clock_hz", "reason", "noise"),
+    [
+        (1.0e9, "power cap", ()),
+        (0.96e9, "power cap", ()),
+        (0.9e9, "power cap", ("throttled (power cap)",)),
+        (1.0e9, "hardware thermal", ("throttled (hardware thermal)",)),
+    ],
+)
+def test_a_power_cap_disturbs_where_the_clock_left_that_of_the_roofs(
+    clock_hz: float, reason: str, noise: tuple[str, ...]
+) -> None:
+    """A T4 of 70 W is always under its cap: its roofs were measured so as well, and its times are steady."""
+    readings = tuple(
+        Reading(clock_hz=clock_hz, throttle=(reason,), at_unix_s=100.0 * number + 0.01) for number in range(4)
+    )
+    found, _ = told(replace(facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda"), readings=readings))
+    [decode] = [item for item in found.evidence if item.key == DECODE]
+    [row] = [row for row in found.cells if row.key == DECODE]
+    assert (decode.noise_reasons, row.noise) == (noise, "noisy" if noise else "quiet")
+
+
+def test_a_datasheets_peak_is_no_roof_that_moved() -> None:
+    """Nothing was measured at the beginning: a look at the end says nothing of what changed since."""
+    given = Ceilings({}, {}, 1 << 30, True).only(["float32"], "float32", gpu_called("h100 sxm"))
+    assert given.memory_bytes_per_s == 3.35e12
+    held = replace(facts(12.5e-3, kind="cuda"), ceilings=given, roofs_again=(again(0.5, 0.5),))
+    assert extreme_shares(held) == {}
+    assert list(moved(given, again(0.5, 0.5))) == []
+
+
+def test_a_product_that_was_measured_at_the_end_only_is_left_out() -> None:
+    """A second look may have a dtype that the first one lacks, as after a resume on another day."""
+    lacking = replace(STEADY.ceilings, compute={"bfloat16": roof(P)})
+    assert [what for what, *_ in moved(lacking, again(0.5))] == ["memory"]
+    assert extreme_shares(replace(STEADY, ceilings=lacking, roofs_again=(again(0.5),))) == {"lowest": (0.5, 1.0)}
+
+
+def test_a_product_at_a_lower_clock_is_no_lower_roof() -> None:
+    """At the end the card was hot: half the clock, half the FLOP/s; cells have their own clocks for that."""
+    hot = replace(facts(12.5e-3, kind="cuda"), roofs_again=(again(compute=0.5, clock_hz=0.5e9),))
+    assert extreme_shares(hot) == {}
+
+
+def test_a_folder_of_an_older_version_is_judged_as_it_was_and_one_with_a_second_look_anew(tmp_path: Path) -> None:
+    """A run of two cores whose facts have neither; then with a line that says that memory had slowed by half."""
+    folder = Path(shutil.copytree(REFERENCE, tmp_path / "run"))
+    before = judge_folder(folder).document
+    assert before.ceilings.weights is None
+    assert not any("roofs moved" in warning or "own weights" in warning for warning in before.warnings)
+    read = before.ceilings.memory["read"]
+    look = RoofsAgain({"read": read.times(0.5)}, {}, before.ceilings.measured_at_unix_s + 600)
+    with (folder / "samples.jsonl").open("a") as samples:
+        samples.write(line_of(look) + "\n")
+    after = judge_folder(folder).document
+    assert sum("the roofs moved" in warning for warning in after.warnings) == 1
+    assert [item.regime for item in after.evidence] == [item.regime for item in before.evidence]

@@ -1,0 +1,219 @@
+"""What a change saves, by hand-made splits: a 7B model in float16 at 1 TB/s, so that a gigabyte is a millisecond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiler.counting.floor import floor_on
+from profiler.data.datasheets import gpus
+from profiler.facts.operators import Cause, OperatorWork
+from profiler.grid.cells import Cell, CellKey
+from profiler.judge.breakdown import Split
+from profiler.judge.cells import JudgedCell, Lever
+from profiler.judge.levers import Setting, floors_on, levers
+from profiler.judge.regimes import Flag, Verdict
+
+SETTING = Setting("card", 1e12, 100e12, weight_bits=16.0, can_graph=True, weights=7e9)
+MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
+KERNEL_BOUND = Verdict("kernel-bound", "high", (), ())
+
+
+def cell(batch: int = 1, verdict: Verdict = MEMORY_BOUND, depth: int = 512, **terms: float) -> JudgedCell:
+    named = {name: terms.get(name, 0.0) for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "kernel_s")}
+    named |= {name: terms.get(name, 0.0) for name in ("avoidable_s", "link_s", "dispatch_s", "unexplained_s")}
+    total = sum(named.values())
+    device = named["weights_s"] + named["kv_s"] + named["compute_s"]
+    parts = Split(latency_s=total, device_s=device, floor_s=device, **named)
+    return JudgedCell(CellKey("decode", Cell(batch, depth, 32)), batch / total, 0.0, 0.0, 1e12, 100e12, parts, verdict)
+
+
+def saved(found: list[Lever], change: str) -> float:
+    return next((lever.saves_s for lever in found if lever.change.startswith(change)), 0.0)
+
+
+def test_4_bit_weights_save_what_the_bytes_say() -> None:
+    """14 GB become 7e9 x 4.5 / 8 = 3.94 GB: 10.06 ms of 14."""
+    found = levers(cell(weights_s=14e-3), SETTING)
+    assert saved(found, "4-bit weights") == pytest.approx(14e-3 * (1 - 4.5 / 16))
+    assert found[0].change == "4-bit weights"
+
+
+def test_4_bit_weights_lose_where_their_kernel_writes_a_dense_copy() -> None:
+    """A dense copy of 7e9 weights is 14 GB written and 14 GB read: 28 ms for 10 saved."""
+    dense = replace(SETTING, four_bit_dense_from_rows=5)
+    assert saved(levers(cell(batch=4, weights_s=14e-3), dense), "4-bit weights") > 0
+    assert saved(levers(cell(batch=8, weights_s=14e-3), dense), "4-bit weights") == 0.0
+
+
+def test_4_bit_weights_save_nothing_where_compute_binds() -> None:
+    assert saved(levers(cell(compute_s=50e-3), SETTING), "4-bit weights") == 0.0
+
+
+def test_float32_weights_have_two_ways_down() -> None:
+    found = levers(cell(weights_s=28e-3), replace(SETTING, weight_bits=32.0))
+    assert saved(found, "16-bit weights") == pytest.approx(14e-3)
+    assert saved(found, "4-bit weights") == pytest.approx(28e-3 * (1 - 4.5 / 32))
+
+
+def test_each_copy_has_its_own_lever() -> None:
+    copies = {
+        Cause.CACHE_COPIES: 3e-3,
+        Cause.REPEATED_HEADS: 2e-3,
+        Cause.ATTENTION_MATRIX: 1e-3,
+        Cause.OPERANDS: 5e-3,
+    }
+    found = levers(replace(cell(weights_s=1e-3, avoidable_s=11e-3), avoidable_s=copies), SETTING)
+    assert saved(found, "a static cache") == pytest.approx(3e-3)
+    assert saved(found, "a fused attention kernel") == pytest.approx(3e-3)
+
+
+def test_memory_that_is_taken_again_and_again_has_a_lever_where_it_matters() -> None:
+    of_many = replace(cell(compute_s=90e-3, avoidable_s=10e-3), avoidable_s={Cause.PAGE_FAULTS: 10e-3})
+    assert saved(levers(of_many, SETTING), "keeping freed memory") == pytest.approx(10e-3)
+    of_few = replace(of_many, avoidable_s={Cause.PAGE_FAULTS: 50e-6})
+    assert not any("freed" in lever.change for lever in levers(of_few, SETTING)), "half a thousandth of the step"
+
+
+def test_what_kernels_lose_and_convert_has_levers() -> None:
+    """nf4 through a dense copy at batch 8: dequantising takes 145 of 171 ms, and somebody must say so."""
+    found = levers(cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND), SETTING)
+    assert found[0].change.startswith("a kernel that multiplies the packed weights")
+    assert found[0].saves_s == pytest.approx(145e-3)
+    assert saved(found, "other kernels for these shapes") == pytest.approx(8e-3)
+
+
+def test_an_operator_that_loses_most_is_named() -> None:
+    """An LM head that takes 2.69 s of the 7.5 s lost stands out; three products of 1.2 s each do not."""
+    lost = {"model.layers.*.mlp.up_proj": 1.2, "model.layers.*.mlp.down_proj": 1.2, "lm_head": 2.69}
+    step = cell(compute_s=9.0, kernel_s=7.5, verdict=KERNEL_BOUND)
+    (named,) = (x for x in levers(replace(step, lost_s=lost), SETTING) if x.change.startswith("other kernels"))
+    assert named.because.endswith(", 2.69 s of it lm_head")
+    (even,) = (x for x in levers(replace(step, lost_s={**lost, "lm_head": 1.2}), SETTING) if "kernels" in x.change)
+    assert "of it" not in even.because
+
+
+def test_unfused_traffic_and_an_expanded_latent_have_levers() -> None:
+    """148 of 598 ms of a prefill are intermediates; 34 of 76 ms of a decode step are MLA's keys written out again."""
+    prefill = replace(cell(compute_s=320e-3, avoidable_s=148e-3), avoidable_s={Cause.OPERANDS: 148e-3})
+    assert saved(levers(prefill, SETTING), "fusing element-wise") == pytest.approx(148e-3)
+    decode = replace(cell(weights_s=42e-3, avoidable_s=34e-3), avoidable_s={Cause.LATENT_EXPANDED: 34e-3})
+    assert saved(levers(decode, SETTING), "attention on the latent") == pytest.approx(34e-3)
+
+
+def test_the_device_cannot_save_what_the_host_takes() -> None:
+    """An H100 that waits for its host: 25 ms of dispatch over 4.3 ms of weights. A fifth of the bytes saves nothing."""
+    waiting = replace(cell(weights_s=4.3e-3, dispatch_s=20.7e-3), host_pace_s=25e-3)
+    found = levers(waiting, SETTING)
+    assert saved(found, "4-bit weights") == 0.0
+    assert saved(found, "CUDA graphs") == pytest.approx(20.7e-3)
+    hardly = replace(cell(weights_s=14e-3), host_pace_s=12e-3)
+    assert saved(levers(hardly, SETTING), "4-bit weights") == pytest.approx(2e-3), "then the host sets the pace"
+
+
+def test_an_8_bit_cache_halves_a_16_bit_one() -> None:
+    assert saved(levers(cell(kv_s=8e-3), SETTING), "an 8-bit KV cache") == pytest.approx(4e-3)
+    assert saved(levers(cell(kv_s=8e-3), replace(SETTING, cache_bits=32.0)), "an 8-bit KV cache") == pytest.approx(6e-3)
+
+
+def test_the_hosts_share_is_what_graphs_save() -> None:
+    found = levers(cell(weights_s=2e-3, dispatch_s=9e-3), SETTING)
+    assert (found[0].change, found[0].saves_s) == ("CUDA graphs", pytest.approx(9e-3))
+    assert "compile" in levers(cell(dispatch_s=9e-3), replace(SETTING, can_graph=False))[0].change
+
+
+def test_no_change_saves_more_than_the_step_has() -> None:
+    """A twin of a worse minute dispatches for 392 ms where the whole step takes 288, and 20 of these are bytes."""
+    absurd = cell(weights_s=20e-3, dispatch_s=392e-3, unexplained_s=-124e-3)
+    assert absurd.split.latency_s == pytest.approx(288e-3)
+    assert saved(levers(absurd, SETTING), "CUDA graphs") == pytest.approx(268e-3)
+
+
+def test_a_larger_batch_is_weighed_by_what_was_measured() -> None:
+    """At batch 8 a step takes 16 ms: a token's share is 2 ms, 12 less than alone."""
+    one, eight = cell(weights_s=14e-3), cell(batch=8, weights_s=14e-3, kv_s=2e-3)
+    found = levers(one, SETTING, [one, eight, cell(batch=64, depth=9, weights_s=1e-3)])
+    assert saved(found, "batch 8") == pytest.approx(12e-3)
+    assert saved(levers(eight, SETTING, [one, eight]), "batch") == 0.0
+    [lever] = [item for item in levers(replace(one, knee=166.4), SETTING, [one, eight]) if item.change == "batch 8"]
+    assert lever.because.endswith("a step takes 16.0 ms; by the counts the knee lies at batch 166")
+
+
+SHEET = next(gpu for gpu in gpus() if gpu.gpu == "A100 80GB SXM")
+
+
+def test_another_card_by_its_roofs() -> None:
+    """12 GB of float16 weights and 0.1 TFLOP bound by bytes, 4 TFLOP over 1 GB bound by arithmetic; it must fit too.
+
+    At 2 TB/s and 400 TFLOP/s: 6 ms of bytes and 10 ms of arithmetic, each operator on the side that binds it there.
+    """
+    twice = replace(
+        SHEET, gpu="twice", memory_bytes=int(80e9), bandwidth_bytes_per_s=2e12, peak_fp16_flops_per_s=400e12
+    )
+    small = replace(twice, gpu="small", memory_bytes=int(16e9), bandwidth_bytes_per_s=9e12)
+    operators = (
+        OperatorWork(
+            "linears", "mlp", 1, "float16", flops=int(0.1e12), weight_bytes=int(12e9), kv_bytes=0, activation_bytes=0
+        ),
+        OperatorWork(
+            "core", "attention", 1, "float16", flops=int(4e12), weight_bytes=0, kv_bytes=int(1e9), activation_bytes=0
+        ),
+    )
+    here = replace(cell(weights_s=12e-3, compute_s=40e-3), memory_bytes=20e9, operators=operators)
+    setting = replace(SETTING, cards=(twice, small))
+    assert floors_on(here, setting) == {"twice": pytest.approx(6e-3 + 10e-3), "small": None}
+    found = levers(here, setting)
+    assert saved(found, "another card (twice)") == pytest.approx(52e-3 - 16e-3)
+    assert saved(found, "another card (small)") == 0.0
+
+
+def test_the_side_that_binds_here_need_not_bind_there() -> None:
+    """SmolLM2-135M in float32, a prefill of 64 tokens: compute-bound on a CPU, memory-bound on every card.
+
+    541.6 MB over an L4's 300 GB/s, an L40S's 864 and an A10G's 600.
+    """
+    step = operators_of_smollm2(64)
+    for name, floor_ms in (("L4", 1.805), ("L40S", 0.627), ("A10G", 0.902)):
+        sheet = next(gpu for gpu in gpus() if gpu.gpu == name)
+        assert floor_on(sheet, step, "float32", 1e9).floor_s == pytest.approx(floor_ms * 1e-3, rel=2e-3)
+
+
+def operators_of_smollm2(tokens: int) -> list[OperatorWork]:
+    from profiler.counting.count import model_work
+    from profiler.counting.operators import operator_work
+    from profiler.facts.step import ExecutionPath, Step
+
+    work = model_work("smollm2-135m", "float32")
+    return [operator_work(op, op.name, Step(1, tokens, 0), ExecutionPath()) for op in work.operators]
+
+
+def test_a_16_bit_dtype_where_its_products_are_faster() -> None:
+    setting = replace(SETTING, compute_flops_per_s=20e12, sixteen_bit_flops_per_s=80e12)
+    assert saved(levers(cell(compute_s=8e-3), setting), "a 16-bit dtype") == pytest.approx(6e-3)
+    slower = replace(setting, sixteen_bit_flops_per_s=4e12)
+    assert saved(levers(cell(compute_s=8e-3), slower), "a 16-bit dtype") == 0.0
+
+
+def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
+    above = Verdict("memory-bound", "low", (), (Flag.ABOVE_ROOF,))
+    assert levers(cell(weights_s=14e-3, verdict=above), SETTING) == []
+    assert levers(cell(compute_s=14e-3), SETTING) == []
+
+
+def test_4_bit_weights_leave_embeddings_and_heads_as_they_are() -> None:
+    """Qwen2.5-0.5B in bfloat16 (config.json): 24 blocks of 14,909,440 weights in linears and 136,134,656 in the tied
+    head, read once a step: 357,826,560 of 493,961,216 become 4.5 bits, which leaves 47.9 %."""
+    blocks, head = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864), 151_936 * 896
+    read = [OperatorWork("linears", "mlp", 1, "bfloat16", 1, 2 * blocks, 0, 0)]
+    read += [OperatorWork("head", "lm_head", 1, "bfloat16", 1, 2 * head, 0, 0)]
+    found = levers(replace(cell(weights_s=10e-3), operators=read), replace(SETTING, weights=float(blocks)))
+    assert saved(found, "4-bit weights") == pytest.approx(10e-3 * 0.521, rel=2e-3)
+
+
+def test_a_static_cache_is_no_lever_of_one_that_rolls_its_windows() -> None:
+    rolled = {Cause.CACHE_COPIES: 8e-3, Cause.UNFILLED_SLOTS: 0.0}
+    static = replace(cell(weights_s=2e-3, avoidable_s=8e-3), avoidable_s=rolled)
+    assert saved(levers(static, SETTING), "a static cache") == 0.0
+    grown = replace(static, avoidable_s={Cause.CACHE_COPIES: 8e-3})
+    assert saved(levers(grown, SETTING), "a static cache") == pytest.approx(8e-3)

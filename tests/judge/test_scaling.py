@@ -1,0 +1,158 @@
+"""Doubling tests from first principles: planted regimes, the KV trap, and the published context of Llama-2-7B."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from profiler.judge.cells import CellResult
+from profiler.judge.scaling import Point, crossover, doubling_tests, scaling, sentences
+
+A100_P, A100_W = 312e12, 2.039e12
+# Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
+WEIGHTS = 6_738_415_616 - 32_000 * 4096
+KV_TOKEN_BYTES = 524_288
+ATTENTION_FLOPS = 4 * 32 * 4096
+
+
+def decode(batch: int, context: int) -> tuple[float, float]:
+    flops = batch * (2 * WEIGHTS + ATTENTION_FLOPS * context)
+    return flops, 2 * WEIGHTS + batch * KV_TOKEN_BYTES * context
+
+
+def points(context: int, batches: list[int], overhead_s: float = 0.0) -> list[Point]:
+    found = []
+    for batch in batches:
+        flops, bytes_ = decode(batch, context)
+        time_s = max(flops / A100_P, bytes_ / A100_W, overhead_s)
+        found.append(Point(batch, time_s, 0.99 * time_s, 1.01 * time_s, flops, bytes_, batch / time_s))
+    return found
+
+
+def test_above_166_tokens_no_batch_of_llama_2_7b_is_compute_bound_on_an_a100() -> None:
+    """f / k = ridge: 13.2 GFLOP + 524,288 ctx over 524,288 ctx bytes equals 153 FLOP/byte at 165.8 tokens."""
+    known = {
+        context: crossover(
+            *decode(0, context), 2 * WEIGHTS + ATTENTION_FLOPS * context, KV_TOKEN_BYTES * context, A100_P, A100_W
+        )
+        for context in (165, 166)
+    }
+    assert known[165] is not None
+    assert known[166] is None
+
+
+def test_the_knee_at_context_zero_is_the_ridge() -> None:
+    """Without a cache decode's intensity is the batch, so that the knee is P / W = 153."""
+    flops, bytes_ = decode(1, 0)
+    found = crossover(flops, bytes_, 2 * WEIGHTS, 0.0, A100_P, A100_W, 1)
+    assert found == pytest.approx(A100_P / A100_W)
+
+
+def test_a_flat_series_is_memory_bound_and_a_proportional_one_compute_bound() -> None:
+    result = scaling(points(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]), A100_P, A100_W)
+    sides = [item.side for item in result.doublings]
+    assert sides[:5] == ["memory"] * 5
+    assert sides[-1] == "compute"
+    assert result.knee_measured in (128, 256)
+    assert result.knee_predicted == pytest.approx(170, rel=0.05)
+    assert result.best == 256  # from the knee on, larger batches give no more
+
+
+def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
+    """At 32k tokens the cache of each sequence outweighs the weights: bytes alone predict a slope near 1."""
+    result = scaling(points(32_768, [8, 16, 32]), A100_P, A100_W)
+    assert all(item.slope > 0.8 for item in result.doublings)
+    assert {item.side for item in result.doublings} == {"undecided"}
+    assert not result.ever_compute_bound
+    assert any("no batch is ever compute-bound" in sentence for sentence in sentences(result))
+
+
+def test_overhead_hides_the_bytes() -> None:
+    """A host that needs 50 ms a step: time does not grow at all, nor do the bytes; FLOPs would double."""
+    result = scaling(points(512, [1, 2, 4], overhead_s=50e-3), A100_P, A100_W)
+    assert [item.slope for item in result.doublings] == pytest.approx([0.0, 0.0])
+    assert {item.side for item in result.doublings} == {"memory"}
+    assert result.knee_measured is None
+
+
+def test_a_wide_interval_decides_nothing() -> None:
+    wide = [
+        Point(p.size, p.time_s, 0.5 * p.time_s, 2 * p.time_s, p.flops, p.bytes, p.tokens_per_s)
+        for p in points(16, [1, 2])
+    ]
+    assert scaling(wide, A100_P, A100_W).doublings[0].side == "undecided"
+
+
+def test_one_size_has_no_slope() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        scaling(points(16, [1]), A100_P, A100_W)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "knee", "between"),
+    [
+        ([0.1, 0.2, 0.9, 1.0], 4, None),
+        ([0.9, 1.0], 1, None),
+        ([0.1, 0.2], None, None),
+        ([0.1, None, 0.9], None, (2, 4)),
+        ([0.1, 0.9, None], None, (2, 8)),
+        ([0.9, 0.1, 0.9], 4, None),
+        ([None, 0.9, 1.0], None, (1, 2)),
+    ],
+)
+def test_a_knee_is_a_claim_of_whole_intervals(
+    slopes: list[float | None], knee: int | None, between: tuple[int, int] | None
+) -> None:
+    """Sizes from 1 on, doubled; None is a slope of 0.5 to whose left and right the interval reaches."""
+    found, size, time_s = [], 1, 1.0
+    widths = [1.01, *(1.2 if slope is None else 1.01 for slope in slopes)]
+    for slope, width in zip([0.0, *slopes], widths, strict=True):
+        time_s *= 2 ** (0.5 if slope is None else slope)
+        found.append(Point(size, time_s, time_s / width, time_s * width, size * 1e9, 1e9, size / time_s))
+        size *= 2
+    result = scaling(found, 1e12, 1e12)
+    assert (result.knee_measured, result.knee_between) == (knee, between)
+    assert any("cannot be told" in sentence for sentence in sentences(result)) == (between is not None)
+
+
+def test_advice_rests_on_no_less_than_the_machine_drifted() -> None:
+    """Each size of Llama-2-7B visited once, while the machine became half as fast again. Tokens/s grow by up to 2 with
+    each doubling to 64 and by 1.7 to 128, but from 256 on by nothing: which of the last is best cannot be told, nor,
+    with log2(1.5) = 0.58 on each slope, where the knee lies. Visited in turn, all of it can."""
+    known = points(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    still = scaling(known, A100_P, A100_W)
+    drifted = scaling([replace(point, visits=1) for point in known], A100_P, A100_W, drift=0.5)
+    in_turn = scaling([replace(point, visits=3) for point in known], A100_P, A100_W, drift=0.5)
+    assert still == in_turn
+    assert (still.best, still.rivals) == (256, ())
+    assert still.knee_measured is not None
+    assert drifted.knee_measured is None
+    assert drifted.rivals == (128, 512)
+    text = " ".join(sentences(drifted))
+    assert "cannot be told" in text
+    assert "The machine drifted by 50 % meanwhile, so that most may as well be at batch 128, 512." in text
+
+
+def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
+    """A decode of one sequence and eight new tokens, at the middle of its loop."""
+    return CellResult(
+        "decode", 1, prompt_len, (prompt_len or context_len) + 4, 8, "ok",
+        latency_s=latency_s, latency_low_s=latency_s, latency_high_s=latency_s, tokens_per_s=1 / latency_s,
+        model_flops=1000 + context_len, model_bytes=500 + context_len, engine="eager",
+    )  # fmt: skip
+
+
+def test_a_prompt_as_long_as_a_context_is_no_doubling_of_it() -> None:
+    """Behind prompts of 64 and 128 a step takes 1 s and 2 s, behind contexts of 64 and 256 2 s and 4 s: slopes of
+    log 2 / log(132 / 68) and log 2 / log(260 / 68), each in a series of its own."""
+    prompted, filled = [decoded(64, 0, 1.0), decoded(128, 0, 2.0)], [decoded(0, 64, 2.0), decoded(0, 256, 4.0)]
+    assert [test.fixed["filled"] for test in doubling_tests([*prompted, filled[0]], 1.0, 1.0)] == ["by a prompt"]
+    tests = doubling_tests([*prompted, *filled], 1.0, 1.0)
+    slopes = {test.fixed["filled"]: [step.slope for step in test.doublings] for test in tests}
+    assert slopes == {
+        "by a prompt": [pytest.approx(math.log(2) / math.log(132 / 68))],
+        "directly": [pytest.approx(math.log(2) / math.log(260 / 68))],
+    }
+    assert [cell for cell in filled if tests[0].holds(cell)] == []

@@ -1,0 +1,126 @@
+"""The calls of a step, caught as the model makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Experts
+from profiler.counting.walk import walk
+from profiler.facts.step import Step
+from profiler.measure.captured_calls import answered, callable_modules, caught_calls
+
+pytestmark = pytest.mark.cpu
+
+_SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+
+
+def windowed() -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=8)).eval()
+
+
+def mixture() -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {**_SHAPE, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 16}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).eval()
+
+
+def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
+    ids = torch.randint(0, 128, (batch, context), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        cache = model(ids, use_cache=True).past_key_values
+    return partial(model, ids[:, -1:], past_key_values=cache, use_cache=True)
+
+
+def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
+    """Behind 20 tokens a window of 8 leaves the kernel 8 keys of 2 heads; a prefill of 20 is given all, and a mask."""
+    model = windowed()
+    step = Step(2, 1, 20)
+    modules = callable_modules(model, walk(model), 1e9, step)
+    [calls] = caught_calls(modules, decode_step(model, 20)).values()
+    assert len(calls) == 3
+    for call in calls:
+        _, q, k, *_ = call.args  # type: ignore[attr-defined]
+        assert (q.shape, k.shape) == ((2, 4, 1, 16), (2, 2, 8, 16))
+        output, _ = call()  # type: ignore[misc]
+        assert output.shape == (2, 1, 4, 16)
+    [calls] = caught_calls(modules, partial(model, torch.zeros(2, 20, dtype=torch.long))).values()
+    _, q, k, _, mask = calls[0].args  # type: ignore[attr-defined]
+    assert (q.shape[2], k.shape[2]) == (20, 20)
+    assert mask.sum() == sum(min(i + 1, 8) for i in range(20)) * mask.shape[0]
+
+
+def test_experts_are_called_with_what_their_router_chose() -> None:
+    model = mixture()
+    step = decode_step(model, 5, batch=3)
+    calls = caught_calls(callable_modules(model, walk(model), 1e9, Step(3, 1, 5)), step)
+    kinds = {type(operator): several for operator, several in calls.items()}
+    assert set(kinds) == {AttentionCore, Experts}
+    for call in kinds[Experts]:
+        hidden, chosen, weights = call.args  # type: ignore[attr-defined]
+        assert hidden.shape == (3, 64)
+        assert chosen.shape == weights.shape == (3, 2)
+    assert len(kinds[Experts]) == 3
+
+
+def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind() -> None:
+    model = windowed()
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    with torch.inference_mode():
+        before = model(ids).logits
+    heads: list[int] = []
+    hook = model.lm_head.register_forward_pre_hook(lambda *_: heads.append(1))
+    caught_calls(callable_modules(model, walk(model), 1e9, Step(1, 4, 0)), partial(model, ids))
+    hook.remove()
+    assert not heads
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_operands_are_kept_of_as_many_layers_as_there_is_room_for() -> None:
+    """Four layers' q of 4 heads and k, v of 2 heads of 16: 2 x 10 x (4 + 2 x 2) x 16 x 4 bytes a layer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**{**_SHAPE, "num_hidden_layers": 12})).eval()
+    layer_bytes = 2 * 10 * (4 + 2 * 2) * 16 * 4
+
+    def layers(room_bytes: float) -> int:
+        [modules] = callable_modules(model, walk(model), room_bytes, Step(2, 10, 0)).values()
+        return len(modules)
+
+    assert (layers(1e12), layers(20 * 5 * layer_bytes), layers(0)) == (8, 5, 2)
+
+
+@pytest.mark.parametrize("make", [windowed, mixture])
+def test_between_the_calls_no_product_is_left(make: Callable[[], Any]) -> None:
+    """torch's own counter: a step has products; with its calls answered only rotary angles are multiplied."""
+    model = make()
+    modules = callable_modules(model, walk(model), 1e9, Step(2, 1, 6))
+    run = decode_step(model, 6)
+    with torch.inference_mode():
+        with FlopCounterMode(display=False) as whole:
+            run()
+        with answered(model, modules):
+            run()
+            with FlopCounterMode(display=False) as small:
+                run()
+        router = 2 * 2 * 64 * 8 * 3 if make is mixture else 0  # hidden x experts, for two tokens in three layers
+        assert whole.get_total_flops() > 100_000
+        assert small.get_total_flops() <= router + 2 * 8 * 2 * 2
+        assert run().logits.abs().sum() > 0

@@ -1,0 +1,266 @@
+"""Changes tried on a short model: which layers are enough, and whether a planted cost is found."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from subjects import PLANTED, of_caches, subject_of
+
+from profiler.device.machine import Machine
+from profiler.facts.measurements import COMPILED, Stepped
+from profiler.facts.roofs import READ, Ceilings
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import PHASES, Cell, CellKey
+from profiler.judge.cells import CellEvidence, tried
+from profiler.loading.load import load
+from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
+from profiler.measure.subject import Subject
+from profiler.measure.sweep import Plan, sweep
+from profiler.measure.trials import _cut_like, copies_of, try_forms
+from profiler.measure.variants import Form, forms_of
+from profiler.quant.storage import model_storage_bytes
+from profiler.report.progress import QuietListener
+from profiler.run.options import Options
+from profiler.run.pipeline import execute
+from profiler.run.validate import prepare
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+
+
+def llama(layers: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, num_hidden_layers=layers))
+
+
+def gemma(layers: int) -> Any:
+    """Five local layers and a global one, again and again (Gemma 3 report, arXiv:2503.19786)."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, num_hidden_layers=layers, head_dim=16))
+
+
+def deepseek(layers: int) -> Any:
+    """A dense first layer, then experts (DeepSeek-V2, arXiv:2405.04434)."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    sizes = {**_SIZES, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 16}
+    sizes |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    sizes |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**sizes, num_hidden_layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected", "short", "long"),
+    [
+        (llama(5), Pattern(5, 0, 1), 1, 2),
+        (gemma(18), Pattern(18, 0, 6), 6, 12),
+        (deepseek(4), Pattern(4, 1, 1), 2, 3),
+    ],
+)
+def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, short: int, long: int) -> None:
+    pattern = pattern_of(model, model.config)
+    assert pattern == expected
+    assert (pattern.short, pattern.long(0)) == (short, long)
+    assert pattern.long(1000) == pattern.layers
+    cut = type(model)(shortened(model.config, long))
+    assert len(stack_of(cut, cut.config) or ()) == long
+    assert len(stack_of(model, model.config) or ()) == pattern.layers, "the model itself stays whole"
+    with torch.inference_mode():
+        assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
+
+
+def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
+    """transformers gives a dense model's config a word for its experts as well."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {**_SIZES, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path / "mixture")
+    dense, mixture = subject_of(str(tiny_folder))[0], subject_of(str(tmp_path / "mixture"))[0]
+    assert dense.loaded.config._experts_implementation
+    assert [form.name for form in forms_of(dense) if form.experts] == []
+    current = mixture.experts
+    others = [form.experts for form in forms_of(mixture) if form.experts]
+    assert sorted([current, *others]) == ["batched_mm", "eager", "grouped_mm"]
+
+
+def test_attention_kernels_are_tried_with_and_without_a_mask(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a decode step behind 8 tokens the shorter sequence of two sees 8 of 9 keys; in a prefill of 6 it lacks the
+    last one, which only the last query would have seen."""
+    subject, config = subject_of(str(tiny_folder))
+    masks: list[torch.Tensor | None] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(*args: Any, attn_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        masks.append(attn_mask)
+        return plain(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    monkeypatch.setattr(
+        "profiler.measure.trials.forms_of", lambda subject, _: [form for form in forms_of(subject) if form.holds_alike]
+    )
+    [cell] = subject.grid.cells
+    hidden: dict[tuple[str, str], list[int]] = {}
+    ceilings = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
+    for trial in try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
+        found = [mask for mask in masks if mask is not None]
+        hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
+        masks.clear()
+    expected = {"prefill": [15 + 1, 15], "decode": [1, 0]}
+    for phase, count in expected.items():
+        assert hidden["math attention", phase] == []
+        assert hidden["a padding mask", phase] == count
+        assert hidden["a padding mask and math attention", phase] == count
+
+
+def test_the_copies_that_are_stepped_touch_what_the_whole_model_does(tiny_folder: Path, tmp_path: Path) -> None:
+    """4 layers of 12, of 147,968 bytes each beside 65,856 of embedding, head, norm and frequencies: 657,728 of
+    1,841,472. Half-way through 8 new tokens a step reads the cache of what came before, 256 bytes a token and layer,
+    and copies it with one more. A cache of 1 MiB keeps neither."""
+    sizes = json.loads((tiny_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 12}))
+    grid = {"prompt_lens": [16, 200], "batch_sizes": [1, 64], "new_tokens": 8}
+    subject, config = subject_of(str(tmp_path), weights="random", **grid)
+    short = load(subject.request, shortened(config, 4))
+    assert (model_storage_bytes(short.module), subject.model_bytes) == (657_728, 1_841_472)
+    little, much = CellKey("decode", Cell(1, 16, 8)), CellKey("decode", Cell(64, 200, 8))
+    prefill = CellKey("prefill", Cell(1, 16, 8))
+
+    cached = (20 + 21) * 12 * 256
+    assert copies_of(short, subject, little, 1 << 30) == math.ceil((1_841_472 + cached) / (657_728 + cached / 3)) == 3
+    assert copies_of(short, subject, much, 1 << 30) == 3
+    assert copies_of(short, subject, little, 1 << 20) == math.ceil((1 << 20) / (657_728 + cached / 3)) == 2
+    assert copies_of(short, subject, much, 1 << 20) == 1, "the cache of these layers alone is larger than 1 MiB"
+    assert copies_of(short, subject, prefill, 1 << 30) == 2, "as many as are stepped"
+
+
+def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> None:
+    """Of 10 ms 4 lie beside the layers; compiled it takes 7: its layers 3."""
+    before = Stepped((6e-3,) * 5, (4e-3,) * 5)
+    told = _cut_like(before, Stepped((7e-3,) * 5, (0.0,) * 5))
+    assert told.layers_s == pytest.approx((3e-3,) * 5)
+    assert told.beside_s == (4e-3,) * 5
+
+
+def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
+    """Its prefills are eager, and each shape would be compiled anew."""
+    subject, _ = subject_of(str(tiny_folder))
+    forms = forms_of(subject, compiling=True)
+    [compiled] = [form for form in forms if form.name == COMPILED]
+    others = [form for form in forms if form != compiled]
+    assert others == forms_of(subject)
+    assert [form.preparing_s for form in others] == [0.0] * len(others)
+    keys = [CellKey(phase, Cell(batch, 6, 4)) for batch in (1, 2) for phase in PHASES]
+    assert [(key.phase, key.cell.batch_size) for key in compiled.corners(keys)] == [("decode", 1)]
+    assert all(form.corners(keys) == keys for form in others)
+
+
+class Late(Machine):
+    """A clock by which loading the short model has taken 50 seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._asked = 0
+
+    def now_s(self) -> float:
+        self._asked += 1
+        return 0.0 if self._asked == 1 else 50.0
+
+
+def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 of 60 seconds are enough for every form but the one that takes 25 to compile."""
+    subject, config = subject_of(str(tiny_folder))
+    monkeypatch.setattr("torch.compile", None)
+    late = replace(subject, machine=Late())
+    [cell] = subject.grid.cells
+    found = list(try_forms(late, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, compiling=True))
+    assert {trial.form for trial in found} == {form.name for form in forms_of(subject)}
+
+
+def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
+    """Forms are held against a run's first engine: one that replays recorded work calls no layer's Python."""
+    subject, config = subject_of(str(tiny_folder))
+    [cell] = subject.grid.cells
+    engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES)
+    recorded = replace(subject, engines={"eager": engine})
+    assert not list(try_forms(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of 64 columns are the host's work alone, of which compiled code keeps a part."""
+    subject, config = subject_of(str(tiny_folder))
+    ceilings = of_caches(4 << 20)
+    [cell] = subject.grid.cells
+
+    def of_engines(subject: Subject, compiling: bool) -> list[Form]:
+        return [form for form in forms_of(subject, compiling) if form.engine]
+
+    monkeypatch.setattr("profiler.measure.trials.forms_of", of_engines)
+
+    def told(compiling: bool) -> dict[tuple[str, str], float]:
+        trials = list(try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))
+        return {(trial.form, trial.key.phase): item.ratio for trial in trials for item in tried([trial])}
+
+    found = told(compiling=True)
+    assert found.pop((COMPILED, "decode")) < 0.8
+    assert set(found) == set(told(compiling=False)) == {("a static cache", phase) for phase in ("prefill", "decode")}
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+@pytest.mark.usefixtures("brief_roofs")
+def test_a_planted_cost_is_found_where_it_was_tried(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers whose MLP waits 5 ms in bfloat16, as the model of the run does not: 10 ms a step.
+
+    A trial gives a ratio, which is applied to the step of another minute: half of what was planted is asked for.
+    """
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaMLP.forward
+
+    def waiting(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        if x.dtype is torch.bfloat16:
+            time.sleep(5e-3)
+        return plain(self, x)
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", waiting)
+    options: dict[str, Any] = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 4, "budget_s": 24}
+
+    def brief(engines: Any, plan: Plan, **rest: Any) -> Iterator[Visit | Gap]:
+        """A sweep that leaves most of the time to the trials."""
+        return sweep(engines, replace(plan, budget_s=1.0), **rest)
+
+    def evidence_of(name: str, **more: Any) -> Sequence[CellEvidence]:
+        prepared = prepare(Options(model=str(tiny_folder), **options, **more, out=tmp_path / name))
+        return execute(prepared, QuietListener(), brief).document.evidence
+
+    # What lies within the noise of a trial is not told: a disturbed one is made again.
+    runs = ([lever for item in evidence_of(f"run {number}") for lever in item.levers] for number in range(3))
+    found = next((told for run in runs if (told := [lever for lever in run if lever.change == "bfloat16"])), [])
+    assert found
+    for lever in found:
+        assert lever.basis == "tried"
+        assert lever.saves_s < -5e-3
+        assert "the step takes" in lever.because
+    assert not any(lever.basis == "tried" for item in evidence_of("not", no_levers=True) for lever in item.levers)

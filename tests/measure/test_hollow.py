@@ -1,0 +1,78 @@
+"""The hollow twin dispatches the very operators of the model, and holds next to nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from machines import HOST
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiler.counting.walk import walk
+from profiler.engines.transformers import EagerEngine
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.measure.dispatch import hollow_config
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+
+
+class OperatorList(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignore[no-untyped-def]
+    loaded = load(ModelRequest(resolve(name), CPU, torch.bfloat16), config)
+    engine = EagerEngine(loaded.module, HOST)
+    with torch.inference_mode():
+        state = engine.prefill(torch.arange(6)[None], 16)
+        with OperatorList() as operators:
+            engine.decode(state)
+    return operators.names, walk(loaded.module).params
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-2-7b",
+        "llama-3.1-8b",
+        "mistral-7b-v0.1",
+        "qwen2.5-0.5b",
+        "qwen3-8b",
+        "gemma-2-9b",
+        "gpt2",
+        "phi-3-mini",
+        "mixtral-8x7b",
+    ],
+)
+def test_same_operators_as_the_model(name: str) -> None:
+    """Compared on 2 layers of the true width, so that the model fits anywhere."""
+    config = load_config(resolve(name))
+    text = config.get_text_config()
+    setattr(text, text.attribute_map.get("num_hidden_layers", "num_hidden_layers"), 2)
+    for key in ("vocab_size", "intermediate_size"):
+        if getattr(text, key, None):
+            setattr(text, key, 512)
+    text.pad_token_id = None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:2]
+    twin, twin_params = decode_operators(name, hollow_config(config))
+    model, model_params = decode_operators(name, config)
+    assert _without_experts(twin, name) == _without_experts(model, name)
+    assert twin_params < model_params / 20
+
+
+def _without_experts(names: list[str], model: str) -> list[str]:
+    """Which experts a token meets depends on its values, so a mixture runs a varying number of equal products."""
+    if "mixtral" not in model:
+        return names
+    return sorted(set(names))

@@ -1,0 +1,164 @@
+"""Kernels, gaps and what nothing explains: hand-made intervals, and a small model for real."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from clocks import FakeClock
+from machines import CPU
+
+import profiler
+from profiler.device.machine import CudaMachine, Machine
+from profiler.facts.measurements import BETWEEN
+from profiler.grid.cells import Cell, CellKey
+from profiler.measure.module_hooks import Pieces
+from profiler.measure.trace import TRACE, activity, trace_cell
+from profiler.report.sections import activity_lines, unexplained_lines
+from profiler.store.folder import read_run
+
+KEY = CellKey("decode", Cell(1, 16, 8))
+
+
+def test_intervals_add_up() -> None:
+    """Two that overlap, one inside another, a pause of 2 ms, and one of half a microsecond that is none."""
+    found = activity(KEY, [(0.0, 3e-3), (2e-3, 4e-3), (2.5e-3, 3e-3), (6e-3, 7e-3), (7e-3 + 0.5e-6, 8e-3)])
+    assert found.kernels == 5
+    assert found.busy_s == pytest.approx(4e-3 + 2e-3 - 0.5e-6)
+    assert (found.gaps, found.gap_s) == (1, pytest.approx(2e-3 + 0.5e-6))
+    assert found.longest_s == pytest.approx(3e-3)
+    assert found.busy_share == pytest.approx(6 / 8, rel=1e-3)
+
+
+def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`record_function` around two kernels of 1 ms and a pause of 2 ms: a user annotation of 4 ms on the device."""
+
+    def event(start_us: float, end_us: float, *, annotation: bool) -> Any:
+        return SimpleNamespace(
+            name="triton_poi",
+            device_type=torch.autograd.DeviceType.CUDA,
+            cpu_parent=None,
+            is_user_annotation=annotation,
+            time_range=SimpleNamespace(start=start_us, end=end_us),
+        )
+
+    events = [
+        event(0.0, 1000.0, annotation=False),
+        event(3000.0, 4000.0, annotation=False),
+        event(0.0, 4000.0, annotation=True),
+    ]
+    profiler_of_torch = SimpleNamespace(events=lambda: events)
+    monkeypatch.setattr("profiler.measure.trace.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch))
+    subject: Any = SimpleNamespace(
+        engines={"eager": SimpleNamespace(**dict.fromkeys(("announce", "prepare", "fill", "decode"), lambda *_: None))},
+        machine=SimpleNamespace(is_cuda=True, clock=FakeClock()),
+    )
+    [decode] = trace_cell(subject, Cell(1, 0, 8, context_len=16), None)
+    assert decode.kernels == 2
+    assert decode.busy_s == pytest.approx(2e-3)
+    assert decode.gap_s == pytest.approx(2e-3)
+
+
+def test_nothing_ran() -> None:
+    assert activity(KEY, []).busy_share == 0.0
+
+
+@pytest.fixture(scope="module")
+def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
+    return profiler.profile(
+        str(tiny_folder),
+        weights="random",
+        prompt_lens=[16],
+        batch_sizes=[1, 2],
+        new_tokens=6,
+        budget_s=1,
+        trace=True,
+        out=tmp_path_factory.mktemp("traced") / "run",
+    )
+
+
+def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) -> None:
+    """Two layers have 2 x 7 linears and a head; each is one operator among many more small ones."""
+    assert len(traced.document.activity) == 4
+    for item in traced.document.activity:
+        assert 15 < item.kernels < 1000
+        assert 0 < item.busy_share <= 1
+        assert item.busy_s >= item.longest_s > 0
+    assert len(activity_lines(traced)) == 4
+
+
+def test_the_trace_is_small_and_can_be_read(traced: profiler.Run) -> None:
+    path = traced.folder / TRACE
+    assert path.stat().st_size < 2_000_000
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    linears = [event for event in events if event.get("name") == "aten::linear"]
+    assert len(linears) == 15
+    assert all(event["ph"] in ("X", "M") for event in events)
+
+
+def test_without_being_asked_there_is_no_trace(tiny_folder: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=1, out=tmp_path / "run"
+    )
+    assert not (run.folder / TRACE).exists()
+    assert run.document.activity == ()
+
+
+@pytest.mark.slow
+def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm that sleeps 20 ms, as no twin does: a decode step's residual is found in the norms. Of a prefill they are
+    run alone, so that they are kernels and no residual."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaRMSNorm.forward
+
+    def sleepy(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        if self.weight.shape[0] == 64 and hidden_states.shape[0] == 3:  # the model's own batch, not the twin's
+            time.sleep(20e-3)
+        return plain(self, hidden_states)
+
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
+    monkeypatch.setattr("profiler.measure.dispatch._twin_alone", _no_twin)
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[16], batch_sizes=[3], new_tokens=8, budget_s=4, out=tmp_path / "run"
+    )
+    found = {item.phase: item.unexplained_in_s for item in read_run(run.folder).document.evidence}
+    name, excess_s = next(iter(found["decode"].items()))
+    assert name == "norm", found["decode"]
+    assert excess_s > 4 * 20e-3  # five norms in two layers
+    [prefill] = run.cells[run.cells["phase"] == "prefill"].to_dict("records")
+    assert prefill["kernel_s"] > 4 * 20e-3
+    assert not found.get("prefill")
+    assert all("norm (" in line for line in unexplained_lines(run))
+
+
+def _no_twin(*_: object) -> None:
+    raise RuntimeError("no twin today")
+
+
+def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Nsight shows: a range a group, opened and closed in turn; a group's time is its own, not its parts'."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    pieces = Pieces(CudaMachine(CPU, clock=FakeClock()))
+    pieces.start()
+    pieces.enter("attention_proj")
+    pieces.enter("attention")
+    pieces.leave()
+    pieces.leave()
+    assert pieces.finish() == {BETWEEN: 2.0, "attention_proj": 2.0, "attention": 1.0}
+    assert calls == ["attention_proj", "attention", "pop", "pop"]
+    quiet = Pieces(Machine(CPU, clock=FakeClock()))
+    quiet.start()
+    quiet.enter("mlp")
+    quiet.leave()
+    assert len(calls) == 4

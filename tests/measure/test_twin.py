@@ -1,0 +1,65 @@
+"""Dispatch is measured engine by engine, and as what the twin itself takes while the model's weights stream by."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from machines import CPU
+
+from profiler.device.machine import machine_for
+from profiler.engines.transformers import StaticEngine
+from profiler.facts.dispatch import dispatch_of
+from profiler.loading.config import load_config
+from profiler.loading.load import load
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.measure import dispatch
+
+
+@pytest.mark.slow
+def test_an_engine_that_fails_leaves_the_others_their_samples(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(StaticEngine, "prefill", refuse)
+    source = resolve(str(tiny_folder))
+    config = load_config(source)
+    loaded = load(ModelRequest(source, CPU, torch.float32), config)
+    found = dispatch.measure_dispatch(loaded, config, machine_for(CPU), [1, 2], ["static", "eager"], 0.1)
+    assert {(item.engine, item.phase, item.batch_size) for item in found} == {
+        ("eager", phase, batch) for phase in ("prefill", "decode") for batch in (1, 2)
+    }
+
+
+@pytest.mark.timing
+@pytest.mark.slow
+def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
+    """Linears that take 0 to 8 ms a call, 4 on average: whatever a step's sum is, the twin's own part stays alike."""
+    source = resolve(str(tiny_folder))
+    config = load_config(source)
+    loaded = load(ModelRequest(source, CPU, torch.float32), config)
+    linears = [module for module in loaded.module.modules() if isinstance(module, torch.nn.Linear)]
+    draw = random.Random(0)
+
+    def stream(*_: object) -> None:
+        until_s = time.perf_counter() + draw.uniform(0, 8e-3)
+        while time.perf_counter() < until_s:
+            pass
+
+    for linear in linears:
+        linear.register_forward_pre_hook(stream)
+    machine = machine_for(CPU)
+    decode = next(
+        item
+        for item in dispatch.measure_dispatch(loaded, config, machine, [1], ["eager"], 0.5)
+        if item.phase == "decode"
+    )
+    streamed_s = 4e-3 * len(linears)
+    found = dispatch_of(decode)
+    assert 0 < found.in_kernels_s < found.step_s < 0.5 * streamed_s

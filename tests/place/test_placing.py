@@ -1,0 +1,296 @@
+"""Another tool's figures under the roofs, against figures that are known from outside."""
+
+from __future__ import annotations
+
+import csv
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.loading.source import load_card
+from profiler.place.command import Shapes, place
+
+FILES = Path(__file__).parents[1] / "data" / "foreign"
+
+
+def table(path: Path, *rows: tuple[object, ...]) -> Path:
+    """A plain table of (phase, batch_size, prompt_len, new_tokens, latency_s)."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["phase", "batch_size", "prompt_len", "new_tokens", "latency_s"])
+        writer.writerows(rows)
+    return path
+
+
+def test_a_published_figure_has_the_share_that_arithmetic_gives(tmp_path: Path) -> None:
+    """gpt-fast, README: Llama-2-7B in 16 bits at batch 1 on an A100 80GB, 104.9 tokens/s behind a prompt of 5.
+
+    13.21 GB of weights but for the embedding, and 105 x 524,288 bytes of cache, over 2,039 GB/s: 6.51 ms of 9.53.
+    """
+    [row] = place(table(tmp_path / "t", ("decode", 1, 5, 200, 1 / 104.9)), "llama-2-7b", gpu="A100 80GB SXM").rows
+    assert row.floor_s == pytest.approx((13.21e9 + 105 * 524_288) / 2039e9, rel=2e-3)
+    assert row.attained == pytest.approx(0.683, abs=3e-3)
+    assert (row.bound, row.regime) == ("memory", "memory-bound")
+
+
+def test_a_checkpoint_in_float32_is_served_in_16_bits(tmp_path: Path) -> None:
+    """Gemma-2-9B's 9.24 B weights are 18.5 GB as vLLM serves them: 18.3 ms at an RTX 4090's 1,008 GB/s, not 36.7."""
+    [row] = place(table(tmp_path / "t", ("decode", 1, 64, 32, 0.0225)), "gemma-2-9b", gpu="RTX 4090").rows
+    assert row.floor_s == pytest.approx(9.2417e9 * 2 / 1008e9, rel=5e-3)
+    assert row.regime == "memory-bound"
+
+
+def test_a_prefill_is_held_against_its_flops(tmp_path: Path) -> None:
+    """A long prompt of Mistral-7B on an H100: 2 FLOPs a weight and token, and the triangle of attention.
+
+    At 2048 tokens, 7.11e9 block weights (6.98e9 without the head): 2 x 6.98e9 x 2048 + 4 x 32 x 4096 x 2048^2 / 2
+    FLOPs at 989.4 TFLOP/s.
+    """
+    [row] = place(table(tmp_path / "t", ("prefill", 1, 2048, "", 0.05)), "mistral-7b-v0.1", gpu="H100 SXM").rows
+    flops = 2 * 6.98e9 * 2048 + 4 * 32 * 4096 * 2048**2 / 2
+    assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
+    assert (row.bound, row.regime) == ("compute", "compute-bound")
+
+
+def test_the_bits_of_a_gguf_file_are_those_that_it_has() -> None:
+    """Q4_1 by its name, 5.74 bits a weight by its size: 96.58 MB and 16 x 2 rows of cache over 1,008 GB/s."""
+    found = place(FILES / "llama-bench.csv", "smollm2-135m", gpu="RTX 4090")
+    decode = next(row for row in found.rows if row.phase == "decode")
+    cache_bytes = 16 * 2 * 3 * 64 * 2 * 30
+    assert decode.floor_s == pytest.approx((96_576_768 + cache_bytes) / 1008e9, rel=0.01)
+    assert found.stored == "at the file's own 5.74 bits a weight, products in bfloat16,"
+    assert place(FILES / "aiperf.json", "smollm2-135m", gpu="T4").stored == "in bfloat16", "which tells none"
+    assert "5.74 bits a weight as stored" in decode.note
+
+
+def test_a_figure_above_the_roof_is_no_win(tmp_path: Path) -> None:
+    """14.2 GB at 3.35 TB/s take 4.2 ms: nothing decodes Mistral-7B in 16 bits in 1 ms."""
+    path = table(tmp_path / "t", ("decode", 1, 64, 32, 0.001), ("prefill", 1, 2048, "", 0.001))
+    found = place(path, "mistral-7b-v0.1", gpu="H100 SXM")
+    decode, prefill = found.rows
+    assert decode.regime is None
+    assert prefill.regime is None
+    assert "prompt tokens may be counted" in decode.note
+    assert "from a cache" in prefill.note
+    assert found.doubts == ("2 of 2 figures lie above the roof and prove nothing.",)
+
+
+def test_a_prefill_that_was_mixed_into_decode_is_found(tmp_path: Path) -> None:
+    """Tokens/s over the whole of a generation: behind 16 times the prompt a step takes 3.5 times as long."""
+    rows = [("decode", 1, prompt, 32, (prompt * 0.2e-3 + 31 * 5e-3) / 32) for prompt in (64, 256, 1024)]
+    found = place(table(tmp_path / "t", *rows), "mistral-7b-v0.1", gpu="H100 SXM")
+    assert any("the prompt's time seems to be in them" in doubt for doubt in found.doubts)
+    honest = [("decode", 1, prompt, 32, 5e-3 + prompt * 1e-7) for prompt in (64, 256, 1024)]
+    assert not place(table(tmp_path / "u", *honest), "mistral-7b-v0.1", gpu="H100 SXM").doubts
+
+
+def test_a_file_of_another_model_or_card_says_so() -> None:
+    """134,515,008 parameters on an AMD EPYC, held against 7.24 billion on an H100."""
+    found = place(FILES / "llama-bench.json", "mistral-7b-v0.1", gpu="H100 SXM")
+    assert found.doubts == (
+        "the file is of a model of 135 M parameters, this one has 7.24 B.",
+        "the file says that it ran on AMD EPYC, not on H100 SXM.",
+    )
+
+
+def test_a_card_by_its_drivers_name_is_the_same(tmp_path: Path) -> None:
+    records = json.loads((FILES / "llama-bench.json").read_text())
+    path = tmp_path / "file"
+    path.write_text(json.dumps([{**record, "gpu_info": "NVIDIA A100-SXM4-80GB"} for record in records]))
+    assert place(path, "smollm2-135m", gpu="A100 80GB SXM").doubts == ()
+
+
+def test_a_first_repetition_that_was_cold_is_told(tmp_path: Path) -> None:
+    """Three repetitions of which the first took 1.9 times as long as the others; and one that is within their noise."""
+    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
+    path = tmp_path / "file"
+    for samples, told in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
+        path.write_text(json.dumps([{**record, "samples_ns": samples}]))
+        [row] = place(path, "smollm2-135m", gpu="T4").rows
+        assert ("1.9 times as long as the others: warm-up may be inside" in row.note) == told
+
+
+def test_a_large_model_over_many_long_prompts_is_counted(tmp_path: Path) -> None:
+    """4,096 prompts of 131,072 tokens through 70 billion parameters: 7.3e19 FLOPs, eight times what int64 holds.
+
+    The attention's triangle comes on top: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs a prompt.
+    """
+    path = table(tmp_path / "t", ("prefill", 4096, 131_072, "", 1e6))
+    [row] = place(path, "llama-3.1-70b", gpu="H100 SXM").rows
+    flops = 4096 * (2 * 68.45e9 * 131_072 + 80 * 4 * 8_192 * 131_072**2 / 2)
+    assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
+
+
+def test_a_card_that_cannot_hold_the_model_is_named(tmp_path: Path) -> None:
+    found = place(table(tmp_path / "t", ("decode", 1, 64, 32, 1.0)), "llama-3.1-70b", gpu="T4")
+    assert "several cards, another card or another precision ran" in found.doubts[0]
+
+
+def test_a_generation_is_its_prefill_and_its_steps(tmp_path: Path) -> None:
+    both = ("generate", 4, 128, 32, 1.0)
+    path = table(tmp_path / "t", both, ("prefill", 4, 128, "", 1.0), ("decode", 4, 128, 32, 1.0))
+    whole, prefill, step = place(path, "smollm2-135m", gpu="H100 SXM").rows
+    assert whole.floor_s == pytest.approx(prefill.floor_s + 31 * step.floor_s)
+
+
+def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., object]) -> None:
+    arguments = ("place", str(FILES / "vllm-latency.json"), "--model", "smollm2-135m", "--gpu", "T4")
+    refused = roofscope(*arguments)
+    assert refused.code == 2  # type: ignore[attr-defined]
+    assert "give --batch-sizes and --prompt-lens and --new-tokens" in refused.err  # type: ignore[attr-defined]
+    done = roofscope(*arguments, "--prompt-lens", "128", "--batch-sizes", "4", "--new-tokens", "32", "--format", "json")
+    [row] = json.loads(done.out)["rows"]  # type: ignore[attr-defined]
+    assert (row["phase"], row["batch_size"], row["prompt_len"], row["new_tokens"]) == ("generate", 4, 128, 32)
+    assert row["tokens_per_s"] == pytest.approx(4 * 32 / row["latency_s"])
+    with pytest.raises(RequestError, match="2 values for 1 figures"):
+        place(FILES / "vllm-latency.json", "smollm2-135m", gpu="T4", shapes=Shapes((1, 2), (1,), (32,)))
+
+
+def test_requests_are_shared_out_over_batches() -> None:
+    """8 requests in 6.636 s, 4 at a time: 3.318 s a batch."""
+    shapes = Shapes((64,), (4,), (16,))
+    [row] = place(FILES / "vllm-throughput.json", "smollm2-135m", gpu="T4", shapes=shapes).rows
+    assert row.latency_s == pytest.approx(6.6361353 / 2)
+
+
+def test_a_card_is_asked_for_or_told_by_the_file(roofscope: Callable[..., object], tmp_path: Path) -> None:
+    refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
+    assert "Give --gpu CARD, or --here" in refused.err  # type: ignore[attr-defined]
+    of_a_card = tmp_path / "transformers.json"
+    written = (FILES / "transformers.json").read_text()
+    of_a_card.write_text(written.replace('"gpu_name": null', '"gpu_name": "NVIDIA A10G"'))
+    assert place(of_a_card, "smollm2-135m").under.name == "A10G, datasheet"
+    both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
+    assert both.code == 2  # type: ignore[attr-defined]
+
+
+def test_here_stands_for_the_roofs_of_this_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., object]
+) -> None:
+    """They are measured, whatever the file says of its own device: a decode step reads its bytes at that bandwidth."""
+    from profiler.roofs.measure import measure
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
+    monkeypatch.setattr("profiler.roofs.measure.measure", partial(measure, stage_budget_s=0.1))
+    path = table(tmp_path / "t", ("decode", 1, 64, 32, 10.0))
+    done = roofscope("place", str(path), "--model", "smollm2-135m", "--here", "--format", "json")
+    found = json.loads(done.out)  # type: ignore[attr-defined]
+    assert found["roofs"]["name"].endswith(", measured")
+    [row] = found["rows"]
+    # 134.5 M weights of 2 bytes, 80 tokens of 23,040 bytes of cache, and logits of 2 bytes.
+    nbytes = 2 * 134_515_008 + 80 * 23_040 + 2 * 49_152
+    assert row["floor_s"] == pytest.approx(nbytes / found["roofs"]["bytes_per_s"], rel=0.01)
+    assert row["bound"] == "memory"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 100,000 rows."""
+    rows = (("decode", 1 + row % 64, 1 + row, 32, 0.01) for row in range(100_000))
+    return table(tmp_path_factory.mktemp("many") / "t", *rows)
+
+
+@pytest.mark.parametrize("output_format", ["table", "json"])
+def test_a_hundred_thousand_rows_take_under_three_seconds(many: Path, output_format: str) -> None:
+    """The whole command, with all that Python loads for it; 0.9 and 1.4 s on a core."""
+    printed, seconds = _cpu_seconds_of(_placing(many, "smollm2-135m", "--format", output_format))
+    assert seconds < 3
+    if output_format == "json":
+        assert len(json.loads(printed)["rows"]) == 100_000
+    else:
+        assert "99800 more rows" in printed
+
+
+def test_in_a_format_too(many: Path) -> None:
+    """0.9 s on that core: the cards' operators come with the package in every format."""
+    printed, seconds = _cpu_seconds_of(_placing(many, "smollm2-135m", "--quant", "nf4"))
+    assert seconds < 3
+    assert "smollm2-135m in nf4 and bfloat16 under" in printed
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A model's folder with nothing but its config."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(load_card("smollm2-135m").config))
+    return folder
+
+
+def test_and_for_any_model_once_it_was_walked(
+    many: Path, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.9 s on that core. The first time takes 2.7 s, of which torch and transformers take 1.8 to load."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _cpu_seconds_of(_placing(table(tmp_path / "t", ("decode", 1, 512, 32, 0.01)), str(model_folder)))
+    printed, seconds = _cpu_seconds_of(_placing(many, str(model_folder)))
+    assert seconds < 3
+    as_card, _ = _cpu_seconds_of(_placing(many, "smollm2-135m"))
+    assert printed.splitlines()[1:] == as_card.splitlines()[1:]  # the first line names the model
+
+
+def _placing(file: Path, model: str, *more: str) -> list[str]:
+    return ["place", str(file), "--model", model, "--gpu", "H100 SXM", *more]
+
+
+def test_comparing_two_hundred_thousand_rows_takes_twice_that(many: Path) -> None:
+    """2.5 and 3.1 s on the same core: three a file at most."""
+    printed, seconds = _cpu_seconds_of(["compare", str(many), str(many), "--format", "json"])
+    assert len(json.loads(printed)["cells"]) == 100_000
+    assert seconds < 6
+
+
+def _cpu_seconds_of(arguments: list[str]) -> tuple[str, float]:
+    """What a command of its own process printed, and the CPU seconds that it took from its start to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", *arguments], capture_output=True, text=True, check=True, timeout=120
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "{file}", "{file}"],
+        ["place", "{file}", "--model", "smollm2-135m", "--gpu", "T4"],
+        ["rent", "mistral-7b-v0.1", "--quant", "none,nf4,int4wo"],
+    ],
+    ids=["compare", "place", "rent"],
+)
+def test_files_and_cards_load_no_model_library(tmp_path: Path, arguments: list[str]) -> None:
+    """torch alone takes over a second to load, pandas a third of one."""
+    file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))
+    loaded = _loaded_by([argument.format(file=file) for argument in arguments])
+    assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
+
+
+def test_a_folder_loads_what_counts_it_and_no_more(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time, torch and transformers; nothing of ours that measures; the second time not even those."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = table(tmp_path / "t", ("decode", 1, 64, 32, 1))
+    first, second = (_loaded_by(_placing(file, str(model_folder))) for _ in range(2))
+    assert {"torch", "transformers", "profiler.counting.walk"} <= first
+    rooms = {name.split(".")[1] for name in first if name.startswith("profiler.")}
+    assert not rooms & {"engines", "measure", "why_slow"}
+    assert not {"bitsandbytes", "gguf", "torchao", "pandas", "matplotlib", "profiler.comparison.compare"} & first
+    assert not {"torch", "transformers"} & second
+
+
+def _loaded_by(arguments: list[str]) -> set[str]:
+    """The modules that a command has in its own process at its end."""
+    script = (
+        f"import sys\nfrom profiler.cli.app import app\napp({arguments!r}, standalone_mode=False)\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.splitlines()[-1].split())

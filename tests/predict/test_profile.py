@@ -1,0 +1,195 @@
+"""A card's profile against a planted card: kernels of other widths, dispatch by layers, and what a file may hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profiler.counting.floor import floor_s
+from profiler.errors import RequestError
+from profiler.facts.card_profile import (
+    PROFILE_SCHEMA,
+    AttentionPoint,
+    CardProfile,
+    DispatchPoint,
+    ProductPoint,
+    SmallPoint,
+)
+from profiler.facts.roofs import Ceilings, Roof
+from profiler.forecast.command import Wanted, forecast_on
+from profiler.grid.cells import Cell, CellKey
+from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profile_json, read_profile
+from profiler.predict.operator_arrays import OperatorColumn, Shape, Steps
+
+FLOPS_PER_S, BYTES_PER_S = 1.0e11, 2.0e10
+LAYER_S, CALLS_S = 3e-4, 1e-4
+
+
+def roof(per_s: float) -> Roof:
+    return Roof(per_s, per_s, per_s, 9, "planted")
+
+
+def share(rows: float, width: float) -> float:
+    """What the planted card's kernels attain: more with more rows, a little less for narrow weights."""
+    return min(0.95, 0.35 + 0.05 * np.log2(rows) + 0.02 * np.log2(width / 512))
+
+
+def planted() -> CardProfile:
+    """A card whose every kernel is known."""
+    products = [
+        ProductPoint("float32", "dense", rows, ins, outs, 4.0 * ins * outs,
+                     floor_s(2.0 * rows * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S) / share(rows, ins))
+        for ins, outs in ((512, 512), (512, 2048), (2048, 512), (2048, 2048), (1024, 4096), (512, 16384))
+        for rows in (1, 2, 4, 8, 16, 64, 256, 1024)
+    ]  # fmt: skip
+    attentions = [
+        AttentionPoint("float32", batch, query, keys, heads, kv, 64, 2 * floor_s(
+            4.0 * heads * 64 * batch * (query * (keys - query) + query * (query + 1) // 2),
+            batch * keys * 2 * kv * 64 * 4.0, FLOPS_PER_S, BYTES_PER_S))
+        for heads, kv in ((9, 3), (16, 4))
+        for batch, query, keys in ((1, 1, 64), (1, 1, 512), (8, 1, 512), (1, 64, 64), (1, 512, 512), (8, 128, 128))
+    ]  # fmt: skip
+    dispatches = [
+        DispatchPoint("float32", phase, batch, LAYER_S, CALLS_S) for phase in ("prefill", "decode") for batch in (1, 8)
+    ]
+    ceilings = Ceilings({"float32": roof(FLOPS_PER_S)}, {"read": roof(BYTES_PER_S)}, 1 << 28, True)
+    return CardProfile(
+        PROFILE_SCHEMA, "0", "2026-11-20T00:00:00+00:00", "a planted card", "cpu", 2, "AVX2", 64 << 30, 32 << 20, {},
+        ceilings, tuple(products), tuple(attentions), tuple(dispatches),
+    )  # fmt: skip
+
+
+def test_kernels_of_other_widths_are_forecast() -> None:
+    """Each width from the others, on a card whose truth is known."""
+    held = held_out_kernels(planted(), "float32")
+    assert len(held.errors) == 48
+    assert held.median < 0.05
+    assert held.p90 < 0.12
+
+
+def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
+    """SmolLM2-135M on the planted card: its linears at their planted share, its layers' dispatch, added on a CPU."""
+    path = tmp_path / "card.json"
+    path.write_text(profile_json(planted()))
+    wanted = Wanted(prompt_lens="64", batch_sizes="1,4", dtype="float32")
+    answer = forecast_on("smollm2-135m", str(path), wanted)
+    layers = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
+    for cell in answer.cells:
+        rows = cell.batch_size * (64 if cell.phase == "prefill" else 1)
+        shapes = [*(30 * list(layers)), (576, 49152)]
+        linears_s = 0.0
+        for ins, outs in shapes:
+            seen = cell.batch_size if outs == 49152 else rows
+            least = floor_s(2.0 * seen * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S)
+            linears_s += least / share(seen, ins)
+        told = cell.terms
+        known = linears_s + 30 * (LAYER_S - CALLS_S)
+        assert cell.latency_s == pytest.approx(known, rel=0.15), cell
+        assert told["dispatch_s"] == pytest.approx(30 * LAYER_S)
+        assert cell.low_s < cell.latency_s < cell.high_s
+
+
+def test_layouts_and_formats_have_kernels_of_their_own(tmp_path: Path) -> None:
+    """Weights that lie the other way round take twice as long here, packed ones half: GPT-2, whose linears are so,
+    takes the former for all but its head, and a model in 4 bits the latter."""
+    card = planted()
+    other = [
+        replace(point, format=format_, seconds=factor * point.seconds)
+        for format_, factor in (("transposed", 2.0), ("nf4", 0.5))
+        for point in card.products
+    ]
+    plain, more = tmp_path / "plain.json", tmp_path / "more.json"
+    plain.write_text(profile_json(card))
+    more.write_text(profile_json(replace(card, products=(*card.products, *other))))
+    wanted = Wanted(prompt_lens="64", batch_sizes="1", dtype="float32")
+
+    def decode_s(model: str, path: Path, asked: Wanted = wanted) -> float:
+        [found] = [cell.latency_s for cell in forecast_on(model, str(path), asked).cells if cell.phase == "decode"]
+        return found
+
+    weights = 12 * 12 * 768 * 768
+    transposed_s = 2.0 * 4.0 * weights / BYTES_PER_S / 0.36
+    assert decode_s("gpt2", more) - decode_s("gpt2", plain) == pytest.approx(transposed_s / 2, rel=0.1)
+    assert decode_s("smollm2-135m", more) == pytest.approx(decode_s("smollm2-135m", plain), rel=1e-6)
+    with pytest.raises(RequestError, match="no kernels of nf4"):
+        decode_s("smollm2-135m", plain, replace(wanted, quant="nf4"))
+    assert decode_s("smollm2-135m", more, replace(wanted, quant="nf4")) < decode_s("smollm2-135m", more)
+
+
+def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) -> None:
+    """Where they take three times their traffic, a prefill gains twice of it over a card on which they take just that,
+    which is what is assumed of a card that does not tell; a decode step's are its dispatch."""
+
+    def times(ratio: float | None) -> dict[str, float]:
+        smalls = () if ratio is None else tuple(SmallPoint("float32", s, ratio * s) for s in (1e-6, 1e-4, 1e-2))
+        path = tmp_path / "card.json"
+        path.write_text(profile_json(replace(planted(), smalls=smalls)))
+        wanted = Wanted(prompt_lens="64", batch_sizes="1", dtype="float32")
+        return {cell.phase: cell.latency_s for cell in forecast_on("smollm2-135m", str(path), wanted).cells}
+
+    untold, once, thrice, twice = times(None), times(1.0), times(3.0), times(2.0)
+    assert once == pytest.approx(untold)
+    assert thrice["prefill"] - once["prefill"] == pytest.approx(2 * (twice["prefill"] - once["prefill"]))
+    # Each of 30 layers hands on hidden states, queries, keys, values and two of the MLP's width at the least.
+    written_s = 30 * 64 * 4.0 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536) / BYTES_PER_S
+    assert twice["prefill"] - once["prefill"] > written_s
+    assert thrice["decode"] == pytest.approx(once["decode"])
+
+
+def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
+    """A product at a quarter of the memory roof takes 4 ms there, 3 of them lost. Read from a cache at twice the
+    bandwidth its bytes take half a millisecond, and the loss stays."""
+    points = tuple(
+        ProductPoint("float32", "dense", rows, 500, 10_000, 2e7, 4e-3) for rows in (1, 2)
+    )  # 20 MB at 20 GB/s: 1 ms
+    card = replace(planted(), products=points)
+    kernels = fitted_on(card, "float32", 1).kernels
+    steps = Steps.of([CellKey("decode", Cell(batch_size=1, prompt_len=8, new_tokens=4))])
+    one = np.array([1.0])
+    column = OperatorColumn(
+        "mlp", "mlp", 1, "float32", one, 1e7 * one, 2e7 * one, 0 * one, 0 * one, {}, {},
+        shape=Shape(500, 10_000, "dense"),
+    )  # fmt: skip
+    for roof_s, expected_s in ((1e-3, 4e-3), (0.5e-3, 3.5e-3)):
+        found = kernels.seconds(column, steps, roof_s * one)
+        assert found == pytest.approx(expected_s)
+
+
+def test_where_host_and_device_overlap_the_longer_holds() -> None:
+    card = replace(planted(), kind="cuda")
+    assert fitted_on(card, "float32", 30).device.overlaps
+    assert not fitted_on(planted(), "float32", 30).device.overlaps
+
+
+def test_a_profile_survives_its_file_and_bad_ones_are_told(tmp_path: Path, roofscope: Callable[..., Any]) -> None:
+    path = tmp_path / "card.json"
+    path.write_text(profile_json(planted()))
+    assert len(path.read_bytes()) < 40_000
+    back = read_profile(path)
+    assert back.products == planted().products
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "schema_version": PROFILE_SCHEMA + 1}))
+    with pytest.raises(RequestError, match=f"of version {PROFILE_SCHEMA + 1}.*measure the card again"):
+        read_profile(path)
+    path.write_text(json.dumps({**content, "products": 3}))
+    with pytest.raises(RequestError, match="damaged"):
+        read_profile(path)
+    path.write_text("{")
+    with pytest.raises(RequestError, match="not JSON"):
+        read_profile(path)
+    with pytest.raises(RequestError, match="no card profile is called"):
+        profile_called("nosuchcard")
+
+
+def test_a_card_without_a_profile_gets_a_range() -> None:
+    """Mistral-7B streams 14.2 GB a step: on an L4 of 300 GB/s at least 47 ms."""
+    answer = forecast_on("mistral-7b-v0.1", "L4", Wanted(prompt_lens="512", batch_sizes="1"))
+    [decode] = [cell for cell in answer.cells if cell.phase == "decode"]
+    assert 47e-3 < decode.low_s < decode.latency_s < decode.high_s
+    assert answer.error.median is None

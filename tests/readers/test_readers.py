@@ -1,0 +1,380 @@
+"""Other tools' files: told by their content, read to the figure, refused in one line where they are broken."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.readers.detect import read_foreign
+from profiler.readers.figures import Figure
+
+FILES = Path(__file__).parents[1] / "data" / "foreign"
+
+
+def figures(name: str) -> tuple[Figure, ...]:
+    return tuple(read_foreign(FILES / name).figures)
+
+
+def test_llama_bench_says_the_same_in_every_format() -> None:
+    """avg_ns of the csv: 269742369 ns for 128 tokens, 170182648 ns for 32; the md file is another run of the same."""
+    first, second, third = figures("llama-bench.csv")
+    assert (first.covers, first.prompt_len, first.batch_size) == ("prefill", 128, 1)
+    assert first.seconds == pytest.approx(0.269742369)
+    assert (third.covers, third.new_tokens, third.depth) == ("decode", 32, 0)
+    assert third.seconds == pytest.approx(0.170182648 / 32)
+    # 96,576,768 bytes for 134,515,008 parameters: 5.74 bits each, though the file's name says 4.
+    assert 8 * second.weight_bytes == pytest.approx(5.744, abs=1e-3)  # type: ignore[operator]
+    by_md = figures("llama-bench.md")
+    assert [figure.covers for figure in by_md] == ["prefill", "prefill", "decode"]
+    assert by_md[0].seconds == pytest.approx(128 / 459.02)
+    assert 8 * by_md[0].weight_bytes == pytest.approx(5.744, abs=1e-2)  # type: ignore[operator]
+    # A standard deviation of 33.97 of 159.18 tokens/s, of nobody knows how many repetitions: that of one of them.
+    assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18)
+    assert by_md[2].rounding_s / by_md[2].seconds == pytest.approx(0.005 / 159.18)
+    assert {figure.repeats for figure in (*by_md, first, second, third)} == {0}
+
+
+def test_llama_bench_keeps_every_repetition() -> None:
+    for name in ("llama-bench.json", "llama-bench.jsonl"):
+        records = [json.loads(line) for line in (FILES / name).read_text().splitlines()] if "jsonl" in name else None
+        records = records or json.loads((FILES / name).read_text())
+        for record, figure in zip(records, figures(name), strict=True):
+            steps = record["n_gen"] if not record["n_prompt"] else 1
+            assert figure.samples_s == pytest.approx([value / 1e9 / steps for value in record["samples_ns"]])
+            assert figure.repeats == 3
+
+
+def test_llama_bench_tells_depth_and_mixed_tests() -> None:
+    prefill, decode, mixed = figures("llama-bench-depth.md")
+    assert (prefill.prompt_len, prefill.context_len) == (64, 128)
+    assert (decode.context_len, decode.new_tokens, decode.seconds) == (128, 16, pytest.approx(1 / 68.49))
+    assert (mixed.covers, mixed.seconds) == ("generate", pytest.approx(80 / 104.02))
+    assert "prompt and generation in one figure" in mixed.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "expected"),
+    [
+        # (what, batch, prompt, new tokens, seconds)
+        ("vllm-latency.json", "vllm bench latency", [("generate", None, None, None, 10.974134)]),
+        ("vllm-throughput.json", "vllm bench throughput", [("generate", None, None, None, None)]),
+        ("vllm-serve.json", "vllm bench serve", [("prefill", 1, 128, 32, 0.0622127), ("decode", 3, 128, 32, 0.01065)]),
+        ("guidellm.json", "GuideLLM", [("prefill", 1, 64, 16, 0.0869989), ("decode", 1, 64, 16, 0.0206266)]),
+        ("aiperf.json", "AIPerf", [("prefill", 1, 128, 32, None), ("decode", 3, 128, 32, None)]),
+        (
+            "genai-perf.json",
+            "genai-perf",
+            [("prefill", 1, 201, 2566, 0.1728093975), ("decode", 96, 201, 2566, 0.0021787205)],
+        ),
+        (
+            "sglang.jsonl",
+            "SGLang bench_one_batch",
+            [
+                ("prefill", 1, 512, 64, 0.07441905),
+                ("decode", 1, 512, 64, 0.01735648),
+                ("prefill", 2, 1024, 64, 0.27150743),
+                ("decode", 2, 1024, 64, 0.01743051),
+            ],
+        ),
+        # The tool's own last_ttft; its page tells "~60 ms" and "~169 ms" between tokens.
+        (
+            "sglang-server.jsonl",
+            "SGLang bench_one_batch_server",
+            [
+                ("prefill", 33, 8192, 65536, 80.1232),
+                ("decode", 33, 8192, 65536, (3998.5722 - 80.1232) / 65535),
+                ("prefill", 38, 8192, 65536, 535.1799),
+                ("decode", 38, 8192, 65536, (11581.5906 - 535.1799) / 65535),
+            ],
+        ),
+        ("optimum.json", "optimum-benchmark", [("prefill", 2, 64, 16, None), ("decode", 2, 64, 16, None)]),
+        (
+            "sglang-serving.jsonl",
+            "SGLang bench_serving",
+            [("prefill", 1, 128, 32, 0.05375429), ("decode", 3, 128, 32, 0.01000387)],
+        ),
+        # Medians of its samples; of 16 tokens 15 lie behind the first, and its file divides by 16.
+        (
+            "transformers.json",
+            "transformers benchmark",
+            [
+                ("prefill", 1, 64, 16, 0.0390625),
+                ("decode", 1, 64, 16, 0.0185546875 * 16 / 15),
+                ("prefill", 4, 64, 16, 0.09375),
+                ("decode", 4, 64, 16, 0.02294921875 * 16 / 15),
+            ],
+        ),
+        ("table.csv", "table", [("decode", 1, 512, 128, 1 / 104.9), ("decode", 8, 512, 128, 8 / 700)]),
+    ],
+)
+def test_each_tool_is_told_by_its_content(
+    name: str, tool: str, expected: list[tuple[object, ...]], tmp_path: Path
+) -> None:
+    other_name = tmp_path / "anything.txt"
+    other_name.write_bytes((FILES / name).read_bytes())
+    file = read_foreign(other_name)
+    assert file.tool == tool
+    found = [(item.covers, item.batch_size, item.prompt_len, item.new_tokens) for item in file.figures]
+    assert found == [row[:4] for row in expected]
+    for figure, (*_, seconds) in zip(file.figures, expected, strict=True):
+        if seconds is not None:
+            assert figure.seconds == pytest.approx(seconds, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["aiperf.json", "sglang-serving.jsonl", "vllm-serve.json"])
+def test_clients_say_what_their_server_did(name: str) -> None:
+    """A server that waits 50 ms and then sends a token every 10 ms, on a busy machine: no client saw much else."""
+    prefill, decode = figures(name)
+    assert 0.050 <= prefill.seconds < 0.065
+    assert decode.seconds == pytest.approx(0.010, rel=0.07)
+
+
+def test_a_step_of_transformers_benchmark_is_what_its_whole_time_leaves() -> None:
+    """Its end-to-end time is measured apart, by a clock that is fine: the first token and 15 steps, and the end."""
+    results = json.loads((FILES / "transformers.json").read_text()).values()
+    for result, decode in zip(results, figures("transformers.json")[1::2], strict=True):
+        told = result["measurements"]
+        pairs = zip(told["e2e_latency"], told["time_to_first_token"], strict=True)
+        left_s = sorted(whole_s - first_s for whole_s, first_s in pairs)[2] / 15
+        assert decode.seconds == pytest.approx(left_s, rel=0.03)
+        assert decode.seconds / sorted(told["inter_token_latency"])[2] == pytest.approx(16 / 15)
+        assert "divides the time of 15 steps by 16" in " ".join(decode.notes)
+
+
+def test_a_clock_that_steps_is_no_sharp_figure() -> None:
+    """Stamps in float32 of a machine that was 18 hours up lie 2^-7 s = 7.8 ms apart."""
+    prefill, decode, *_ = figures("transformers.json")
+    assert prefill.half_width_s >= 2**-7
+    assert decode.half_width_s >= 2**-7 / 15
+    assert not prefill.samples_s, "five equal samples would claim an interval of no width"
+    assert "steps by 7.81 ms" in prefill.notes[0]
+
+
+def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
+    content = json.loads((FILES / "transformers.json").read_text())
+    first_s = [0.0391, 0.0401, 0.0397, 0.0388, 0.0393]
+    for result in content.values():
+        result["measurements"]["time_to_first_token"] = first_s
+        result["config"]["continuous_batching"] = True
+    path = tmp_path / "fine.json"
+    path.write_text(json.dumps(content))
+    prefill, decode, *_ = read_foreign(path).figures
+    assert prefill.samples_s == tuple(first_s)
+    # Its scheduler stamps tokens alone: 16 of them, 15 steps, divided by 15.
+    assert decode.seconds == pytest.approx(0.0185546875)
+
+
+def test_an_older_aiperf_tells_its_concurrency_elsewhere(tmp_path: Path) -> None:
+    """docs.nvidia.com/aiperf, export schema 1.3: `input_config` with `endpoint.model_names` and `loadgen`."""
+    content = json.loads((FILES / "aiperf.json").read_text())
+    assert "warmup" in {phase["kind"] for phase in content["input_config"]["phases"]}
+    config = {"endpoint": {"model_names": ["small-llama"]}, "loadgen": {"concurrency": 2}}
+    path = tmp_path / "aiperf.json"
+    path.write_text(json.dumps({**content, "input_config": config}))
+    file, newer = read_foreign(path), read_foreign(FILES / "aiperf.json")
+    assert file.settings == newer.settings == {"model's name": "small-llama", "AIPerf": "0.13.0"}
+    assert file.figures[1].batch_size == 2
+    assert file.figures[1].cap == 2
+
+
+def test_a_whole_decode_loop_is_told_by_the_step() -> None:
+    """optimum-benchmark times the 15 steps behind the first token at once; its throughput is batch x 15 over that."""
+    report = json.loads((FILES / "optimum.json").read_text())["report"]["decode"]
+    decode = figures("optimum.json")[1]
+    assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
+    assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
+
+
+def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
+    """Its time to first token is then that of the whole answer (the second file of the same public issue)."""
+    content = json.loads((FILES / "genai-perf.json").read_text())
+    del content["inter_token_latency"]
+    path = tmp_path / "genai.json"
+    path.write_text(json.dumps({**content, "time_to_first_token": content["request_latency"]}))
+    with pytest.raises(RequestError, match="without --streaming"):
+        read_foreign(path)
+
+
+def test_a_newer_genai_perf_nests_its_concurrency(tmp_path: Path) -> None:
+    """genai-perf's own tests hold `input_config` with `model_names` and `perf_analyzer.stimulus`."""
+    content = json.loads((FILES / "genai-perf.json").read_text())
+    config = {"model_names": ["ensemble"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
+    path = tmp_path / "genai.json"
+    path.write_text(json.dumps({**content, "input_config": config}))
+    file = read_foreign(path)
+    assert file.tool == "genai-perf"
+    assert file.settings["model's name"] == "ensemble"
+    assert file.figures[1].batch_size == 32
+
+
+def test_a_cap_is_no_batch(tmp_path: Path) -> None:
+    """A request a second of 128 tokens, 10 ms each: 1.28 decode at a time, though 256 might (Little's law); what was
+    asked for stays the cap. AIPerf counts them itself: 3.18 of 4, its 328 tokens/s at 10.0 ms say 3.28."""
+    content = json.loads((FILES / "vllm-serve.json").read_text())
+    load = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0}
+    lengths = {"total_input_tokens": 153600, "total_output_tokens": 38400, "median_tpot_ms": 10.0}
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps({**content, **load, **lengths}))
+    decode = read_foreign(path).figures[1]
+    assert (decode.batch_size, decode.cap) == (1, 256)
+    assert "below the 256 that were allowed" in decode.notes[0]
+    counted = figures("aiperf.json")[1]
+    assert (counted.batch_size, counted.cap) == (3, 4)
+    assert "counted by the tool" in counted.notes[0]
+    content = json.loads((FILES / "aiperf.json").read_text())
+    path.write_text(json.dumps({**content, "effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}))
+    assert read_foreign(path).figures[1].batch_size == 1
+
+
+def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:
+    """304 tokens/s at 10.65 ms a token: 3.2 sequences at a time of the four that were asked for."""
+    content = json.loads((FILES / "vllm-serve.json").read_text())
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps({**content, "max_concurrency": None}))
+    decode = read_foreign(path).figures[1]
+    assert decode.batch_size == 3 == round(304.4 * 0.01065)
+    assert "estimated" in decode.notes[0]
+
+
+BROKEN = {
+    "empty": "",
+    "nothing but space": "  \n",
+    "cut off": '[{"model_type": "x", "n_prompt": 1, "n_gen"',
+    "an object of nobody": '{"a": 1}',
+    "a number": "7",
+    "a list of numbers": "[1, 2]",
+    "nested": "[" * 200_000,
+    "no number": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": "fast"}]',
+    "negative": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": -1}]',
+    "not finite": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": NaN}]',
+    "huge": '[{"model_type": "x", "n_prompt": 1e300, "n_gen": 0, "avg_ns": 1}]',
+    "a list where a number should be": '[{"model_type": "x", "n_prompt": [], "n_gen": 0, "avg_ns": 1}]',
+    "a text where an object should be": '{"benchmarks": ["x"]}',
+    "no benchmark": '{"benchmarks": []}',
+    "half a line": '{"batch_size": 1, "input_len": 8, "output_len": 8, "prefill_latency": 1}\n{"batch_size": 1, "inp',
+    "a row too short": "batch_size,prompt_len,new_tokens,tokens_per_s\n1\n",
+    "markup in a phase": "batch_size,prompt_len,phase,latency_s\n1,8,<script>alert(1)</script>,1\n",
+    "a quote without an end": 'batch_size,prompt_len,latency_s\n1,"8,1\n',
+    "a table without a row": "| model | test | t/s |\n| --- | --- | --- |\n",
+    "a test of another kind": "| model | test | t/s |\n| --- | --- | --- |\n| x | zz9 | fast |\n",
+    "zeros of nothing": "\0" * 100,
+    "no list of rows": "[]",
+    "a heading alone": "batch_size,prompt_len,latency_s\n",
+    "two columns of one name": "batch_size,prompt_len,latency_s,batch_size\n1,8,1,2\n",
+    "a row too long": "batch_size,prompt_len,latency_s\n1,8,1,9\n",
+    "a prompt of 2^52 tokens": '[{"model_type": "x", "n_prompt": 4503599627370496, "n_gen": 0, "avg_ns": 1e9}]',
+    "a prompt of 100 digits": f"| model | test | t/s |\n| --- | --- | --- |\n| x | pp{'9' * 100} | 1 |\n",
+    "a prompt of 5,000 digits": f"| model | test | t/s |\n| --- | --- | --- |\n| x | pp{'9' * 5000} | 1 |\n",
+    "a time of 10^291 s": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": 1e300}]',
+    "a time of 10^-309 s": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": 1e-300}]',
+    "a time that no number holds": "batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,1e-320\n",
+    "an infinite spread": '[{"model_type": "x", "n_prompt": 64, "n_gen": 0, "avg_ns": 1e9, "stddev_ns": Infinity}]',
+    "half a request": '{"elapsed_time": 1, "num_requests": 0.5, "requests_per_second": 1, "tokens_per_second": 1}',
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(BROKEN[name])
+    with pytest.raises(RequestError) as refused:
+        read_foreign(path)
+    text = str(refused.value)
+    assert len(text.splitlines()) == 1
+    assert text.isprintable()
+    assert len(text) < 700
+
+
+def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device, and a pipe that gives more than is read of a file; one that ends is read as a file is."""
+    monkeypatch.setattr("profiler.readers.detect._MOST_BYTES", 1 << 20)
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(RequestError, match="no plain file"):
+        read_foreign(tmp_path / "zero")
+    os.mkfifo(tmp_path / "pipe")
+    content = (FILES / "llama-bench.json").read_bytes()
+    for more in (0, 2 << 20):
+        (tmp_path / "given").write_bytes(content + b" " * more)
+        with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', tmp_path / "given", tmp_path / "pipe"]):
+            if more:
+                with pytest.raises(RequestError, match="more than the 1048576 bytes"):
+                    read_foreign(tmp_path / "pipe")
+            else:
+                assert tuple(read_foreign(tmp_path / "pipe").figures) == figures("llama-bench.json")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir() if path.suffix != ".txt"))
+def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: str, tmp_path: Path) -> None:
+    content = (FILES / name).read_bytes()
+    for share in range(1, 20):
+        path = tmp_path / "file"
+        path.write_bytes(content[: share * len(content) // 20])
+        try:
+            found = read_foreign(path).figures
+        except RequestError as refused:
+            lines = str(refused).splitlines()
+            found = ()
+        else:
+            lines = []
+        assert found or len(lines) == 1
+
+
+def test_a_picture_and_a_folder_are_no_result_files(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe" * 10)
+    with pytest.raises(RequestError, match="no text file"):
+        read_foreign(path)
+    with pytest.raises(RequestError, match="is a folder"):
+        read_foreign(tmp_path)
+    with pytest.raises(RequestError, match="cannot be read: No such file"):
+        read_foreign(tmp_path / "nothing")
+
+
+def test_a_hundred_thousand_rows_are_read_in_a_moment(tmp_path: Path) -> None:
+    path = tmp_path / "many.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["phase", "batch_size", "prompt_len", "new_tokens", "latency_s"])
+        writer.writerows(["decode", 1 + row % 64, 1 + row, 32, 0.01] for row in range(100_000))
+    begun = time.process_time()
+    assert len(read_foreign(path).figures) == 100_000
+    assert time.process_time() - begun < 3
+
+
+def test_a_table_may_tell_times_and_rates_and_leave_cells_empty(tmp_path: Path) -> None:
+    """Two sequences at 100 tokens/s take 20 ms a step; rows that failed are left out, but keep their number."""
+    path = tmp_path / "t.csv"
+    names = "status,phase,batch_size,prompt_len,context_len,new_tokens,latency_s,tokens_per_s,repeats\n"
+    rows = [
+        "ok,decode,2, 64,,32,,100,5",
+        "failed,decode,x,,,,,,",
+        ",prefill,1,128,9,,0.5,,",
+        "ok,,4,,256,16.0,0.25,1,",
+    ]
+    path.write_text(names + "\n".join(rows))
+    note = "no phase named: taken for decode steps alone"
+    assert list(read_foreign(path).figures) == [
+        # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
+        Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5),
+        Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
+        Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, notes=(note,)),
+    ]
+    for broken, told in (
+        ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is no positive number: nan"),
+        ("ok,decode,2,6.5,,32,1,,", "row 5: prompt_len is no whole number of 0 or more: 6.5"),
+        ("ok,decode,,64,,32,1,,", "row 5: batch_size is no number: "),
+        ("ok,prefill,2,,64,,1,,", "row 5: a prefill without tokens has no time"),
+        ("ok,train,2,64,,32,1,,", "row 5: the phase 'train' is none"),
+        ("ok,decode,2,64,,32,,,", "row 5: tokens_per_s is no number: "),
+    ):
+        path.write_text(names + "\n".join([*rows, broken]))
+        with pytest.raises(RequestError, match=re.escape(told)):
+            read_foreign(path)

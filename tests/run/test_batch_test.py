@@ -1,0 +1,88 @@
+"""The batch-doubling command, from its request to its table."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.facts.roofs import READ, Ceilings, Roof
+from profiler.run import batch_test
+from profiler.run.options import Options
+from profiler.store.folder import read_run
+
+
+def roof(per_s: float) -> Roof:
+    return Roof(per_s, per_s, per_s, 9, "given")
+
+
+def test_batches_are_doubled_and_slopes_stand_beside_predictions(  # type: ignore[no-untyped-def]
+    roofscope, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    options = ["--prompt", "16", "--new-tokens", "8", "--budget", "2", "--quiet", "--out", str(folder)]
+    found = roofscope("batch-test", str(tiny_folder), *options)
+    assert found.code == 0, found.err
+    assert "speaks for" in found.out
+    run = read_run(folder)
+    batches = sorted(set(run.cells["batch_size"]))
+    assert batches == [2**power for power in range(len(batches))]
+    assert len(batches) >= 4
+    [series] = [s for s in run.document.scaling if s.axis == "batch" and s.fixed["phase"] == "decode"]
+    for step in series.doublings:
+        assert step.low <= step.slope <= step.high
+        assert step.flops_slope == pytest.approx(1.0)
+        assert 0 < step.bytes_slope < 1
+    assert series.best in batches
+
+
+@pytest.mark.slow
+def test_a_filled_cache_needs_no_prefill(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    options = ["--context", "64", "--new-tokens", "8", "--budget", "1", "--quiet", "--format", "json"]
+    found = roofscope("batch-test", str(tiny_folder), *options, "--out", str(tmp_path / "run"))
+    assert found.code == 0, found.err
+    document = json.loads(found.out)
+    assert {cell["phase"] for cell in document["cells"]} == {"decode"}
+    assert document["grid"]["context_lens"] == [64]
+
+
+def test_a_wrong_phase_is_one_line(roofscope, tiny_folder: Path) -> None:  # type: ignore[no-untyped-def]
+    found = roofscope("batch-test", str(tiny_folder), "--phase", "training")
+    assert found.code == 2
+    assert "use prefill or decode" in found.err
+
+
+def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache a float32 decode takes 4 bytes for two FLOPs a weight: at 30 FLOPs a byte the knee lies at 60
+    sequences, by bfloat16's roof at 600. This one's cache and head move it, the dtype by ten times."""
+    roofs = Ceilings({"float32": roof(30e9), "bfloat16": roof(300e9)}, {READ: roof(1e9)}, 1, True)
+    monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
+    options = Options(model=str(tiny_folder), context_lens=[1], new_tokens=4, dtype="float32", device="cpu")
+    sizes = batch_test.prepare_batch_test(options, "decode").grid.batch_sizes
+    assert 60 < sizes[-1] <= 256
+
+
+def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes at 10 MB/s: every visit reads the weights of 5 steps, so that few batches fit, and the knee is past 4096.
+    What is told to take all of them takes all of them."""
+    weights = 4 * 10_000  # far fewer than it has
+    roofs = Ceilings({"float32": roof(1e12)}, {READ: roof(1e7)}, 1, True)
+    monkeypatch.setattr(batch_test, "measure_ceilings", lambda *_, **__: roofs)
+    options = Options(model=str(tiny_folder), prompt_lens=[16], new_tokens=4, device="cpu", budget_s=2.0)
+    capped = batch_test.prepare_batch_test(options, "decode")
+    most = capped.grid.batch_sizes[-1]
+    assert 2 <= most < batch_test.MOST_SEQUENCES
+    assert len(capped.grid.batch_sizes) * 5 * weights / 1e7 < options.budget_s
+    [told] = capped.warnings
+    [whole, enough] = re.findall(r"up to (\d+) .* --budget (\d+)", told)[0]
+    assert f"at batch {most}:" in told
+    more = batch_test.prepare_batch_test(replace(options, budget_s=float(enough)), "decode")
+    assert (more.grid.batch_sizes[-1], more.warnings) == (int(whole), ())
+    with pytest.raises(RequestError, match=r"--budget 0\.01: batches of up to 2 .* --budget \d+"):
+        batch_test.prepare_batch_test(replace(options, budget_s=0.01), "decode")

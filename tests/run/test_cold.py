@@ -1,0 +1,140 @@
+"""A fresh process, steps after silence, and from how many requests on compiling pays."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from machines import HOST, small
+
+import profiler
+from profiler.engines.base import DecodeState
+from profiler.errors import RequestError
+from profiler.facts.measurements import FirstCalls, FreshStart
+from profiler.grid.cells import Cell, Grid
+from profiler.judge.cells import EngineDifference
+from profiler.measure.idle import steps_after_silence
+from profiler.report.optional_sections import break_even, cold_lines
+from profiler.run import cold_start as cold
+
+_DELAY_S = 0.02
+
+
+def test_requests_until_a_compilation_is_paid_for() -> None:
+    """20 s to compile and 1.5 s more for the first request, against 0.5 s; half a second saved each: 42 requests."""
+    own, compiled = FirstCalls(0.0, 2.5, 2.0), FirstCalls(20.0, 3.0, 1.5)
+    assert break_even(own, compiled) == pytest.approx((21.5 - 0.5) / 0.5)
+    assert break_even(own, FirstCalls(20.0, 3.0, 2.0)) is None
+    assert break_even(own, FirstCalls(0.0, 1.5, 1.5)) == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds_s", "second_s", "told"),
+    [
+        ((0.1, 0.3), 1.5, "below 42 requests"),
+        ((-0.1, 0.3), 1.5, "cannot be told"),
+        ((0.1, 0.3), 2.1, "cannot be told"),  # its one later answer in a fresh process was slow
+        ((-0.3, -0.1), 2.1, "loses at any rate"),
+        ((-0.3, 0.1), 2.1, "cannot be told"),
+    ],
+)
+def test_what_lies_within_noise_pays_for_nothing(bounds_s: tuple[float, float], second_s: float, told: str) -> None:
+    difference = EngineDifference("decode", 1, 64, 0, 8, "compile", "eager", 0.0, *bounds_s)
+    calls = {"eager": FirstCalls(0.0, 2.5, 2.0), "compile": FirstCalls(20.0, 1.5 + second_s, second_s)}
+    document = SimpleNamespace(
+        fresh_starts=[FreshStart("drawn", 2.0, 1.0, 10**9, calls)],
+        after_silence=[],
+        asked=Grid((64,), (1,), 8, engines=("eager", "compile")),
+        engine=SimpleNamespace(differences=[difference]),
+    )
+    *_, line = cold_lines(SimpleNamespace(document=document))  # type: ignore[arg-type]
+    assert told in line
+
+
+class Sleepy:
+    """Its first step after a silence takes 20 ms longer."""
+
+    def __init__(self) -> None:
+        self.rested = False
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        assert steps is None
+
+    def prepare(self, batch: int, slots: int) -> None:
+        assert slots > 16
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        if self.rested:
+            time.sleep(_DELAY_S)
+        self.rested = False
+        return state
+
+
+def test_the_first_step_after_a_silence_is_told_apart() -> None:
+    engine: Any = Sleepy()
+
+    def wait(seconds: float) -> None:
+        engine.rested = seconds > 0
+
+    found = {item.silence_s: item for item in steps_after_silence(engine, Cell(1, 16, 4), HOST, wait)}
+    assert list(found) == [0.0, 1.0, 5.0, 30.0]
+    for silence_s, item in found.items():
+        first = min(steps[0] for steps in item.steps_s)
+        later = min(step for steps in item.steps_s for step in steps[1:])
+        assert later < _DELAY_S / 2
+        assert first >= _DELAY_S if silence_s else first < _DELAY_S / 2
+
+
+@pytest.mark.parametrize(("gone", "links"), [(True, ["disk", "page cache"]), (False, ["page cache"])])
+def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
+    gone: bool, links: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").write_bytes(b"kept")
+    request = SimpleNamespace(weights="checkpoint", source=SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr(cold, "forget", lambda files: files == [tmp_path / "weights"] and gone)
+    monkeypatch.setattr(cold, "_start", lambda _prepared, link: link)
+    assert list(cold.fresh_starts(SimpleNamespace(request=request), HOST, 4)) == links  # type: ignore[arg-type]
+
+
+def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """13.5 GB of weights and a context of 1 GB do not fit into the 1.5 GB that a 15 GB card has left next to them."""
+    card = small()
+    monkeypatch.setattr(type(card), "is_cuda", True)
+    monkeypatch.setattr(card, "available_bytes", lambda: 1_500_000_000)
+    request = SimpleNamespace(weights="random", source=SimpleNamespace(path=None))
+    with pytest.raises(RequestError, match=r"1\.50 GB are free next to this one's: 14\.5 GB are needed"):
+        next(cold.fresh_starts(SimpleNamespace(request=request), card, 13_500_000_000))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.measure.idle._SILENCES", ((0.0, 2), (0.1, 1)))
+    # One fresh process is enough: with files it would be one from the disk and one from the cache of it.
+    forgotten: list[list[Path]] = []
+    monkeypatch.setattr("profiler.run.cold_start.forget", lambda files: forgotten.append(files) is None)
+    monkeypatch.setattr("profiler.run.cold_start.FROM_FILES", ("disk",))
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=0.5, no_levers=True, cold=True,
+        engine="eager,static", out=tmp_path / "run",
+    )  # fmt: skip
+    starts = run.document.fresh_starts
+    assert [start.link for start in starts] == ["disk"]
+    assert [set(files) for files in forgotten] == [set(tiny_folder.iterdir())]
+    for start in starts:
+        assert list(start.engines) == ["eager", "static"]
+        assert start.load_bytes == run.model.storage_bytes
+        assert 0 < start.engines["eager"].second_s < start.launch_s  # importing torch takes a second, a tiny model none
+    assert [item.silence_s for item in run.document.after_silence] == [0.0, 0.1]
+    first, *_, silence, pays = cold_lines(profiler.read_run(run.folder))
+    assert "a fresh process: imports" in first
+    assert "its weights from the disk" in first
+    assert "after a silence of 0 s:" in silence
+    assert "static" in pays
+    assert "loses" in pays or "cannot be told" in pays, "beyond noise, or within it"

@@ -1,0 +1,169 @@
+"""What may fail without costing more than itself, and what ends a run."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import HOST, small
+from torch._dynamo.exc import FailOnRecompileLimitHit
+
+import profiler
+from profiler.device.process_group import Group
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import DeviceError, RankError, RequestError
+from profiler.facts.visits import Gap
+from profiler.grid.cells import Cell
+from profiler.measure import trials
+from profiler.measure.visit import Bench, visit_safely, warm_up
+from profiler.report.progress import QuietListener
+from profiler.run.stages import Stages
+
+CELL = Cell(1, 8, 8)
+
+
+class Failing:
+    """An engine whose first work raises."""
+
+    name = "eager"
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def prepare(self, batch: int, slots: int) -> None:
+        raise self.error
+
+
+class Hears(QuietListener):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def visited(error: BaseException) -> Any:
+    return visit_safely(Failing(error), CELL, 0, Bench(HOST, 64))  # type: ignore[arg-type]
+
+
+def no_memory() -> BaseException:
+    """What torch itself says of more bytes than a process of 47 bits can ever have."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            FailOnRecompileLimitHit("recompile_limit reached\nwith more"),
+            "FailOnRecompileLimitHit: recompile_limit reached",
+        ),
+        (AttributeError("no attribute 'cos'"), "AttributeError: no attribute 'cos'"),
+        (RuntimeError(), "RuntimeError"),
+        (RequestError("this engine cannot."), "this engine cannot."),
+    ],
+)
+def test_a_cell_that_raises_is_a_gap_with_its_type_and_first_line(error: Exception, reason: str) -> None:
+    assert visited(error) == Gap(CELL, "failed", reason)
+
+
+@pytest.mark.parametrize("error", [no_memory(), MemoryError("std::bad_alloc"), torch.OutOfMemoryError("CUDA")])
+def test_an_allocator_that_has_no_memory_is_out_of_memory(error: Exception) -> None:
+    assert visited(error) == Gap(CELL, "oom", "out of memory")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("it is lost"), RankError("rank 1 ended")])
+def test_what_ends_a_run_ends_it(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        visited(error)
+    with pytest.raises(type(error)):
+        warm_up(Failing(error), CELL, HOST, vocab_size=64, budget_s=1.0)  # type: ignore[arg-type]
+    with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
+        raise error
+
+
+def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensor of the step that failed is gone when memory is given back, though its error is handled still."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[object] = []
+    machine, listener = small(), Hears()
+    monkeypatch.setattr(machine, "release", lambda: alive.append(held[0]()))
+
+    def step() -> None:
+        tensor = torch.ones(4)
+        held.append(weakref.ref(tensor))
+        raise AttributeError("no attribute 'cos'")
+
+    stages = Stages(listener, machine)
+    with stages.optional("the replays", "kernels have no times"):
+        step()
+    assert listener.heard == ["the replays failed (AttributeError: no attribute 'cos'): kernels have no times."]
+    assert [part.what for part in stages.missing] == ["the replays"]
+    assert alive == [None]
+
+
+def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = small()
+    monkeypatch.setattr(machine, "trouble", lambda: "it fell off the bus")
+    stages, lost = Stages(QuietListener(), machine), pytest.raises(DeviceError, match="lost since the replays: it fell")
+    with lost, stages.optional("the replays", "kernels have no times"):
+        raise KeyError("x")
+    with pytest.raises(DeviceError, match="lost since 1 x 8"):
+        visit_safely(Failing(KeyError("x")), CELL, 0, Bench(machine, 64))  # type: ignore[arg-type]
+
+
+def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for the rest of it."""
+    monkeypatch.setattr(Group, "failure", lambda _self, error: RankError(f"told of {error}"))
+    group = object.__new__(Group)
+    for error in (RuntimeError("x"), AttributeError("x")):
+        with pytest.raises(RankError, match="told of x"), group.together():
+            raise error
+    with pytest.raises(RequestError, match="a wrong request"), group.together():
+        raise RequestError("a wrong request")
+
+
+def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's AttributeError at a batch of two, forms that raise what nobody foresaw, and roofs that do not answer
+    again: the batch of one is measured, judged and reported."""
+    prefill = EagerEngine.prefill
+    tried: list[object] = []
+
+    def failing(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
+        if ids.shape[0] == 2:
+            raise AttributeError("no attribute 'cos'")
+        return prefill(self, ids, slots)
+
+    def unforeseen(*_: object, **__: object) -> Any:
+        raise KeyError("what nobody foresaw")
+
+    monkeypatch.setattr(EagerEngine, "prefill", failing)
+    monkeypatch.setattr(trials, "in_turn", lambda *given: tried.append(given) or unforeseen())
+    monkeypatch.setattr("profiler.run.measure.look_again", unforeseen)
+    monkeypatch.setattr("profiler.run.measure._LEVERS_SHARE", 15.0)
+    listener = Hears()
+    run = profiler.profile(
+        str(tiny_folder),
+        prompt_lens=[8],
+        batch_sizes=[1, 2],
+        new_tokens=8,
+        budget_s=1,
+        out=tmp_path,
+        listener=listener,
+    )
+    assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
+    assert run.document.finished
+    assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
+    assert tried, "a change was tried, and left out"
+    missing = {part.what: part.why for part in run.document.missing}
+    assert missing.pop("the second look at the roofs") == "KeyError: 'what nobody foresaw'"
+    assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
+    assert all(what.startswith("trying ") for what in missing)
+    assert {part.sentence for part in run.document.missing} < set(run.document.warnings)

@@ -1,0 +1,259 @@
+"""A run's folder: kept through interruptions, kills and full disks, read back whole, refused when damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import profiler
+from profiler.errors import RunError
+from profiler.facts.visits import Gap
+from profiler.grid.cells import Cell
+from profiler.judge.cells import CELL_COLUMNS
+from profiler.run.judge_folder import judge_folder
+from profiler.store.folder import read_gathered, read_run
+from profiler.store.migrations import SCHEMA_VERSION
+from profiler.store.samples import read_records
+from profiler.store.writer import RunStore
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
+    """A tiny model, through the Python interface."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    return profiler.profile(
+        str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=folder
+    )
+
+
+HURRIED = Path(__file__).parents[1] / "hurry.py"
+
+
+def run_cli(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(HURRIED), "run", *arguments]
+    # A suite that a shell put into the background ignores Ctrl-C, and what it starts would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_python_and_command_line_give_the_same_columns(
+    tiny_run: profiler.Run, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cli"
+    options = ["--prompt-lens", "8,16", "--batch-sizes", "1..2*2", "--new-tokens", "8", "--budget", "1"]
+    process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--format", "json")
+    out, err = process.communicate(timeout=170)
+    assert process.returncode == 0, err
+    assert "Warning" not in err
+    document = json.loads(out)
+    counted = ["phase", "batch_size", "prompt_len", "context_len", "new_tokens", "status", "model_flops", "model_bytes"]
+    pd.testing.assert_frame_equal(read_run(folder).cells[counted], tiny_run.cells[counted], check_dtype=False)
+    assert list(document["cells"][0]) == list(CELL_COLUMNS)
+    assert document["schema_version"] == SCHEMA_VERSION
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_measured(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "interrupted"
+    process = run_cli(str(tiny_folder), "--prompt-lens", "8,16,32", "--budget", "600", "--out", str(folder))
+    samples = folder / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    # A tiny model may be done sweeping before the signal arrives; then there is nothing to interrupt but the replay.
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    run = read_run(folder)
+    assert not run.document.finished
+    measured = run.cells[run.cells["status"] == "ok"]
+    assert len(measured) >= 2
+    assert measured["latency_s"].gt(0).all()
+    assert "Interrupted" in (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant", ["nf4", "int8"])
+def test_quantised_models_run_and_fill_every_column(quant: str, tiny_folder: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(tiny_folder), quant=quant, weights="random", prompt_lens=[16], batch_sizes=[1], new_tokens=8,
+        budget_s=2, out=tmp_path / quant,
+    )  # fmt: skip
+    of_one_phase = {"ttft_s": "prefill", "first_step_s": "decode", "issue_s": "decode"}
+    not_on_a_cpu = {"mfu", "mbu", "joules_per_token", "device_memory_bytes"}
+    of_unequal_prompts = {"padding", "mask_s", "waiting_s"}
+    absent = {*of_one_phase, *not_on_a_cpu, *of_unequal_prompts}
+    filled = [column for column in CELL_COLUMNS if column not in absent]
+    assert run.cells[filled].notna().all().all()
+    for column, phase in of_one_phase.items():
+        assert run.cells[run.cells["phase"] == phase][column].notna().all()
+    assert run.document.model.quant == quant
+    assert not math.isnan(run.cells["unexplained_s"].sum())
+
+
+def test_a_second_run_does_not_touch_the_first(tiny_run: profiler.Run, roofscope) -> None:  # type: ignore[no-untyped-def]
+    before = (tiny_run.folder / "run.json").read_text()
+    done = roofscope("run", "--out", str(tiny_run.folder))
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert (tiny_run.folder / "run.json").read_text() == before
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """SIGKILL in the middle of a sweep, a torn last line, then --resume: nothing lost, nothing twice."""
+    folder = tmp_path / "killed"
+    options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
+    process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--quiet")
+    samples = folder / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)
+    before = samples.read_text().splitlines()
+    assert len(read_run(folder).cells) == 12, "the table was kept as it grew"
+    assert roofscope("export", str(folder)).code == 0
+    with samples.open("a") as file:
+        file.write('{"kind": "visit", "batch_')
+
+    refused = roofscope("run", "--resume", str(folder))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "path again" in refused.err
+    other = roofscope("run", "gpt2", "--resume", str(folder), "--quiet")
+    assert other.code == 2
+    assert "one of tiny-llama" in other.err
+
+    done = roofscope("run", str(tiny_folder), "--resume", str(folder), "--budget", "1", "--quiet")
+    assert done.code == 0, done.err
+    run = read_run(folder)
+    assert run.document.finished
+    assert (run.cells["status"] == "ok").all()
+    after = samples.read_text().splitlines()
+    assert after[: len(before)] == before
+    first_round = [record for record in read_records(folder) if record.get("round") == 0]
+    cells = [(record["batch_size"], record["prompt_len"]) for record in first_round]
+    assert sorted(cells) == sorted(set(cells)), "a cell that was done is not done again"
+    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run stays as it is"
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run"), pytest.raises(RunError, match="another roofscope"):
+        RunStore(tmp_path / "run", resume=True)
+
+
+GAP = Gap(Cell(1, 16, 8), "oom", "out of memory")
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_there() -> None:
+    """/dev/full takes nothing, as a disk without room."""
+    with RunStore(Path(tempfile.mkdtemp()) / "run") as store:
+        store.append(GAP)
+        kept = (store.folder / "samples.jsonl").read_text()
+        with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # closing it fails as well
+            store._samples, real = full, store._samples
+            with pytest.raises(RunError, match="No space left"):
+                store.append(GAP)
+            store._samples = real
+        assert (store.folder / "samples.jsonl").read_text() == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.json", "{", "run.json"),
+        ("run.json", '{"schema_version": 1}', "run.json"),
+        ("cells.csv", "phase\nprefill\n", "batch_size"),
+        ("cells.csv", None, "cells.csv"),
+        ("run.json", None, "run.json"),
+    ],
+)
+def test_a_damaged_folder_says_which_file(
+    tiny_run: profiler.Run, tmp_path: Path, name: str, content: str | None, says: str
+) -> None:
+    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    (copy / name).unlink() if content is None else (copy / name).write_text(content)
+    with pytest.raises(RunError, match=says):
+        read_run(copy)
+
+
+def test_a_damaged_sample_is_named_by_its_line(tiny_run: profiler.Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    lines = (copy / "samples.jsonl").read_text().splitlines()
+    (copy / "samples.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    with pytest.raises(RunError, match="line 2"):
+        read_records(copy)
+    assert len(read_run(copy).cells) == len(tiny_run.cells), "the table still reads"
+
+
+def test_a_run_of_a_newer_version_is_refused(tiny_run: profiler.Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    document = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**document, "schema_version": 99, "something_new": 1}))
+    with pytest.raises(RunError, match="newer"):
+        read_run(copy)
+
+
+SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
+
+
+def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> None:  # type: ignore[no-untyped-def]
+    """A folder that the version before engines wrote: migrated on reading, exported, resumed as one of eager."""
+    assert json.loads((SCHEMA_1 / "run.json").read_text())["schema_version"] == 1
+    run = read_run(SCHEMA_1)
+    assert run.document.schema_version == SCHEMA_VERSION
+    assert run.document.engine.names == ("eager",)
+    assert set(run.cells["engine"]) == {"eager"}
+    assert run.cells["latency_s"].notna().all()
+    exported = roofscope("export", str(SCHEMA_1))
+    assert exported.code == 0
+    assert len(exported.out.splitlines()) == 1 + len(run.cells)
+    copy = shutil.copytree(SCHEMA_1, tmp_path / "run")
+    with RunStore(copy, resume=True):
+        gathered = read_gathered(copy, run.document)
+    assert set(gathered.visits) == {Cell(1, 16, 8), Cell(1, 32, 8)}
+    assert not gathered.gaps
+    with pytest.raises(RunError, match=r"cannot be judged again: its version kept no operators\.csv"):
+        judge_folder(copy)
+
+
+@pytest.mark.slow
+def test_engines_and_depths_in_one_run(tiny_folder: Path, tmp_path: Path) -> None:
+    """Every engine visits every cell; a filled cache has a decode and no prefill; the difference has its interval."""
+    run = profiler.profile(
+        str(tiny_folder),
+        prompt_lens=[16],
+        context_lens=[64],
+        batch_sizes=[1, 2],
+        new_tokens=12,
+        engine="eager,static",
+        budget_s=2,
+        out=tmp_path / "run",
+    )
+    counts = run.cells.groupby(["engine", "phase"]).size().to_dict()
+    assert counts == {(e, phase): n for e in ("eager", "static") for phase, n in (("prefill", 2), ("decode", 4))}
+    deep = run.cells[run.cells["prompt_len"] == 0]
+    assert set(deep["context_len"]) == {64 + 12 // 2}
+    assert set(deep["phase"]) == {"decode"}
+    differences = run.document.engine.differences
+    assert len(differences) == 6
+    assert all(item.low_s <= item.saves_s <= item.high_s for item in differences)
+    # A static cache is read to its last slot; a dynamic one is copied whole at every step.
+    executed = run.cells.set_index(["engine", "phase", "batch_size", "prompt_len"])["executed_bytes"]
+    layers, token_bytes, slots = 2, 2 * 2 * 16 * 4, 16 + 12
+    held = 16 + 12 // 2
+    assert executed["eager", "decode", 1, 16] - executed["static", "decode", 1, 16] == layers * token_bytes * (
+        2 * (held + 1) - (slots - held - 1)  # the new token fills one
+    )

@@ -1,0 +1,71 @@
+"""What a run measures beside its cells: parts that took longer than the whole once more, and rows between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import profiler
+from profiler.facts.dispatch import DispatchSamples
+from profiler.forecast.command import known_of
+from profiler.run import measure as measuring
+from profiler.run import setup as foundation
+from profiler.store.samples import read_records
+
+HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
+
+
+@pytest.mark.slow
+def test_dispatch_that_was_held_up_is_measured_again(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour that makes the twin's first steps take ten seconds, and is gone when the cells were timed."""
+    measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
+
+    def at_first_held_up(*arguments: Any) -> list[DispatchSamples]:
+        step_s = (next(seen),) * 8
+        return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in measured(*arguments)]
+
+    monkeypatch.setattr(foundation, "measure_dispatch", at_first_held_up)
+    out = tmp_path / "run"
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, no_levers=True, out=out
+    )
+    kept = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
+    assert [item["alone_s"][0] for item in kept] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
+    assert (run.cells["dispatch_s"] == UNDISTURBED_S).all()
+    assert run.document.ceilings.dispatch_s == {
+        "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
+    }
+
+
+def test_linears_are_replayed_at_rows_between_those_of_the_cells(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of 1 and 4 sequences and of 8 and 32 rows of prompts: 2 and 16 lie between, and are forecast from.
+
+    A budget of one second leaves 30 ms for that, which others on the cores may use up: here it reaches in any case, and
+    ends with the samples.
+    """
+    monkeypatch.setattr(measuring, "_BETWEEN_SHARE", 600.0)
+    run = profiler.profile(
+        str(tiny_folder),
+        prompt_lens=[8],
+        batch_sizes=[1, 4],
+        new_tokens=8,
+        budget_s=1,
+        no_levers=True,
+        out=tmp_path / "run",
+    )
+    known = known_of(run.folder)
+    between = known.trained.measured.between
+    assert between is not None
+    assert between.demanded.steps.tokens.tolist() == [2, 16]
+    linears = {column.operator for column in between.demanded.columns if column.shape and not column.last_rows}
+    assert linears
+    for name in linears:
+        assert (between.seconds[name] > 0).all(), name
+        assert len(known.trained.fitted.kernels.lines[name].log_sizes) == 6
+    assert set(run.cells["batch_size"]) == {1, 4}

@@ -1,0 +1,234 @@
+"""Changes that were planted in real runs: each is told, and moves its own term.
+
+Times are those that one thread had a core for, so that what else runs on the machine does not count; budgets too, so
+that every run has the same visits on a machine of any speed and load.
+
+    python test_planted.py MODEL RUNS THREADS...
+
+profiles the model with so many threads, one folder for each number.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hurry import hurry
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.activations import ACT2FN
+
+import profiler
+from profiler.comparison.compare import Change, compare
+from profiler.comparison.side import read_side
+from profiler.device.clock import CoreClock, time_calls
+from profiler.device.machine import Machine
+from profiler.facts.operators import REST
+from profiler.roofs.measure import measure
+from profiler.store.folder import read_facts, read_gathered, read_run
+
+pytestmark = pytest.mark.slow
+
+SPIN_S = 0.03
+# Many times as many cores as there are: nobody counts as busy beside a clock that counts nobody else.
+NOBODY = 1e6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, wide enough that a prefill is its products and a decode step its weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=2,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        vocab_size=512,
+        max_position_embeddings=4096,
+    )
+    folder = tmp_path_factory.mktemp("models") / "small-llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+Run = Callable[..., Path]
+
+
+def on_one_clock(patch: pytest.MonkeyPatch) -> None:
+    """Times, budgets and roofs are those of one thread's core; what is looked at is looked at shortly."""
+    patch.setattr("profiler.device.clock.clock_for", lambda _device: CoreClock())
+    patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
+    patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.2))
+    patch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
+    patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
+    patch.setattr("profiler.run.measure.look_again", lambda *_: None)
+    patch.setattr("profiler.measure.sweep._MOST_ROUNDS", 30)
+    # A look at the machine before every round would take longer than the visits of so small a model.
+    patch.setattr("profiler.roofs.drift_probe._CALLS", 2)
+    patch.setattr("profiler.roofs.drift_probe._MOST_BURSTS", 2)
+    patch.setattr("profiler.comparison.compare._FOREIGN_CORES", NOBODY)
+
+
+def profile(model: Path, out: Path, **options: Any) -> Path:
+    asked = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 2, "no_levers": True}
+    return profiler.profile(str(model), out=out, **{**asked, **options}).folder
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Profile the model into a folder of its own, on one core."""
+    with pytest.MonkeyPatch.context() as patch:
+        on_one_clock(patch)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield lambda name, **options: profile(model, tmp_path_factory.mktemp("runs") / name, **options)
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def base(run: Run) -> Path:
+    return run("base")
+
+
+def changes(before: Path, after: Path) -> dict[str, Change]:
+    """By phase."""
+    return {change.asked.phase: change for change in compare(read_side(before), read_side(after)).changes}
+
+
+def test_work_of_the_host_is_dispatch(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = LlamaModel.forward
+
+    def slow(self: LlamaModel, *args: Any, **named: Any) -> Any:
+        end_s = time.thread_time() + SPIN_S
+        while time.thread_time() < end_s:
+            pass
+        return forward(self, *args, **named)
+
+    monkeypatch.setattr(LlamaModel, "forward", slow)
+    change = changes(base, run("slow host"))["decode"]
+    assert (change.verdict, change.moved) == ("slower", "dispatch_s")
+    assert change.terms["dispatch_s"] == pytest.approx(SPIN_S, rel=0.25)
+
+
+def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the rows in one call: hardly more of the host's work, and as many bytes of weights."""
+    forward = torch.nn.Linear.forward
+
+    def fourfold(self: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+        return forward(self, rows.repeat(4, *[1] * (rows.dim() - 1)))[: len(rows)]
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", fourfold)
+    change = changes(base, run("fourfold"))["prefill"]
+    assert (change.verdict, change.moved) == ("slower", "kernel_s")
+
+
+def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An activation that is computed forty times over: no product and no attention, and nothing of the host's. Its 6 ms
+    are found between them; their own replays, in a run of two seconds, differ by a millisecond from run to run."""
+    activation = type(ACT2FN["silu"])
+    forward = activation.forward
+
+    def often(self: Any, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(39 if x.shape[-2] > 1 else 0):
+            forward(self, x)
+        return forward(self, x)
+
+    monkeypatch.setattr(activation, "forward", often)
+    after = run("slow activation")
+    change = changes(base, after)["prefill"]
+    assert (change.verdict, change.moved) == ("slower", "kernel_s")
+    rows, clock = torch.randn(1, 64, 3072), CoreClock()
+    planted_s = 2 * 39 * statistics.median(time_calls(lambda: forward(activation(), rows), clock, 400))
+    assert small_kernels_s(after) - small_kernels_s(base) == pytest.approx(planted_s, rel=0.3)
+
+
+def small_kernels_s(folder: Path) -> float:
+    """Seconds of a prefill's kernels that are neither products nor attention."""
+    replays = read_gathered(folder, read_run(folder).document).replays
+    return next(found[REST].whole.median_s for key, found in replays.items() if key.phase == "prefill")
+
+
+def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
+    """transformers' growing cache is copied whole at every step; the static one is not."""
+    deep = {"prompt_lens": (), "context_lens": [1536], "batch_sizes": [4], "budget_s": 5}
+    static, eager = run("static", engine="static", **deep), run("eager", engine="eager", **deep)
+    change = changes(static, eager)["decode"]
+    assert max(change.terms, key=lambda term: change.terms[term]) == "avoidable_s"
+    if change.verdict == "inconclusive":
+        pytest.skip(f"this machine is too noisy: a change of {change.change:.0%} is not sure of its sign")
+    assert (change.verdict, change.moved) == ("slower", "avoidable_s")
+
+
+def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
+    """At one bandwidth: the two runs measured their roofs in minutes of their own, and a cache may hold half of it."""
+    other = run("bfloat16", dtype="bfloat16")
+    change = changes(base, other)["decode"]
+    before, after = (bandwidth(folder) for folder in (base, other))
+    moved = change.after.terms["weights_s"] * after - change.before.terms["weights_s"] * before
+    assert moved / (change.before.terms["weights_s"] * before) == pytest.approx(-0.5, abs=0.1)
+
+
+def bandwidth(folder: Path) -> float:
+    """Bytes a second that a decode step is held against."""
+    run = read_run(folder)
+    [read] = run.cells[run.cells["phase"] == "decode"]["model_bytes"]
+    facts = read_facts(folder, run.document, read_gathered(folder, run.document))
+    return facts.ceilings.memory_bytes_per_s_for(read)
+
+
+def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With everybody counted again, nothing is claimed of what was measured beside a process that spins."""
+    monkeypatch.setattr("profiler.comparison.compare._FOREIGN_CORES", 0.15)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        try:
+            busy = run("busy")
+        finally:
+            neighbour.kill()
+    for change in changes(base, busy).values():
+        assert change.verdict == "inconclusive"
+        assert "cores busy" in change.because
+
+
+def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
+    """Half the threads: both roofs fall, the setting that explains it is named, and a prefill gains arithmetic.
+
+    In a process whose waiting threads sleep (OMP_WAIT_POLICY), so that the time of the first thread is that of its
+    share of the work, whether or not the second has a core at the moment.
+    """
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": str(tmp_path / "roofs")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(profiler.__file__).parents[1]), *sys.path])
+    subprocess.run([sys.executable, __file__, model, tmp_path, "2", "1"], env=environment, timeout=300, check=True)
+    found = compare(read_side(tmp_path / "2 threads"), read_side(tmp_path / "1 threads"))
+    assert "threads 2 -> 1" in [item.words for item in found.differences if item.weight == "explains"]
+    fell = {shift.resource: shift for shift in found.shifts}["compute"]
+    if fell.roof_ratio is None or min(fell.roof_ratio, fell.ratio) < 1.3:
+        pytest.skip(f"two threads multiply {fell.ratio:.2f} times as fast as one here (the roofs: {fell.roof_ratio})")
+    assert found.machine == 0, "what a setting explains is no drift of the machine, and is not divided out"
+    prefill = next(change for change in found.changes if change.asked.phase == "prefill")
+    assert prefill.change > 0.25
+    assert max(prefill.terms, key=lambda term: prefill.terms[term]) in ("compute_s", "kernel_s")
+    assert prefill.terms["compute_s"] > 0.25 * prefill.before.terms["compute_s"]
+
+
+def main(model: str, runs: str, *threads: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        on_one_clock(patch)
+        for count in threads:
+            torch.set_num_threads(int(count))
+            asked = {"prompt_lens": [256], "new_tokens": 4, "budget_s": 2.5}
+            profile(Path(model), Path(runs) / f"{count} threads", **asked)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,53 @@
+"""The command that a run's report gives to repeat it, read again by the command line itself."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from profiler.errors import RequestError
+from profiler.grid.ranges import make_grid
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.quant.formats import QuantOptions
+from profiler.run.options import Options
+from profiler.run.validate import repeating
+
+OTHER_THAN_DEFAULT = {
+    "model": "smollm2-135m", "prompt_lens": "32,64", "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
+    "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
+    "engine": "static", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine", "budget_s": 7.5,
+    "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
+    "trust_remote_code": True, "allow_pickle": True,
+}  # fmt: skip
+"""Every option once; what it is does not matter, as long as the default is another."""
+
+
+def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """But for the folder, which is another one the next time."""
+    defaults = {item.name: item.default for item in fields(Options)}
+    assert OTHER_THAN_DEFAULT.keys() == defaults.keys(), "a new option is to be repeated, too"
+    assert [name for name, value in OTHER_THAN_DEFAULT.items() if value == defaults[name]] == []
+    options = Options(**OTHER_THAN_DEFAULT)  # type: ignore[arg-type]
+    request = ModelRequest(
+        source=resolve("smollm2-135m"),
+        device=torch.device("cuda:1"),
+        dtype=torch.bfloat16,
+        quant="nf4",
+        quant_options=QuantOptions(True, torch.float16),
+        weights="random",
+        attn="eager",
+    )
+    read: list[Options] = []
+
+    def prepare(asked: Options) -> None:
+        read.append(asked)
+        raise RequestError("only read.")
+
+    monkeypatch.setattr("profiler.run.validate.prepare", prepare)
+    _, *arguments = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
+    assert "only read" in roofscope(*arguments).err
+    assert read == [replace(options, out=None)]

@@ -1,0 +1,124 @@
+"""Several precisions in one command: one folder each, one table, ratios with their intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.judge.precisions import against_first, sentences
+from profiler.report.precisions import warnings_of
+from profiler.report.progress import QuietListener
+from profiler.run.multi_run import run_precisions
+from profiler.run.options import Options
+from profiler.store.folder import Run, read_run
+
+RUN = Path(__file__).parents[1] / "data" / "run_schema_1"
+
+
+def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
+    """The stored run as if it had been measured in another precision, that much faster and smaller."""
+    run = read_run(RUN)
+    results = [
+        replace(
+            row,
+            latency_s=row.latency_s * time_factor,
+            latency_low_s=0.99 * row.latency_s * time_factor,
+            latency_high_s=1.01 * row.latency_s * time_factor,
+        )
+        for row in run.results
+    ]
+    model = replace(run.model, quant=quant, storage_bytes=int(run.model.storage_bytes * bytes_factor))
+    return Run(run.folder, replace(run.document, model=model), tuple(results))
+
+
+def test_speed_up_is_the_ratio_of_times_with_its_interval() -> None:
+    found = against_first([scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)])
+    assert {item.key.phase for item in found} == {"prefill", "decode"}
+    for item in found:
+        assert item.speed_up == pytest.approx(2.0)
+        assert item.low == pytest.approx(2.0 * 0.99 / 1.01)
+        assert item.high == pytest.approx(2.0 * 1.01 / 0.99)
+
+
+def test_words_say_where_it_wins_and_loses() -> None:
+    base = scaled_run("none", 1.0, 1.0)
+    [faster] = sentences([base, scaled_run("nf4", 0.5, 0.25)])
+    assert "nf4 takes 4x less memory" in faster
+    assert "decode is faster throughout (up to 2x" in faster
+    [slower] = sentences([base, scaled_run("int8", 4.0, 0.5)])
+    assert "decode is slower throughout (down to 0.25x" in slower
+    [same] = sentences([base, scaled_run("fp4", 1.0, 0.25)])
+    assert "decode is the same within 3 %" in same
+    loose = scaled_run("fp4", 1.0, 0.25)
+    rows = [replace(row, latency_low_s=row.latency_s / 1e4, latency_high_s=12 * row.latency_s) for row in loose.results]
+    [unknown] = sentences([base, replace(loose, results=tuple(rows))])
+    assert "decode cannot be told apart" in unknown
+    assert "the same" not in unknown
+    decodes = [row.key for row in base.measured if row.phase == "decode"]
+    run = scaled_run("int8", 4.0, 0.5)
+    wide = [replace(row, latency_low_s=row.latency_s / 5) if row.key in decodes[1:] else row for row in run.results]
+    [partly] = sentences([base, replace(run, results=tuple(wide))])
+    assert f"decode is slower in 1 of {len(decodes)} cells (down to 0.25x at batch {decodes[0].cell.name})" in partly
+
+
+def test_a_precision_named_twice_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="named twice"):
+        run_precisions(Options(model=str(tiny_folder), out=tmp_path / "x"), ["nf4", "nf4"], QuietListener())
+
+
+@pytest.mark.slow
+def test_the_command_runs_each_and_prints_one_table(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    options = ["--quant", "none,nf4", "--dtype", "bfloat16", "--weights", "random", "--prompt-lens", "16"]
+    options += ["--batch-sizes", "1", "--new-tokens", "8", "--budget", "1", "--quiet", "--out", str(tmp_path / "both")]
+    found = roofscope("run", str(tiny_folder), *options)
+    assert found.code == 0, found.err
+    assert "speed-up" in found.out
+    for name in ("none", "nf4"):
+        assert read_run(tmp_path / "both" / name).document.model.quant == name
+    wrong = roofscope("run", str(tiny_folder), "--quant", "none,nf5", "--prompt-lens", "16")
+    assert wrong.code == 2
+    assert "nf5" in wrong.err
+
+
+REASON = "1 cell has no number (first: batch 1 x 64, failed: KeyError: 'planted')."
+
+
+def with_a_gap(run: Run) -> Run:
+    """The same run, with a first cell that failed and the warning that says so."""
+    first, *others = run.results
+    document = replace(run.document, warnings=(*run.document.warnings, REASON))
+    return Run(run.folder, document, (replace(first, status="failed", latency_s=math.nan), *others))
+
+
+@pytest.mark.parametrize("output_format", ["table", "json"])
+@pytest.mark.parametrize("several", [("--quant", "none,nf4"), ("--device", "cuda:0,cuda:1"), ()])
+@pytest.mark.parametrize("incomplete", [False, True])
+def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason(  # type: ignore[no-untyped-def]
+    roofscope, several: tuple[str, ...], output_format: str, incomplete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two precisions, of two devices, and of a batch test; the first run is complete in any case."""
+    runs = [scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)]
+    runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
+    monkeypatch.setattr("profiler.run.multi_run.run_precisions", lambda *_: runs)
+    monkeypatch.setattr("profiler.run.multi_run.run_devices", lambda *_: runs)
+    monkeypatch.setattr("profiler.run.batch_test.prepare_batch_test", lambda *_: SimpleNamespace(warnings=()))
+    monkeypatch.setattr("profiler.run.pipeline.execute", lambda *_: runs[1])
+    command = ("run", "smollm2-135m", *several) if several else ("batch-test", "smollm2-135m")
+    found = roofscope(*command, "--quiet", "--plain", "--format", output_format)
+    assert found.code == (3 if incomplete else 0), found.err
+    told = " ".join(found.out.split())
+    assert ("KeyError: 'planted'" in told) is incomplete
+    if several[:1] == ("--quant",) and incomplete and output_format == "table":
+        assert f"! nf4: {REASON}" in told
+
+
+def test_a_warning_of_all_precisions_is_said_once() -> None:
+    both = [replace(run, document=replace(run.document, warnings=("others kept 2 cores busy.",)))
+            for run in (scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25))]  # fmt: skip
+    assert warnings_of(both) == ["others kept 2 cores busy."]
+    assert warnings_of([both[0], with_a_gap(both[1])]) == ["others kept 2 cores busy.", f"nf4: {REASON}"]

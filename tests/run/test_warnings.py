@@ -1,0 +1,102 @@
+"""What a user is warned of: others on the machine, a card that is not well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from profiler.data.datasheets import gpus
+from profiler.device.contention import ForeignLoad
+from profiler.device.device import Device
+from profiler.facts.roofs import Ceilings, Roof
+from profiler.run.warnings import device_warnings, health_warnings
+
+SHEETS = {gpu.gpu: gpu for gpu in gpus()}
+
+
+def card(name: str) -> Device:
+    sheet = SHEETS[name]
+    return Device("cuda", name, sheet.memory_bytes, sheet.l2_bytes, sheet.sm_count, sheet.compute_capability, sheet)
+
+
+def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceilings:
+    return Ceilings(
+        compute={dtype: Roof(flops_per_s, flops_per_s, flops_per_s, 1, "a product")},
+        memory={"copy": Roof(copy_bytes_per_s, copy_bytes_per_s, copy_bytes_per_s, 1, "a copy")},
+        stream_bytes=1 << 30,
+        beyond_cache=True,
+    )
+
+
+@dataclass
+class Others(ForeignLoad):
+    """Somebody else keeps so many of so many cores busy."""
+
+    busy: float
+    watched: int = 2
+
+    def cores(self) -> float:
+        return self.busy
+
+
+@pytest.mark.parametrize(
+    ("threads", "busy", "cores", "warned"),
+    [(2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True)],
+)
+def test_others_are_told_of_where_they_take_cores_that_are_needed(
+    threads: int, busy: float, cores: int, warned: bool
+) -> None:
+    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None)
+    found = device_warnings(info, Others(busy, cores))
+    assert bool(found) == warned
+    if warned:
+        assert f"others keep {busy:.1f} of {cores} cores busy" in found[0]
+
+
+def test_a_card_needs_one_core_of_its_host() -> None:
+    assert device_warnings(card("T4"), Others(14.0, 16)) == []
+    [warning] = device_warnings(card("T4"), Others(15.9, 16))
+    assert "15.9 of 16 cores" in warning
+
+
+def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel of WSL 2 says so in /proc/version."""
+    kernel = tmp_path / "version"
+    kernel.write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0)\n")
+    monkeypatch.setattr("profiler.device.device._KERNEL", kernel)
+    [warning] = device_warnings(card("T4"), Others(0.0, 16))
+    assert "may spill to system memory" in warning
+    assert "'Prefer No Sysmem Fallback'" in warning
+    assert device_warnings(Device("cpu", "a CPU", 1 << 30, 1 << 20, 1, None, None), Others(0.0, 16)) == []
+    kernel.write_text("Linux version 6.8.0-45-generic (buildd@lcy02-amd64-115)\n")
+    assert device_warnings(card("T4"), Others(0.0, 16)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops_per_s", "copy_bytes_per_s"),
+    [
+        ("H100 SXM", "bfloat16", 680e12, 3.0e12),
+        ("H200 SXM", "bfloat16", 770e12, 4.3e12),
+        ("A100 80GB SXM", "bfloat16", 260e12, 1.75e12),
+        ("L40S", "bfloat16", 170e12, 0.65e12),
+        ("RTX 4090", "bfloat16", 160e12, 0.92e12),
+        ("T4", "float16", 41.9e12, 239.6e9),
+    ],
+)
+def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
+    name: str, dtype: str, flops_per_s: float, copy_bytes_per_s: float
+) -> None:
+    """What real cards of these kinds were measured to reach (tokenwatt-check; the T4's on Colab)."""
+    info = card(name)
+    assert health_warnings(info, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
+    [slow] = health_warnings(info, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))
+    assert f"this {name} reaches" in slow
+    assert f"{dtype} products" in slow
+    [slow] = health_warnings(info, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
+    assert "copies" in slow
+
+
+def test_an_unknown_card_is_not_judged() -> None:
+    assert health_warnings(replace(card("T4"), datasheet=None), reaching("float16", 1e12, 1e9)) == []

@@ -1,0 +1,207 @@
+"""Medians, intervals and grades, against what statistics says they must be."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profiler.stats import (
+    VISITED_ONCE,
+    NoiseReport,
+    Spread,
+    deviations,
+    difference,
+    estimate,
+    narrow_enough,
+    noise_report,
+    outliers,
+    spread_of,
+    student_t,
+    two_modes,
+)
+
+
+def test_median_of_all_samples() -> None:
+    assert estimate([[1.0, 3.0], [2.0]]).median_s == 2.0
+    assert estimate([[1.0, 3.0], [2.0]]).samples == 3
+
+
+def test_tens_of_thousands_of_samples_of_a_cell() -> None:
+    """1,000 visits of 34 steps of 1 s, 2 % noise: a median within a thousandth, in 200 MB at most."""
+    visits = np.random.default_rng(0).normal(1.0, 0.02, size=(1000, 34)).tolist()
+    tracemalloc.start()
+    found = estimate(visits)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.median_s == pytest.approx(1.0, abs=1e-3)
+    assert found.low_s < 1.0 < found.high_s
+    assert found.half_width < 0.005
+    assert most_bytes < 200e6
+
+
+def test_one_sample_has_no_known_width() -> None:
+    assert math.isinf(estimate([[1.0]]).half_width)
+
+
+def test_no_samples() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        estimate([])
+
+
+def test_interval_covers_the_true_median_about_95_times_in_100() -> None:
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(200):
+        visits = [list(rng.normal(1.0, 0.05, 8)) for _ in range(12)]
+        found = estimate(visits)
+        hits += found.low_s <= 1.0 <= found.high_s
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_steps_of_one_loop_are_not_counted_as_independent() -> None:
+    """A shift between loops must widen the interval, however many steps each loop has."""
+    shifted = [[1.0 + 0.1 * (loop % 2)] * 8 for loop in range(6)]
+    assert estimate(shifted).half_width > 0.02
+
+
+def by_round(*medians: float) -> dict[int, float]:
+    return dict(enumerate(medians))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "end"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)]
+)
+def test_students_t(freedom: float, end: float) -> None:
+    """Against the printed table (0.975 quantiles)."""
+    assert student_t(freedom) == pytest.approx(end, rel=0.035 if freedom == 2 else 0.01)
+
+
+def test_deviations_are_shares_of_the_mean() -> None:
+    assert deviations({0: 0.9, 3: 1.1}) == pytest.approx({0: -0.1, 3: 0.1})
+
+
+def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_disturbed_cells() -> None:
+    rng = np.random.default_rng(6)
+    run = [by_round(*rng.normal(1.0, 0.02, 4)) for _ in range(300)]
+    assert spread_of(run).visit == pytest.approx(0.02, rel=0.06)
+    disturbed = [by_round(*rng.normal(1.0, 0.5, 4)) for _ in range(15)]
+    assert spread_of([*run, *disturbed]).visit == pytest.approx(0.02, rel=0.12)
+
+
+def test_two_visits_do_not_decide_how_far_all_lie_apart() -> None:
+    """Nothing visited twice: 1 %, what visits usually differ by. A pair 6 % apart: not much more, and never 6."""
+    nothing = spread_of([by_round(1.0), by_round(1.1)])
+    assert nothing.visit == pytest.approx(0.01, rel=0.1)
+    disturbed, calm = by_round(0.959, 1.021), by_round(1.000, 1.002)
+    assert nothing.visit < spread_of([disturbed, calm]).visit < 0.02
+    assert spread_of([calm] * 20).visit < 0.3 * nothing.visit
+
+
+def test_other_cells_stand_behind_a_spread_and_a_cell_not_behind_itself() -> None:
+    pair = by_round(1.00, 1.01)
+    assert spread_of([pair]).freedom == spread_of([]).freedom
+    assert spread_of([pair] * 4).freedom == spread_of([]).freedom + 3
+
+
+def test_a_drift_of_the_machine_is_what_all_cells_did_together() -> None:
+    """Twelve cells that rise by 2 % a round: 1, 1.02, 1.04, 1.06 have a standard deviation of 2.5 % of their mean."""
+    rng = np.random.default_rng(8)
+    ramp = np.array([1.00, 1.02, 1.04, 1.06])
+    drifting = [by_round(*(level * ramp * rng.normal(1.0, 0.003, 4))) for level in range(1, 13)]
+    assert spread_of(drifting).drift == pytest.approx(0.0251, rel=0.1)
+    calm = [by_round(*rng.normal(1.0, 0.02, 4)) for _ in range(12)]
+    assert spread_of(calm).drift < 0.01
+
+
+def test_few_cells_drifted_as_far_as_a_sentinel_saw_it() -> None:
+    """A single cell's visits 0.97 to 1.03 are drift if the machine's own time changed by as much, else chance."""
+    cell = by_round(0.97, 0.99, 1.01, 1.03)
+    assert spread_of([cell]).drift == 0.0
+    assert spread_of([cell], swing=0.01).drift == 0.005
+    assert spread_of([cell], swing=0.50).drift == pytest.approx(0.0258, rel=0.01)
+
+
+def test_more_visits_do_not_average_a_drift() -> None:
+    rng = np.random.default_rng(9)
+    visits = [list(rng.normal(level, 0.001, 16)) for level in (0.98, 0.99, 1.01, 1.02) * 4]
+    free, drifting = Spread(0.018, 10.0), Spread(0.018, 10.0, drift=0.016)
+    assert estimate(visits, free).half_width < 0.015
+    assert estimate(visits, drifting).half_width > 2 * 0.016
+
+
+def test_a_cell_is_done_after_four_visits_at_the_earliest() -> None:
+    """Two that agree to a thousandth prove nothing."""
+    quiet = [[1.0, 1.001, 0.999, 1.0]] * 4
+    assert not narrow_enough(estimate(quiet[:3]), 3)
+    assert narrow_enough(estimate(quiet), 4)
+    assert not narrow_enough(estimate([[1.0], [1.0], [1.0], [1.0]]), 4), "fewer samples than an interval needs"
+
+
+def test_a_difference_is_no_surer_than_its_sides() -> None:
+    """100 against 90 ms, two visits each that agree; others say 2 % from visit to visit with ten degrees of freedom.
+
+    Moderated by the cell's own nothing, with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
+    """
+    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, Spread(0.02, 10.0))
+    assert found.median_s == pytest.approx(0.01)
+    sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
+    assert found.high_s - found.median_s == pytest.approx(2.201 * sigma, rel=1e-3)
+
+
+def graded(visits: list[list[float]], **told: Any) -> NoiseReport:
+    return noise_report(visits, estimate(visits), **told)
+
+
+def test_grades() -> None:
+    rng = np.random.default_rng(2)
+    quiet = [list(rng.normal(1.0, 0.003, 30)) for _ in range(3)]
+    assert graded(quiet).grade == "quiet"
+    assert graded(quiet).reasons == ()
+    drifted = graded([quiet[0], [1.1 * value for value in quiet[1]]])
+    assert drifted.grade == "noisy"
+    assert any("drift of 10 %" in reason for reason in drifted.reasons)
+    assert graded([list(rng.lognormal(0, 0.8, 8)) for _ in range(2)]).grade == "unusable"
+    assert graded([[1.0]]).reasons == (VISITED_ONCE, "a single sample")
+    assert graded(quiet[:1]).reasons == (VISITED_ONCE,)
+    assert graded(quiet, foreign_cores=1.0).reasons == ("others kept 1.0 cores busy",)
+    assert graded(quiet, throttled=["power cap"]).grade == "noisy"
+
+
+def test_two_modes_are_named_and_a_wide_single_one_is_not() -> None:
+    rng = np.random.default_rng(3)
+    low, high = rng.normal(1.0, 0.01, 40), rng.normal(1.3, 0.01, 30)
+    modes = two_modes(np.concatenate([low, high]))
+    assert modes is not None
+    assert modes[0] == pytest.approx(1.0, abs=0.01)
+    assert modes[1] == pytest.approx(1.3, abs=0.01)
+    assert two_modes(rng.normal(1.0, 0.1, 70)) is None
+    assert two_modes(np.concatenate([rng.normal(1.0, 0.01, 69), [1.5]])) is None  # one outlier is no mode
+
+
+def test_outliers_by_the_modified_z_score() -> None:
+    samples = np.concatenate([np.random.default_rng(4).normal(1.0, 0.01, 100), [2.0, 3.0]])
+    assert outliers(samples) == 2
+
+
+def test_the_difference_of_two_engines_covers_the_truth() -> None:
+    """A true difference of 0.1 s lies in about 95 of 100 intervals; two equal engines differ by nothing as often."""
+    rng = np.random.default_rng(5)
+    covered = level = 0
+    for _ in range(100):
+        slow, fast, same = ([list(rng.normal(mean, 0.02, 24)) for _ in range(3)] for mean in (1.1, 1.0, 1.0))
+        apart, equal = difference(slow, fast), difference(same, fast)
+        covered += apart.low_s <= 0.1 <= apart.high_s
+        level += equal.low_s <= 0 <= equal.high_s
+    assert covered >= 85
+    assert level >= 85
+
+
+def test_a_time_is_more_than_nothing_however_little_is_known_of_it() -> None:
+    """Two visits that differ by a factor of ten: the interval is wide, and its lower end above zero."""
+    found = estimate([[1.0] * 8, [10.0] * 8])
+    assert 0 < found.low_s <= 1.0
+    assert found.high_s > 10.0

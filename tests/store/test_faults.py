@@ -1,0 +1,314 @@
+"""What goes wrong while a run is measured: no finished cell is lost, none is there twice, every folder still reads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import CPU
+
+import profiler
+from profiler.cli import app as cli
+from profiler.device.clock import HostClock
+from profiler.device.machine import Machine
+from profiler.engines.base import DecodeState
+from profiler.errors import RunError
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell, Grid
+from profiler.grid.ranges import make_grid
+from profiler.measure.sweep import Plan, Progress, sweep
+from profiler.report.progress import QuietListener
+from profiler.run.options import Options
+from profiler.run.pipeline import execute
+from profiler.run.validate import prepare_resume
+from profiler.store.folder import read_document, read_run
+from profiler.store.samples import read_facts_of, read_records
+from profiler.store.writer import RunStore
+
+GRID = make_grid([2, 4, 8], [1, 2], 6)
+LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
+SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
+
+
+class PlainEngine:
+    """Takes a known short time, and can be told to run out of memory."""
+
+    name = "eager"
+    cache = "dynamic"
+    keeps_last_logits = True
+    whole_calls = False
+    kept_bytes = 0
+    beside = ()
+
+    def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
+        self.step_s = step_s
+        self.oom_at = oom_at
+
+    def prepare(self, batch: int, slots: int) -> None:
+        return None
+
+    def announce(self, cell: Cell, steps: int | None) -> None:
+        return None
+
+    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
+        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
+
+    def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
+        time.sleep(self.step_s)
+        if self.oom_at and self.oom_at.depth == ids.shape[1] and self.oom_at.batch_size == ids.shape[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return DecodeState(None, ids[:, :1])
+
+    def decode(self, state: DecodeState) -> DecodeState:
+        time.sleep(self.step_s)
+        return state
+
+
+def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
+    plan = Plan(grid, budget_s=1e-9, half_width=10.0)
+    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), vocab_size=32, earlier=earlier)
+
+
+def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
+    with RunStore(folder, resume=resume) as store:
+        (folder / "run.json").write_text("{}")  # so that the store keeps the folder, as a begun run would
+        known = read_facts_of(folder) if resume else []
+        for outcome in outcomes(PlainEngine(step_s=0.0005), earlier=known, grid=grid):
+            store.append(outcome)
+
+
+@pytest.mark.parametrize("cell", GRID.cells)
+def test_out_of_memory_at_any_cell(cell: Cell) -> None:
+    """That cell is `oom`, those at least as large in both directions are skipped, all others have their numbers."""
+    found = list(outcomes(PlainEngine(oom_at=cell)))
+    gaps = {outcome.cell: outcome.status for outcome in found if isinstance(outcome, Gap)}
+    larger = {
+        c for c in GRID.cells if c != cell and c.batch_size >= cell.batch_size and c.prompt_len >= cell.prompt_len
+    }
+    assert gaps == {cell: "oom", **dict.fromkeys(larger, "skipped")}
+    assert {o.cell for o in found if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
+
+
+def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
+    """SIGKILL while the sweep writes, again and again; then one resume ends it: no cell lost, none measured twice."""
+    folder = tmp_path / "run"
+    moments = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    killed = 0
+    for _ in range(20):
+        resume = (folder / "samples.jsonl").exists()
+        child = context.Process(target=measure_into, args=(folder,), kwargs={"resume": resume, "grid": LONG_GRID})
+        child.start()
+        time.sleep(0.005 + 0.03 * moments.random())
+        os.kill(child.pid or 0, signal.SIGKILL)
+        child.join()
+        killed += child.exitcode == -signal.SIGKILL
+        lines = (folder / "samples.jsonl").read_bytes().split(b"\n")[:-1] if folder.exists() else []
+        for line in lines:
+            json.loads(line)
+    assert killed >= 10
+    measure_into(folder, resume=True, grid=LONG_GRID)
+    records = read_records(folder)
+    first_round = [(r["batch_size"], r["prompt_len"]) for r in records if r["round"] == 0]
+    assert sorted(first_round) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """The error is one line, every line before it reads, and a resume with room again ends the run."""
+    folder = tmp_path / "run"
+    calls = iter(range(1000))
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if next(calls) == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(RunError, match="No space left on device"):
+            measure_into(folder, resume=False)
+    assert len(read_records(folder)) >= failing
+    measure_into(folder, resume=True)
+    assert {(r["batch_size"], r["prompt_len"]) for r in read_records(folder)} == {
+        (cell.batch_size, cell.prompt_len) for cell in GRID.cells
+    }
+
+
+@pytest.mark.parametrize("place", ["cells.csv", "run.json"])
+def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    with RunStore(tmp_path / "run") as store:
+        (tmp_path / "run" / "run.json").write_text("{}")
+        monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        write = {
+            "cells.csv": lambda: store.write_cells(read_run(SCHEMA_1).results),
+            "run.json": lambda: store.write_document(read_document(SCHEMA_1)),
+        }
+        with pytest.raises(RunError, match=rf"{place} cannot be written: No space left"):
+            write[place]()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.json", "samples.jsonl"]
+
+
+class BrokenClock(HostClock):
+    """Gives one impossible duration, in the loop of so many steps that comes after so many good ones."""
+
+    def __init__(self, value: float, after: int) -> None:
+        self.value = value
+        self.left = after
+
+    def seconds(self, marks: Any) -> list[float]:
+        times = super().seconds(marks)
+        if len(times) > 1:  # a decode loop: how many single prefills come before it depends on the machine's noise
+            self.left -= 1
+            if self.left == 0:
+                times[len(times) // 2] = self.value
+        return times
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
+def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
+    found = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=2)))
+    gaps = [outcome for outcome in found if isinstance(outcome, Gap)]
+    assert len(gaps) == 1
+    assert gaps[0].status == "failed"
+    assert f"the clock gave a step of {value:g} s" in gaps[0].reason
+    times = [t for o in found if isinstance(o, Visit) for t in (o.prefill_s, *o.decode_s)]
+    assert all(t is not None and 0 < t < 1 for t in times)
+
+
+class Interrupting(QuietListener):
+    """Presses Ctrl-C as soon as a stage begins."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+
+    def stage(self, text: str) -> None:
+        if self._stage in text:
+            raise KeyboardInterrupt
+
+
+BEFORE_THE_FOLDER = ("loading", "roofs", "dispatch")
+STAGES = (*BEFORE_THE_FOLDER, "timing", "replaying", "writing the report")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
+    """Before the first cell nothing is left behind or the folder reads as interrupted; afterwards the cells stay."""
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        profiler.profile(
+            str(tiny_folder),
+            prompt_lens=[16],
+            batch_sizes=[1],
+            new_tokens=8,
+            budget_s=0.5,
+            weights="random",
+            out=folder,
+            listener=Interrupting(stage),
+        )
+    if stage in BEFORE_THE_FOLDER:
+        assert not folder.exists()
+        return
+    cells = read_run(folder).cells
+    assert (cells["status"] == "ok").all() == (stage != "timing")
+    assert read_document(folder).finished == (stage == "writing the report")
+
+
+class Impatient(QuietListener):
+    """Presses Ctrl-C at the second cell, and again while the reports are written."""
+
+    def __init__(self) -> None:
+        self._cells = 0
+
+    def progress(self, progress: Progress, total_cells: int) -> None:
+        self._cells += 1
+        if self._cells == 2:
+            raise KeyboardInterrupt
+
+    def stage(self, text: str) -> None:
+        if "writing the report" in text:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
+    """The second one ends the report at once; what was measured is there, the folder says so, a resume ends it."""
+    folder = tmp_path / "run"
+    asked = {"budget_s": 0.5, "no_levers": True}
+    with pytest.raises(KeyboardInterrupt):
+        profiler.profile(
+            str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1], new_tokens=4, out=folder, listener=Impatient(),
+            **asked,
+        )  # fmt: skip
+    run = read_run(folder)
+    assert not run.document.finished
+    assert {row.prompt_len for row in run.measured} == {8}
+    assert not list(folder.glob("*.part"))
+    done = execute(prepare_resume(folder, Options(model=str(tiny_folder), **asked)), QuietListener())
+    assert done.document.finished
+    assert {row.prompt_len for row in done.measured} == {8, 16}
+
+
+def test_a_wall_clock_that_jumps_by_a_day_and_back(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a time server, or a laptop that slept, makes it: nothing is timed by it."""
+    real, jumps = time.time, iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: real() + 86_400 * (0, 1, 0, -1)[next(jumps) % 4])
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=4, budget_s=0.5, no_levers=True,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert next(jumps) > 4
+    assert run.document.finished
+    assert len(run.measured) == len(run.results) == 4
+    assert all(0 < row.latency_s < 10 for row in run.measured)
+
+
+def test_sigterm_is_an_interruption() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, cli._interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def busy_neighbour() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+@pytest.mark.usefixtures("brief_roofs")
+def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None:
+    """Another process takes one core: the run ends, and its cells say so."""
+    with busy_neighbour():
+        run = profiler.profile(
+            str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=16, budget_s=1.5, out=tmp_path / "run"
+        )
+    assert run.document.finished
+    assert (run.cells["noise"] != "quiet").all()
+    reasons = [reason for item in run.document.evidence for reason in item.noise_reasons]
+    assert any("others kept" in reason for reason in reasons)

@@ -1,0 +1,236 @@
+"""Every parser gives a value or an error of its own, whatever it is given; what once gave something else is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from profiler.comparison.command import thresholds
+from profiler.comparison.compare import compare
+from profiler.comparison.side import side_of_file
+from profiler.comparison.text import comparison_json
+from profiler.errors import RequestError, RunError
+from profiler.grid.ranges import parse_values
+from profiler.place.place import placed
+from profiler.predict.card_profile import FOLDER, read_profile
+from profiler.readers.detect import read_foreign
+from profiler.readers.figures import figures_of
+from profiler.rent.command import parse_prices
+from profiler.store.folder import read_document, read_run
+from profiler.store.forecasts import FORECAST_FILE, read_forecast
+from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
+from profiler.store.samples import SAMPLES_FILE, read_facts_of
+
+ROOT = Path(__file__).parents[2]
+OLD = ROOT / "tests" / "data" / "run_schema_1"
+WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
+FOREIGN = sorted(
+    file for file in (ROOT / "tests" / "data").rglob("*") if file.suffix in (".json", ".jsonl", ".csv", ".md")
+)
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+options = st.text(alphabet="0123456789.,*+-=%$ eETinf4\x00٣", max_size=24) | st.text(max_size=24)
+
+
+def tried(parse: Callable[[], object]) -> None:
+    """A value, or one of the two errors; every other one fails the test."""
+    with contextlib.suppress(RequestError, RunError):
+        parse()
+
+
+@few
+@given(options)
+@example("1..99999999999999999999*2")
+@example("9" * 5000)
+@example("٣")
+def test_ranges(text: str) -> None:
+    tried(lambda: parse_values(text, "--batch-sizes"))
+
+
+@few
+@given(options.map(lambda text: f"T4={text}") | options)
+@example("T4=nan")
+@example("T4=1e999")
+@example("=")
+def test_prices(text: str) -> None:
+    tried(lambda: parse_prices(text))
+
+
+@few
+@given(options)
+def test_thresholds(text: str) -> None:
+    tried(lambda: thresholds(text))
+
+
+def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value of a document."""
+    inner: list[tuple[Any, Any]] = []
+    if isinstance(content, dict):
+        inner = list(content.items())
+    elif isinstance(content, list):
+        inner = list(enumerate(content[:3]))
+    return [at, *(place for key, value in inner for place in places(value, (*at, key)))]
+
+
+def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy with one value replaced."""
+    if not place:
+        return value
+    key, *rest = place
+    copy = dict(content) if isinstance(content, dict) else list(content)
+    copy[key] = changed(content[key], tuple(rest), value)
+    return copy
+
+
+def one_changed(content: Any) -> st.SearchStrategy[Any]:
+    """A valid document in which one value is anything."""
+    return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
+
+
+PROFILE = json.loads(next(iter(sorted(FOLDER.glob("*.json")))).read_text())
+DOCUMENT = json.loads((WHOLE / "run.json").read_text())
+LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
+KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
+
+
+@few
+@given(one_changed(PROFILE))
+@example([])
+@example({"schema_version": {}})
+def test_profiles(tmp_path: Path, content: Any) -> None:
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps(content))
+    tried(lambda: read_profile(file))
+
+
+@few
+@given(one_changed(DOCUMENT))
+@example([])
+@example({"schema_version": 1})
+@example({"schema_version": "4"})
+@example({"schema_version": [1]})
+def test_run_json(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    tried(lambda: read_document(tmp_path))
+    (tmp_path / FORECAST_FILE).write_text(json.dumps(content))
+    tried(lambda: read_forecast(tmp_path))
+
+
+@few
+@given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: one_changed(KINDS[kind])))
+@example({"kind": []})
+@example({"kind": None})
+@example(1)
+def test_samples(tmp_path: Path, record: Any) -> None:
+    (tmp_path / SAMPLES_FILE).write_text(json.dumps(record) + "\n")
+    tried(lambda: read_facts_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
+)
+@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "card.json", "forecast.json"])
+def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = Path(shutil.copytree(OLD, tmp_path / "run"))
+    (folder / name).write_bytes(content)
+    tried(lambda: read_run(folder))
+    tried(lambda: read_facts_of(folder))
+    tried(lambda: read_operators(folder))
+    tried(lambda: read_forecast(folder))
+    tried(lambda: read_profile(folder / "card.json"))
+    tried(lambda: read_foreign(folder / name))
+
+
+cells = st.sampled_from(
+    ["", "1", "-1", "nan", "1e999", "prefill", "eager", "²", "[]", '{"a": 1}', "null", '{"copies": "x"}', "9" * 5000]
+)
+
+
+ROW = {**dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager"} | dict.fromkeys(
+    ("avoidable_bytes_by_cause", "avoidable_flops_by_cause"), ""
+)
+
+
+def operators_of(folder: Path, row: dict[str, str]) -> object:
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, OPERATOR_COLUMNS)
+    writer.writeheader()
+    writer.writerow(row)
+    (folder / "operators.csv").write_text(buffer.getvalue())
+    return read_operators(folder)
+
+
+def test_a_plain_row_of_operators_is_read(tmp_path: Path) -> None:
+    [[operator]] = operators_of(tmp_path, ROW).values()  # type: ignore[attr-defined]
+    assert operator.flops == 1
+
+
+@few
+@given(st.sampled_from(OPERATOR_COLUMNS), cells)
+@example("avoidable_bytes_by_cause", "[]")
+@example("avoidable_bytes_by_cause", "1")
+@example("avoidable_bytes_by_cause", "[" * 10**5)
+@example("avoidable_flops_by_cause", '{"copies": {}}')
+@example("flops", "²")
+@example("count", "9" * 5000)
+def test_operators(tmp_path: Path, column: str, value: str) -> None:
+    tried(lambda: operators_of(tmp_path, {**ROW, column: value}))
+
+
+@few
+@given(st.sampled_from((WHOLE / "cells.csv").read_text().splitlines()[0].split(",")), cells)
+def test_cells(tmp_path: Path, column: str, value: str) -> None:
+    rows = list(csv.DictReader(io.StringIO((OLD / "cells.csv").read_text())))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, rows[0].keys(), extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows([{**rows[0], column: value}])
+    (tmp_path / "run.json").write_text((OLD / "run.json").read_text())
+    (tmp_path / "cells.csv").write_text(buffer.getvalue())
+    tried(lambda: read_run(tmp_path))
+
+
+@settings(few, max_examples=60)
+@given(st.data())
+def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
+    """A file of every tool in which one value is anything, or some bytes are: what is read can be held against itself,
+    placed, and written as JSON, which knows no infinity."""
+    known = data.draw(st.sampled_from(FOREIGN))
+    file = tmp_path / known.name
+    text = known.read_text()
+    try:
+        content = json.loads(text)
+    except ValueError:
+        start = data.draw(st.integers(0, len(text)))
+        text = text[:start] + data.draw(st.text(max_size=6)) + text[start + data.draw(st.integers(0, 20)) :]
+    else:
+        text = json.dumps(data.draw(one_changed(content)))
+    file.write_text(text, encoding="utf-8", errors="surrogatepass")
+    tried(lambda: used(file))
+
+
+def used(file: Path) -> None:
+    found = read_foreign(file)
+    figures = figures_of(figure.of_one_batch() for figure in found.figures)
+    floor_s = np.full(len(figures), 1e-3)
+    rows = placed(figures, floor_s, floor_s)
+    json.dumps([asdict(row) for row in rows], allow_nan=False)
+    side = side_of_file(found)
+    json.dumps(comparison_json(compare(side, side)), allow_nan=False)

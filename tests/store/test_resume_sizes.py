@@ -1,0 +1,86 @@
+"""A run of ten thousand cells that was interrupted half way is taken up again within seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import profiler
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell
+from profiler.measure.sweep import sweep
+from profiler.report.progress import QuietListener
+from profiler.run import pipeline as run
+from profiler.run import setup as foundation
+from profiler.run.options import Options
+from profiler.run.validate import prepare_resume
+from profiler.store.samples import line_of
+
+BATCHES = PROMPTS = range(1, 101)
+STEPS = 4
+
+
+class ReachedError(Exception):
+    """The first visit behind those that were known was made."""
+
+
+@pytest.fixture
+def interrupted(tiny_folder: Path, brief_roofs: None, tmp_path: Path) -> Path:
+    """A real run of one cell, as if it had been asked for ten thousand and killed when half of them were visited."""
+    folder = tmp_path / "run"
+    asked = {"prompt_lens": [1], "batch_sizes": [1], "new_tokens": STEPS, "budget_s": 0.1, "no_levers": True}
+    profiler.profile(str(tiny_folder), out=folder, **asked)
+    document = json.loads((folder / "run.json").read_text())
+    document["grid"] |= {"batch_sizes": [*BATCHES], "prompt_lens": [*PROMPTS]}
+    document["finished"] = False
+    (folder / "run.json").write_text(json.dumps(document))
+    with (folder / "samples.jsonl").open("a") as file:
+        file.writelines(line_of(_visited(batch, prompt)) + "\n" for prompt in PROMPTS[:50] for batch in BATCHES)
+    return folder
+
+
+def _visited(batch: int, prompt: int) -> Visit:
+    step_s = 1e-3 + 1e-6 * batch * prompt
+    cell = Cell(batch, prompt, STEPS)
+    return Visit(cell, 0, 2 * step_s, (step_s, 1.1 * step_s, step_s, step_s), 6 * step_s, (), None, 1.7e9)
+
+
+@pytest.mark.slow
+def test_ten_thousand_cells_are_resumed_in_seconds(
+    interrupted: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the end of the roofs, which a run of any size measures, to the end of the first new visit: 16 CPU seconds,
+    a third of them for the table of what was visited, which was lost."""
+    set_up, dispatch_of = run.set_up, foundation.measure_dispatch
+    marks_s = []
+
+    def noted(*arguments: Any) -> Any:
+        found = set_up(*arguments)
+        marks_s.append(time.process_time())
+        return found
+
+    def until_a_visit(*arguments: Any, **named: Any) -> Iterator[Visit | Gap]:
+        first = next(sweep(*arguments, **named))
+        marks_s.append(time.process_time())
+        assert first.cell == Cell(1, 51, STEPS), "the smallest of those that are left"
+        raise ReachedError
+        yield first
+
+    def of_one_batch(loaded: Any, config: Any, machine: Any, batches: Any, *rest: Any) -> list[Any]:
+        """A twin a batch is time of the machine, which is not the question here."""
+        measured = dispatch_of(loaded, config, machine, batches[:1], *rest)
+        return [replace(found, batch_size=batch) for found in measured for batch in batches]
+
+    monkeypatch.setattr(run, "set_up", noted)
+    monkeypatch.setattr(foundation, "measure_dispatch", of_one_batch)
+    prepared = prepare_resume(interrupted, Options(model=str(tiny_folder), budget_s=0.1, no_levers=True))
+    with pytest.raises(ReachedError):
+        run.execute(prepared, QuietListener(), until_a_visit)
+    begun_s, reached_s = marks_s
+    assert reached_s - begun_s < 40

@@ -1,0 +1,182 @@
+"""What is written whole stays whole, whatever goes wrong meanwhile; and folders on strange file systems."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+
+from profiler.errors import RunError
+from profiler.report.write import write_reports
+from profiler.run.judge_folder import judge_folder
+from profiler.store.folder import read_document, read_results, read_run
+from profiler.store.writer import RunStore, replace_file, write_cells
+
+RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
+DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md", "roofline.png", "split.png", "map.png")
+
+
+class Stop(BaseException):
+    """Ends a job at one of its calls of the system, as Ctrl-C would there."""
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a picture shows is not the question here."""
+
+    def square(_runs: object, _name: str) -> Figure:
+        return plt.figure(figsize=(1, 1))
+
+    monkeypatch.setattr("profiler.report.plots.draw", square)
+    monkeypatch.setattr("profiler.report.write.html_report", lambda _run: "a page")
+
+
+def test_cells_are_written_without_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a run measures, its 65 MB would stand beside the buffers of the roofs. A file of before comes out again."""
+    folder = RUN.with_name("smollm2-135m-xeon")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    write_cells(tmp_path, read_results(folder))
+    assert (tmp_path / "cells.csv").read_bytes() == (folder / "cells.csv").read_bytes()
+
+
+def judged(folder: Path) -> None:
+    """What the end of a run does, and `roofscope judge`: eight files."""
+    write_reports([judge_folder(folder)])
+
+
+@pytest.mark.parametrize("number", range(len(DERIVED)))
+@pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
+def test_at_each_write_of_the_reports(
+    tmp_path: Path, small_pictures: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
+) -> None:
+    """At every fsync and every replacement: each file is the old one or the new one, none is half, none is left over,
+    and doing it again ends it.
+    """
+    folder = Path(shutil.copytree(RUN, tmp_path / "run"))
+    for name in DERIVED:
+        if not (folder / name).exists():
+            (folder / name).write_text("old")
+    before = {name: (folder / name).read_bytes() for name in DERIVED}
+    calls, real = iter(range(100)), getattr(os, call)
+
+    def watched(*arguments: object) -> object:
+        if next(calls) == number:
+            raise error
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, watched)
+        with pytest.raises(RunError if call == "fsync" else Stop):
+            judged(folder)
+    assert not list(folder.glob("*.part"))
+    assert sum((folder / name).read_bytes() != before[name] for name in DERIVED) <= number
+    assert read_run(folder).measured
+    judged(folder)
+    assert read_document(folder).finished
+
+
+def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
+    """Past so many bytes every write fails (RLIMIT_FSIZE): of a file that was there nothing is lost."""
+    import resource
+    import signal
+
+    path = tmp_path / "cells.csv"
+    replace_file(path, "old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for most in (0, 1, 4096, 99_999):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+            with pytest.raises(RunError, match="cannot be written: File too large"):
+                replace_file(path, "x" * 100_000)
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("cells.csv", "old")]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    """Root may rename a file over /dev/null: a pipe stands for it here."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(RunError, match="it is no plain file"):
+            replace_file(path, "text")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A run's folder in which nothing can be made any more."""
+    folder = Path(shutil.copytree(RUN, tmp_path / "run"))
+    folder.chmod(0o555)
+    yield folder
+    folder.chmod(0o755)
+
+
+def test_a_folder_that_turns_read_only(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, and the run reads as before. (The system's word is given by hand where this is root's own test.)"""
+    if os.access(read_only, os.W_OK):
+        real = Path.open
+
+        def refused(path: Path, mode: str = "r", *arguments: object, **named: object) -> object:
+            if mode[0] in "xwa":
+                raise OSError(errno.EROFS, "Read-only file system")
+            return real(path, mode, *arguments, **named)  # type: ignore[call-overload]
+
+        monkeypatch.setattr(Path, "open", refused)
+    before = {file.name: file.read_bytes() for file in read_only.iterdir()}
+    with pytest.raises(RunError, match=r"cannot be written: (Read-only file system|Permission denied)"):
+        judge_folder(read_only)
+    assert {file.name: file.read_bytes() for file in read_only.iterdir()} == before
+    assert read_run(read_only).measured
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Network file systems may have none: the run is made, and taken for nobody else's."""
+
+    def no_locks(_file: object, _how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with RunStore(tmp_path / "run") as store:
+        assert store.folder.is_dir()
+
+
+def test_killed_before_its_first_word(tmp_path: Path) -> None:
+    """While the model loads nothing is known yet: the same command begins again. One fact is something to keep."""
+    with RunStore(tmp_path / "run") as alive, pytest.raises(RunError, match="another roofscope is writing"):
+        RunStore(alive.folder)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "samples.jsonl").touch()
+    with RunStore(tmp_path / "run") as again:
+        (again.folder / "samples.jsonl").write_text("{}\n")
+        with pytest.raises(RunError, match="already holds a run"):
+            RunStore(again.folder)
+
+
+def test_two_runs_on_one_folder(tmp_path: Path) -> None:
+    """The second is told; the first goes on and its folder is not touched."""
+    with RunStore(tmp_path / "run") as store:
+        (store.folder / "run.json").write_text("{}")
+        for resume in (False, True):
+            with pytest.raises(RunError, match=r"already holds a run|another roofscope is writing"):
+                RunStore(store.folder, resume=resume)
+        assert sorted(file.name for file in store.folder.iterdir()) == ["run.json", "samples.jsonl"]
