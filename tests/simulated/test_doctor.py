@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 
-from profiler.checks import installation as checks
 from profiler.checks.doctor import examine
 from profiler.checks.installation import Finding
 from profiler.device.machine import CudaMachine

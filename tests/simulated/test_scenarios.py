@@ -45,9 +45,7 @@ def test_what_fails_beside_the_sweep_costs_no_figure(tmp_path: Path) -> None:
     """An engine that cannot be captured, replays that run out of memory, a trace without CUPTI: eager's cells stand."""
     scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[64], batch_sizes=[1])
     refused = mock.patch.object(GraphEngine, "_advance", side_effect=RuntimeError(CAPTURING))
-    full = mock.patch(
-        "profiler.run.measure.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory.")
-    )
+    full = mock.patch("profiler.run.measure.replay_kernels", side_effect=torch.OutOfMemoryError("CUDA out of memory."))
     with refused, full:
         run, _ = said(scenario, [H100], tmp_path, breakdown=True)
     cells = run.cells.set_index(["engine", "phase"])
