@@ -73,6 +73,11 @@ def told(error: BaseException) -> str:
     return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
 
 
+def is_of_device(error: BaseException) -> bool:
+    """Whether CUDA itself raised `error`: torch raises a RuntimeError, or a subclass, whose text names CUDA."""
+    return isinstance(error, RuntimeError) and "CUDA" in str(error)
+
+
 @contextlib.contextmanager
 def contained(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
     """What fails within costs nothing but itself: `failed` is told, and what comes behind goes on.

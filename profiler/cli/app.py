@@ -17,7 +17,7 @@ from profiler.cli import inspect as look
 from profiler.cli import report as folders
 from profiler.cli import why as asked_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
-from profiler.errors import RoofscopeError
+from profiler.errors import RoofscopeError, first_line, is_of_device, told
 from profiler.units import visible
 
 _DEBUG = "--debug"
@@ -119,8 +119,9 @@ def _complain_unexpected(error: Exception) -> int:
     usage_message = getattr(error, "format_message", None)
     if callable(usage_message):
         return _complain(f"{usage_message()} See `{_whose(error)} --help`.", EXIT_REQUEST)
-    first_line = str(error).splitlines()[0] if str(error) else ""
-    return _complain(f"internal error: {type(error).__name__}: {first_line} (--debug shows more)", 1)
+    if is_of_device(error):
+        return _complain(f"the device failed: {first_line(error)}; `roofscope doctor` checks it.", EXIT_REQUEST)
+    return _complain(f"internal error: {told(error)} (--debug shows more)", 1)
 
 
 def _whose(error: Exception) -> str:

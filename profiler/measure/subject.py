@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -121,7 +122,7 @@ class Subject:
             compute_dtype=dtype_name(request.quant_options.compute_dtype or request.dtype),
             weights=request.weights,
             storage_bytes=self.model_bytes,
-            load_s=loaded.load_s,
+            load_s=loaded.load_s if math.isfinite(loaded.load_s) else 0.0,  # NaN is no JSON
             first_call_s=loaded.first_call_s,
             unpacked_from=loaded.unpacked_from,
             attention=self.paths[grid.engines[0], "prefill"].attention,

@@ -136,3 +136,14 @@ def test_models_are_listed(roofscope) -> None:  # type: ignore[no-untyped-def]
     cards = json.loads(roofscope("models", "--format", "json").out)
     assert cards["mistral-7b-v0.1"]["params"] == 7_241_732_096
     assert "7.242 B  mistralai/Mistral-7B-v0.1" in roofscope("models").out
+
+
+@pytest.mark.parametrize(("error", "code"), [("CUDA error: invalid argument", 2), ("list index out of range", 1)])
+def test_an_error_of_cuda_is_the_devices(roofscope, monkeypatch, error: str, code: int) -> None:  # type: ignore[no-untyped-def]
+    def fail(*_: object) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr("profiler.run.validate.prepare", fail)
+    found = roofscope("run", "--out", "nowhere")
+    assert (found.code, len(found.err.splitlines())) == (code, 1)
+    assert error in found.err

@@ -67,6 +67,6 @@ class Graph:
             self._card.memory.release_pool(self._pool)
 
     def __del__(self) -> None:
-        if self._card is not None:
+        if getattr(self, "_card", None) is not None:
             with self._card.host.terminating():
                 self.reset()
