@@ -67,7 +67,7 @@ def first_line(error: BaseException) -> str:
     return text.rstrip(". ")[:300]
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`AttributeError: no such thing`: the first line of an error, with its type where that says more than its text."""
     line, kind = first_line(error), type(error).__name__
     return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
@@ -79,7 +79,7 @@ def is_of_device(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def contained(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
+def tolerate_errors(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
     """What fails within costs nothing but itself: `failed` is told, and what comes behind goes on.
 
     What ends a run still does: a device or a rank that is lost, and an interrupt.

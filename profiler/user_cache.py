@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 
-def kept_file(kind: str, facts: Mapping[str, Any]) -> Path:
+def cache_path(kind: str, facts: Mapping[str, Any]) -> Path:
     """Where a thing of this kind is kept that follows from `facts`, and from nothing else."""
     base = os.environ.get("XDG_CACHE_HOME")
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return (Path(base) if base else Path.home() / ".cache") / "roofscope" / kind / f"{key}.json"
 
 
-def keep(path: Path, content: bytes) -> None:
+def write_cache(path: Path, content: bytes) -> None:
     """Write a file whole, or where the disk does not take it not at all."""
     draft = path.with_suffix(f".{os.getpid()}")
     try:

@@ -12,7 +12,7 @@ from profiler.grid.ragged import (
     Ragged,
     Request,
     bucketed_batches,
-    padding,
+    padding_share,
     parse_ragged,
     positions,
     sorted_batches,
@@ -37,7 +37,7 @@ def test_lengths_are_drawn_evenly_and_the_same_each_time() -> None:
 
 def test_half_of_the_prompts_half_as_long_leave_a_quarter_to_padding() -> None:
     batch = prompts(64, 128, 64, 128)
-    assert padding(batch) == 0.25
+    assert padding_share(batch) == 0.25
     assert positions(batch) == 512
 
 

@@ -166,3 +166,24 @@ def test_a_run_is_judged_again_without_torch_to_the_byte(tiny_folder: Path, tmp_
     assert (run.folder / "roofline.png").stat().st_size > 10_000
     assert "Decode at batch 1 is" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_no_public_name_means_two_things() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            for defined in _defined(node):
+                homes.setdefault(defined, []).append(name)
+    assert not {name: found for name, found in homes.items() if len(found) > 1 and not name.startswith("_")}
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [
+        name.id
+        for target in targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    ]

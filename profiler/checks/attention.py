@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from profiler.checks.installation import Finding
+from profiler.checks.installation import CheckResult
 from profiler.device.device import compute_capability
 from profiler.units import duration
 
@@ -31,7 +31,7 @@ def half_of(device: torch.device) -> torch.dtype:
     return torch.float16 if device.type == "cuda" and compute_capability(device) < (8, 0) else torch.bfloat16
 
 
-def attention(machine: Machine) -> Finding:
+def attention(machine: Machine) -> CheckResult:
     """The kernels behind `scaled_dot_product_attention` in prefill and decode, with a mask and without one."""
     from profiler.facts.step import UNFUSED_KERNEL
 
@@ -40,16 +40,16 @@ def attention(machine: Machine) -> Finding:
     )
     words = f"{_phases(plain)}; with a mask {_phases(masked)}" if plain != masked else _phases(plain)
     if UNFUSED_KERNEL not in (*plain, *masked):
-        return Finding("attention", True, words)
+        return CheckResult("attention", True, words)
     words += f"; {UNFUSED_KERNEL} copies K and V for every head and writes its scores to memory"
     if plain[1] == UNFUSED_KERNEL != masked[1]:
         words += ": --engine static decodes with a mask and avoids it"
     elif UNFUSED_KERNEL in masked:
         words += ": a newer torch may have a kernel for this card"
-    return Finding("attention", True, words, slow=True)
+    return CheckResult("attention", True, words, slow=True)
 
 
-def new_lengths(machine: Machine) -> Finding:
+def new_lengths(machine: Machine) -> CheckResult:
     """What the first attention call at a KV length costs, next to the same call again.
 
     cuDNN builds a plan for every shape that it has not met (ATen/native/cudnn/MHA.cpp); torch prefers cuDNN on Hopper
@@ -62,11 +62,11 @@ def new_lengths(machine: Machine) -> Finding:
         _, *pairs = [_first_and_again(machine, length) for length in (_LENGTHS.start - 1, *_LENGTHS)]
     first_s, again_s = (statistics.median(times) for times in zip(*pairs, strict=True))
     if first_s <= _COSTLY * again_s:
-        return Finding(name, True, f"a new KV length costs nothing extra ({duration(again_s)} a call)")
+        return CheckResult(name, True, f"a new KV length costs nothing extra ({duration(again_s)} a call)")
     words = f"each new KV length costs about {duration(first_s - again_s)} once, and {duration(again_s)} after that"
     if _kernel(machine, query=1, masked=False) == "cudnn":
         words += ": cuDNN builds a plan for each; --engine static has one length"
-    return Finding(name, True, words, slow=True)
+    return CheckResult(name, True, words, slow=True)
 
 
 def _kernel(machine: Machine, *, query: int, masked: bool) -> str:

@@ -11,8 +11,8 @@ from profiler import packages
 from profiler.checks import attention as attention_checks
 from profiler.checks import gpu as card_checks
 from profiler.checks import installation as checks
-from profiler.checks.installation import Finding, quietly, tried
-from profiler.errors import RoofscopeError, told
+from profiler.checks.installation import CheckResult, quietly, run_check
+from profiler.errors import RoofscopeError, describe_error
 from profiler.run.options import DEFAULT_MODEL
 from profiler.units import scaled
 
@@ -29,7 +29,7 @@ _FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8 --budget 30"
 
 
 @dataclass(frozen=True)
-class Fit:
+class PresetFit:
     """A model card in one precision."""
 
     model: str
@@ -44,8 +44,8 @@ class Fit:
 class Examination:
     """All that was found."""
 
-    findings: tuple[Finding, ...]
-    fits: tuple[Fit, ...]
+    findings: tuple[CheckResult, ...]
+    fits: tuple[PresetFit, ...]
     first: str
     """The command to run first, or what to fix before it."""
 
@@ -61,25 +61,25 @@ def examine(device: str = "auto") -> Examination:
     Raises DeviceError for a `device` that is asked for by name and cannot be had.
     """
     found = [
-        tried("driver", checks.driver),
-        tried("torch", checks.torch_build),
-        tried("packages", checks.packages),
+        run_check("driver", checks.driver),
+        run_check("torch", checks.torch_build),
+        run_check("packages", checks.packages),
     ]
     machine, trouble = _machine(device)
     if machine is None:
-        found += [Finding("card", False, trouble), *(Finding(name, None, "not tried") for name in _ON_A_DEVICE)]
+        found += [CheckResult("card", False, trouble), *(CheckResult(name, None, "not tried") for name in _ON_A_DEVICE)]
     else:
         found += [*_on_a_device(machine), *(_on_a_card(machine) if machine.is_cuda else ())]
-    found += [tried(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
-    fits: list[Fit] = []
+    found += [run_check(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
+    fits: list[PresetFit] = []
 
-    def fitting() -> Finding:
+    def fitting() -> CheckResult:
         if machine is None:
-            return Finding("fits", None, "not tried")
+            return CheckResult("fits", None, "not tried")
         fits.extend(_fits(machine, packs=any(item.works for item in found if item.name == "bitsandbytes")))
-        return Finding("fits", any(fit.fits for fit in fits), fit_words(fits))
+        return CheckResult("fits", any(fit.fits for fit in fits), fit_words(fits))
 
-    found.append(tried("fits", fitting))
+    found.append(run_check("fits", fitting))
     broken = [item.name for item in found if item.name in _NEEDED_FIRST and item.works is False]
     first = first_command(fits, on_card=machine is not None and machine.is_cuda)
     if broken:
@@ -89,33 +89,33 @@ def examine(device: str = "auto") -> Examination:
     return Examination(tuple(found), tuple(fits), first)
 
 
-def _on_a_device(machine: Machine) -> Iterator[Finding]:
-    yield tried("card", lambda: checks.card(machine))
-    yield tried("memory", lambda: checks.free_memory(machine))
-    yield tried("NVML", lambda: checks.nvml(machine))
-    yield tried("CUPTI", lambda: checks.cupti(machine))
-    yield tried("bitsandbytes", lambda: checks.bitsandbytes(machine.device))
-    yield tried("compile", lambda: checks.compiling(machine.device), "no --engine compile")
-    yield tried("graphs", lambda: checks.graphs(machine), "no --engine graph")
+def _on_a_device(machine: Machine) -> Iterator[CheckResult]:
+    yield run_check("card", lambda: checks.card(machine))
+    yield run_check("memory", lambda: checks.free_memory(machine))
+    yield run_check("NVML", lambda: checks.nvml(machine))
+    yield run_check("CUPTI", lambda: checks.cupti(machine))
+    yield run_check("bitsandbytes", lambda: checks.bitsandbytes(machine.device))
+    yield run_check("compile", lambda: checks.compiling(machine.device), "no --engine compile")
+    yield run_check("graphs", lambda: checks.graphs(machine), "no --engine graph")
 
 
-def _on_a_card(machine: Machine) -> Iterator[Finding]:
+def _on_a_card(machine: Machine) -> Iterator[CheckResult]:
     """What only a CUDA card is asked; the capture that is to fail comes last."""
-    yield tried("attention", lambda: attention_checks.attention(machine), "a run cannot know its attention kernel")
-    yield tried("KV lengths", lambda: attention_checks.new_lengths(machine), "attention does not run in 16 bits")
+    yield run_check("attention", lambda: attention_checks.attention(machine), "a run cannot know its attention kernel")
+    yield run_check("KV lengths", lambda: attention_checks.new_lengths(machine), "attention does not run in 16 bits")
     for kind in card_checks.PRODUCTS:
-        yield tried(kind.name, partial(card_checks.product, machine, kind), kind.fails)
-    yield tried(
+        yield run_check(kind.name, partial(card_checks.product, machine, kind), kind.fails)
+    yield run_check(
         "out of memory",
         lambda: card_checks.out_of_memory(machine),
         "a run takes this error for a fault, not for the end of memory",
     )
-    yield tried("recovery", lambda: card_checks.recovery(machine), "a capture that fails may end a run")
+    yield run_check("recovery", lambda: card_checks.recovery(machine), "a capture that fails may end a run")
 
 
 def _command() -> str:
     """What starts this program: a checkout that is not installed has no command of its own."""
-    return "roofscope" if packages.is_installed() else "python -m profiler"
+    return "roofscope" if packages.has_own_metadata() else "python -m profiler"
 
 
 def _machine(device: str) -> tuple[Machine | None, str]:
@@ -131,10 +131,10 @@ def _machine(device: str) -> tuple[Machine | None, str]:
     except RoofscopeError:
         raise
     except Exception as error:
-        return None, f"torch does not answer: {told(error)}"
+        return None, f"torch does not answer: {describe_error(error)}"
 
 
-def _fits(machine: Machine, *, packs: bool) -> list[Fit]:
+def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     """Every model card in the precisions of this device, the widest first, from its config alone.
 
     With `packs`, bitsandbytes' formats are among them.
@@ -163,11 +163,11 @@ def _fits(machine: Machine, *, packs: bool) -> list[Fit]:
                 nbytes = planned_weight_bytes(build_on_meta(config, dtype, quant, device=device))
             except RoofscopeError:
                 continue  # a layer of this model does not fit the format here
-            found.append(Fit(name, label, nbytes, nbytes <= room))
+            found.append(PresetFit(name, label, nbytes, nbytes <= room))
     return found
 
 
-def fit_words(fits: Sequence[Fit]) -> str:
+def fit_words(fits: Sequence[PresetFit]) -> str:
     """Each model at the widest precision in which it fits, small ones first: `float16: gpt2; nf4: mistral-7b-v0.1`."""
     groups: dict[str, list[str]] = {fit.precision: [] for fit in fits}
     large = []
@@ -182,7 +182,7 @@ def fit_words(fits: Sequence[Fit]) -> str:
     return "; ".join([*words, *([f"too large: {', '.join(large)}"] if large else [])])
 
 
-def first_command(fits: Sequence[Fit], *, on_card: bool) -> str:
+def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     """A run that is soon done and tells much: a well-known model on a card, the default one on a CPU."""
     fitting = [fit for fit in fits if fit.fits]
     if not on_card or not fitting:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from profiler.checks.installation import Finding
+from profiler.checks.installation import CheckResult
 from profiler.device.device import compute_capability, under_wsl
 from profiler.device.memory import MAY_SPILL, NO_FALLBACK
 from profiler.errors import RequestError, first_line
@@ -25,7 +25,7 @@ _BLOCK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Product:
+class OptionalProduct:
     """A matrix product that only some cards have."""
 
     name: str
@@ -81,7 +81,7 @@ def _first_column(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 PRODUCTS = (
-    Product(
+    OptionalProduct(
         "fp8 by row",
         lambda device: _float8(device, by_row=True),
         (8, 9),
@@ -89,7 +89,7 @@ PRODUCTS = (
         "--quant fp8 cannot run here and fp8 has no roof; use --quant int8wo",
         "no fp8 units: --quant fp8 multiplies in 16 bits",
     ),
-    Product(
+    OptionalProduct(
         "fp8 by tensor",
         lambda device: _float8(device, by_row=False),
         (8, 9),
@@ -97,7 +97,7 @@ PRODUCTS = (
         "checkpoints with one fp8 scale for each tensor cannot run here",
         "no fp8 units",
     ),
-    Product(
+    OptionalProduct(
         "int8 products",
         _int8,
         (7, 5),
@@ -105,7 +105,7 @@ PRODUCTS = (
         "int8 has no roof here",
         "no int8 units: int8 has no roof here",
     ),
-    Product(
+    OptionalProduct(
         "grouped products",
         _grouped,
         (8, 0),
@@ -116,23 +116,23 @@ PRODUCTS = (
 )
 
 
-def product(machine: Machine, kind: Product) -> Finding:
+def product(machine: Machine, kind: OptionalProduct) -> CheckResult:
     """Whether a matrix product runs on this card, gives the right values, and leaves the host free."""
     try:
         call = kind.made(machine.device)
         wrong = bool((call() != 1).any())
     except Exception as error:
         if compute_capability(machine.device) < kind.capability:
-            return Finding(kind.name, None, kind.older)
-        return Finding(kind.name, False, f"{first_line(error)}; {kind.fails}")
+            return CheckResult(kind.name, None, kind.older)
+        return CheckResult(kind.name, False, f"{first_line(error)}; {kind.fails}")
     if wrong:
-        return Finding(kind.name, False, f"gives wrong values: {kind.fails}")
+        return CheckResult(kind.name, False, f"gives wrong values: {kind.fails}")
     if machine.waits(call):  # where no kernel fits the card `_grouped_mm` reads its groups' ends (GroupedMMUtils.h)
-        return Finding(kind.name, True, "works, but waits for the card in every call: no --engine graph", slow=True)
-    return Finding(kind.name, True, kind.works)
+        return CheckResult(kind.name, True, "works, but waits for the card in every call: no --engine graph", slow=True)
+    return CheckResult(kind.name, True, kind.works)
 
 
-def out_of_memory(machine: Machine) -> Finding:
+def out_of_memory(machine: Machine) -> CheckResult:
     """Whether an allocation beyond the card's memory fails, by which a run and `batch-test` know the end of it.
 
     It is tried only where no other process could feel it. Never under WSL: there it can end Windows itself
@@ -142,23 +142,23 @@ def out_of_memory(machine: Machine) -> Finding:
 
     name = "out of memory"
     if under_wsl():
-        return Finding(name, False, f"not tried under WSL: {MAY_SPILL}; {NO_FALLBACK}")
+        return CheckResult(name, False, f"not tried under WSL: {MAY_SPILL}; {NO_FALLBACK}")
     if getattr(torch.cuda.get_device_properties(machine.device), "is_integrated", False):
-        return Finding(name, None, "not tried: this card shares the host's memory")
+        return CheckResult(name, None, "not tried: this card shares the host's memory")
     others = machine.source.read().other_processes
     if others is None:
-        return Finding(name, None, "not tried: NVML does not say which processes use this card")
+        return CheckResult(name, None, "not tried: NVML does not say which processes use this card")
     if others:
-        return Finding(
+        return CheckResult(
             name, None, f"not tried: {several(others, 'other process uses', 'other processes use')} this card"
         )
     machine.release()
     try:
         torch.empty(machine.available_bytes() + _BEYOND_BYTES, dtype=torch.uint8, device=machine.device)
     except torch.OutOfMemoryError:
-        return Finding(name, True, "allocations beyond the card's memory fail: a run sees the end of memory")
+        return CheckResult(name, True, "allocations beyond the card's memory fail: a run sees the end of memory")
     machine.release()
-    return Finding(
+    return CheckResult(
         name,
         False,
         "allocations beyond the card's memory spill to system memory: batch-test cannot see the end of memory;"
@@ -166,7 +166,7 @@ def out_of_memory(machine: Machine) -> Finding:
     )
 
 
-def recovery(machine: Machine) -> Finding:
+def recovery(machine: Machine) -> CheckResult:
     """Whether torch and the card go on as before after a capture that failed, as some do in the course of a run.
 
     torch keeps the state of such a capture: its generator up to 2.11 (pytorch#176752), its allocator up to 2.12.0
@@ -187,7 +187,7 @@ def recovery(machine: Machine) -> Finding:
     except RequestError:
         pass
     else:
-        return Finding("recovery", False, "a capture that waits for the card did not fail: captures hold no work")
+        return CheckResult("recovery", False, "a capture that waits for the card did not fail: captures hold no work")
     lost = []
     if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
         lost.append("work goes to another stream: times are wrong")
@@ -198,8 +198,8 @@ def recovery(machine: Machine) -> Finding:
     if not _gives_back(machine):
         lost.append("torch does not give back freed memory: batches run out of memory too early")
     if lost:
-        return Finding("recovery", False, f"after a failed capture {'; '.join(lost)}; use torch 2.13 or newer")
-    return Finding("recovery", True, "random numbers, memory and the stream work after a failed capture")
+        return CheckResult("recovery", False, f"after a failed capture {'; '.join(lost)}; use torch 2.13 or newer")
+    return CheckResult("recovery", True, "random numbers, memory and the stream work after a failed capture")
 
 
 def _gives_back(machine: Machine) -> bool:

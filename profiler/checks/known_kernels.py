@@ -19,7 +19,7 @@ from profiler.judge.regimes import Regime
 from profiler.roofs.links import disk_fetch
 from profiler.stats import NOTHING, Timing
 
-Call = Callable[[], object]
+KernelCall = Callable[[], object]
 
 # A look is repeated until so much time is spent: longer than the slice of a core that a neighbour is given.
 _LOOK_S = 30e-3
@@ -59,11 +59,11 @@ class Part:
 
     flops: float
     nbytes: float
-    call: Call | None = None
+    call: KernelCall | None = None
     """None where it is dispatch and next to nothing else."""
-    hollow: Call | None = None
+    hollow: KernelCall | None = None
     """The same calls with nothing to do."""
-    convert: Call | None = None
+    convert: KernelCall | None = None
     """What of it only converts between formats."""
 
 
@@ -73,11 +73,11 @@ class KnownKernel:
 
     name: str
     label: Label
-    call: Call
-    hollow: Call
+    call: KernelCall
+    hollow: KernelCall
     """The same calls with nothing to do: their dispatch."""
     parts: tuple[Part, ...]
-    fetch: Call | None = None
+    fetch: KernelCall | None = None
     """What of it crosses a link."""
 
 
@@ -89,7 +89,7 @@ class RoofsNow:
     compute_flops_per_s: float
 
 
-class Bench:
+class KernelBench:
     """Buffers that all kernels share, and the roofs looked at on them."""
 
     def __init__(self, machine: Machine, ceilings: Ceilings, stack: ExitStack) -> None:
@@ -124,19 +124,19 @@ class Bench:
     def product(self) -> torch.Tensor:
         return F.linear(self.left, self.right)
 
-    def seconds(self, call: Call, least: int = 1) -> float:
+    def seconds(self, call: KernelCall, least: int = 1) -> float:
         """The median of a few calls in a row, of `least` so many."""
         taken: list[float] = []
         while len(taken) < least or (len(taken) < _MOST_CALLS and sum(taken) < _LOOK_S):
             taken += time_calls(call, self.machine.clock, 1)
         return statistics.median(taken)
 
-    def times(self, call: Call | None) -> Timing:
+    def times(self, call: KernelCall | None) -> Timing:
         """What a call takes once; nothing of no call."""
         return Timing(self.seconds(call, _LEAST_CALLS), 0.0) if call else NOTHING
 
 
-def known_kernels(bench: Bench) -> Iterator[KnownKernel]:
+def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
     """Each label with its causes; a kernel is made when it is its turn, to the measure of the roofs of that moment."""
     data, tiny, one, device = bench.data, bench.tiny, bench.one, bench.machine.device
 
@@ -203,7 +203,7 @@ def _single(name: str, label: Label, part: Part) -> KnownKernel:
     return KnownKernel(name, label, call, hollow, (part,))
 
 
-def _product_and_stream(bench: Bench) -> KnownKernel:
+def _product_and_stream(bench: KernelBench) -> KnownKernel:
     """A product, and as many bytes as take nearly as long."""
     roofs = bench.look()
     flops = 2.0 * len(bench.left) ** 3
@@ -242,7 +242,7 @@ def _product_and_stream(bench: Bench) -> KnownKernel:
     )
 
 
-def _host_loop(bench: Bench) -> KnownKernel:
+def _host_loop(bench: KernelBench) -> KnownKernel:
     """Products whose device time is known, in a loop that keeps the host busy for longer."""
     left, right = bench.squares(_SHORT_PRODUCT_S)
     tiny, one = bench.tiny, bench.one
@@ -280,7 +280,7 @@ def _host_loop(bench: Bench) -> KnownKernel:
     )
 
 
-def _dequantised(bench: Bench) -> KnownKernel:
+def _dequantised(bench: KernelBench) -> KnownKernel:
     """A product of one row whose int8 weights are made float32, scaled row by row, before each call."""
     packed = torch.randint(-127, 128, (_WIDTH, _WIDTH), device=bench.machine.device, dtype=torch.int8)
     scales = torch.rand(_WIDTH, 1, device=bench.machine.device)

@@ -1,38 +1,24 @@
-"""TODO."""
+"""Tables of `doctor` and `selftest`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from profiler.judge.breakdown import TERM_NAMES, Split
-from profiler.judge.regimes import Verdict
 from profiler.report.device import plain_table
 from profiler.units import duration, percent, scaled
 
-
-class Finding(Protocol):
-    """One part of an installation: whether it works (None: not needed), whether it is slow, and the line about it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def works(self) -> bool | None: ...
-
-    @property
-    def says(self) -> str: ...
-
-    @property
-    def slow(self) -> bool: ...
-
+if TYPE_CHECKING:
+    from profiler.checks.installation import CheckResult
+    from profiler.checks.selftest import SelftestResult
 
 _MARKS = {True: "ok", False: "NO", None: "-"}
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[CheckResult]) -> Table:
     """One line for each part of the installation, without a head."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for item in findings:
@@ -40,46 +26,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-class CheckedKernel(Protocol):
-    """A known kernel and what it was called."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def expected(self) -> object:
-        """The label that it must have."""
-
-    @property
-    def label(self) -> object:
-        """The label that it was given."""
-
-    @property
-    def rounds(self) -> Mapping[str, int]:
-        """How many rounds gave each label."""
-
-    @property
-    def split(self) -> Split: ...
-
-    @property
-    def verdict(self) -> Verdict: ...
-
-    @property
-    def memory_bytes_per_s(self) -> tuple[float, float]: ...
-
-    @property
-    def compute_flops_per_s(self) -> tuple[float, float]:
-        """The lowest and the highest roof that were seen."""
-
-    @property
-    def right(self) -> bool: ...
-
-    @property
-    def wrong(self) -> bool:
-        """Whether it was called what it is not; neither right nor wrong is inconclusive."""
-
-
-def selftest_table(results: Sequence[CheckedKernel]) -> Table:
+def selftest_table(results: Sequence[SelftestResult]) -> Table:
     """Each known kernel, what it was called, and where its time goes."""
     table = plain_table("known kernel", "must be", "is", "sure")
     for name in ("rounds", "time"):
@@ -100,7 +47,7 @@ def selftest_table(results: Sequence[CheckedKernel]) -> Table:
     return table
 
 
-def selftest_doubts(results: Sequence[CheckedKernel]) -> list[str]:
+def selftest_doubts(results: Sequence[SelftestResult]) -> list[str]:
     """Why a kernel has no label, one line each."""
     return [
         f"inconclusive: {item.name}: {_rounds(item.rounds)}; memory gave {_range(item.memory_bytes_per_s, 'B/s')} and "

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from profiler.checks.known_kernels import Bench, Call, KnownKernel, Label, RoofsNow, known_kernels
+from profiler.checks.known_kernels import KernelBench, KernelCall, KnownKernel, Label, RoofsNow, known_kernels
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES, Demand, Roofs, Split, split
-from profiler.judge.regimes import DOMINANCE, Measurement, Verdict, judge
+from profiler.judge.regimes import DOMINANCE, Measurement, Verdict, judge_cell
 from profiler.stats import Timing, timing_of
 
 _BUDGET_S = 3.0
@@ -82,12 +82,12 @@ def run_selftest(machine: Machine, ceilings: Ceilings) -> Iterator[SelftestResul
     """
     before = RoofsNow(ceilings.memory_bytes_per_s, ceilings.compute_flops_per_s("float32"))
     with torch.inference_mode(), no_gc(), ExitStack() as stack:
-        bench = Bench(machine, ceilings, stack)
+        bench = KernelBench(machine, ceilings, stack)
         for kernel in known_kernels(bench):
             yield _judged(kernel, bench, before)
 
 
-def _judged(kernel: KnownKernel, bench: Bench, before: RoofsNow) -> SelftestResult:
+def _judged(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> SelftestResult:
     rounds = _timed(kernel, bench)
     looks = [item.roofs for item in rounds]
     memory, compute = [look.memory_bytes_per_s for look in looks], [look.compute_flops_per_s for look in looks]
@@ -98,7 +98,7 @@ def _judged(kernel: KnownKernel, bench: Bench, before: RoofsNow) -> SelftestResu
 
     def judged(item: _Round, look: RoofsNow, low_s: float, high_s: float) -> tuple[Label, Verdict, Split]:
         measurement = _measurement(kernel, item, look, overlaps, low_s, high_s)
-        verdict = judge(measurement)
+        verdict = judge_cell(measurement)
         return _label(verdict, measurement.split), verdict, measurement.split
 
     together = _together(rounds)
@@ -123,7 +123,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _timed(kernel: KnownKernel, bench: Bench) -> list[_Round]:
+def _timed(kernel: KnownKernel, bench: KernelBench) -> list[_Round]:
     machine = bench.machine
     alone = [_on_device(part.call, machine) for part in kernel.parts]
     converting = [_on_device(part.convert, machine) for part in kernel.parts]
@@ -148,7 +148,7 @@ def _timed(kernel: KnownKernel, bench: Bench) -> list[_Round]:
     return rounds
 
 
-def _on_device(call: Call | None, machine: Machine) -> Call | None:
+def _on_device(call: KernelCall | None, machine: Machine) -> KernelCall | None:
     """A call without its host where the device captures calls, as a cell's kernels are replayed."""
     if call is None or not machine.captures:
         return call

@@ -17,7 +17,7 @@ from profiler.cli import inspect as look
 from profiler.cli import report as folders
 from profiler.cli import why as asked_why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
-from profiler.errors import RoofscopeError, first_line, is_of_device, told
+from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
 
 _DEBUG = "--debug"
@@ -53,24 +53,24 @@ for command in (
     look.doctor,
     run.run,
     run.batch_test,
-    look.count,
+    look.count_command,
     look.ceilings,
-    look.gpus,
+    look.gpus_command,
     look.selftest,
-    compare.compare,
-    compare.gate,
-    compare.place,
-    forecast.forecast,
-    forecast.rent,
-    folders.judge,
+    compare.compare_command,
+    compare.gate_command,
+    compare.place_command,
+    forecast.forecast_command,
+    forecast.rent_command,
+    folders.judge_command,
     folders.export,
     folders.report,
     folders.plot,
-    folders.explain,
+    folders.explain_command,
     look.models,
 ):
-    app.command(command.__name__.replace("_", "-"))(command)
-app.command("why", cls=asked_why.WhyCommand, context_settings=asked_why.SETTINGS)(asked_why.why)
+    app.command(command.__name__.removesuffix("_command").replace("_", "-"))(command)
+app.command("why", cls=asked_why.WhyCommand, context_settings=asked_why.SETTINGS)(asked_why.why_command)
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
         if debug:
             raise
         code = _complain_unexpected(error)
-    if code and run.under_torchrun():
+    if code and run.started_by_torchrun():
         _leave(code)
     sys.exit(code or 0)
 
@@ -121,7 +121,7 @@ def _complain_unexpected(error: Exception) -> int:
         return _complain(f"{usage_message()} See `{_whose(error)} --help`.", EXIT_REQUEST)
     if is_of_device(error):
         return _complain(f"the device failed: {first_line(error)}; `roofscope doctor` checks it.", EXIT_REQUEST)
-    return _complain(f"internal error: {told(error)} (--debug shows more)", 1)
+    return _complain(f"internal error: {describe_error(error)} (--debug shows more)", 1)
 
 
 def _whose(error: Exception) -> str:

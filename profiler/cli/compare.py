@@ -34,7 +34,7 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def compare(
+def compare_command(
     paths: Annotated[list[Path], typer.Argument(metavar="A B...", help="Run folders, or other tools' result files.")],
     anyway: Annotated[bool, typer.Option("--anyway", help="Show what is not comparable, without a verdict.")] = False,
     plain: Plain = False,
@@ -68,7 +68,7 @@ def compare(
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
 
 
-def gate(
+def gate_command(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="The run folder to hold against.")],
     new: Annotated[Path | None, typer.Argument(metavar="[NEW]", help="The run folder of the change.")] = None,
     max_slowdown: Annotated[str, typer.Option(help="Allowed: 3%, or decode=3%,prefill=5%.")] = "3%",
@@ -113,7 +113,7 @@ def _measured(base: Path, max_slowdown: str, options: Options, quiet: bool, plai
 
 
 @_uncollected()
-def place(
+def place_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's result file, or a table.")],
     model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a card's name.")],
     gpu: Annotated[str, typer.Option("--gpu", help="The card that it ran on, such as 'H100 SXM'.")] = "",
@@ -129,8 +129,7 @@ def place(
     one_of(output_format, "--format", ("table", "json"))
     if here and gpu:
         raise RequestError("--here and --gpu: give one of the two.")
-    from profiler.place.command import Shapes
-    from profiler.place.command import place as place_file
+    from profiler.place.command import Shapes, place
     from profiler.place.render import print_placed
     from profiler.report.console import screen
     from profiler.report.long_json import a_row_a_line
@@ -140,7 +139,7 @@ def place(
         _numbers(batch_sizes, "--batch-sizes"),
         _numbers(new_tokens, "--new-tokens"),
     )
-    found = place_file(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
+    found = place(file, model, gpu=gpu, here=here, quant=quant, shapes=shapes)
     if output_format == "json":
         under = {"name": found.under.name, "bytes_per_s": found.under.bytes_per_s}
         document = {

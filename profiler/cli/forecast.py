@@ -13,11 +13,11 @@ from profiler.errors import RequestError
 from profiler.run.options import QUANT_HELP
 
 if TYPE_CHECKING:
-    from profiler.forecast.command import Wanted
+    from profiler.forecast.command import ForecastRequest
     from profiler.forecast.tensor_parallel import AskedRanks
 
 
-def forecast(
+def forecast_command(
     source: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or with --on a model.")],
     on: Annotated[str, typer.Option(help="A card.json, a profile's name, or a card such as 'L4'.")] = "",
     prompt_lens: Annotated[str, typer.Option(help="Prompt lengths: 128, or 64..4096*2 (default: the run's).")] = "",
@@ -44,12 +44,12 @@ def forecast(
     """Say what cells would take that nobody measured, and how far off such forecasts are."""
     one_of(output_format, "--format", ("table", "json"))
     from profiler.forecast.check import check_forecast
-    from profiler.forecast.command import Wanted, forecast_on, forecast_run
+    from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
     from profiler.forecast.tensor_parallel import AskedRanks
     from profiler.report.console import screen
     from profiler.report.forecast import check_json, forecast_json, print_check, print_forecast
 
-    wanted = Wanted(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
+    wanted = ForecastRequest(prompt_lens, batch_sizes, context_lens, new_tokens, dtype, quant, engine, threads)
     if not on and not Path(source).is_dir():
         raise RequestError(f"{source!r} is no run folder; give one, or a model with --on CARD.")
     if check and on:
@@ -85,7 +85,9 @@ def forecast(
         print_check(checked, screen(plain=plain))
 
 
-def _print_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, output_format: str, plain: bool) -> None:
+def _print_ranks(
+    source: str, on: str, wanted: ForecastRequest, asked: AskedRanks, output_format: str, plain: bool
+) -> None:
     """What several cards give."""
     from datetime import UTC, datetime
 
@@ -102,7 +104,7 @@ def _print_ranks(source: str, on: str, wanted: Wanted, asked: AskedRanks, output
         print_ranks(answer, card, screen(plain=plain))
 
 
-def rent(
+def rent_command(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
     new: Annotated[int, typer.Option(help="New tokens of an answer.")] = 128,
@@ -125,13 +127,12 @@ def rent(
     one_of(output_format, "--format", ("table", "json"))
     from datetime import UTC, datetime
 
-    from profiler.rent.command import ENGINES, Asked, limits_of
-    from profiler.rent.command import rent as find
+    from profiler.rent.command import RENTED_ENGINES, RentRequest, limits_of, rent
     from profiler.rent.render import print_rented, rented_json
     from profiler.report.console import screen
 
-    one_of(engine, "--engine", ENGINES)
-    asked = Asked(
+    one_of(engine, "--engine", RENTED_ENGINES)
+    asked = RentRequest(
         prompt_len=prompt,
         new_tokens=new,
         batch=batch,
@@ -142,7 +143,7 @@ def rent(
         cards=cards,
         host_index=host_index,
     )
-    found = find(model, asked, datetime.now(UTC).date())
+    found = rent(model, asked, datetime.now(UTC).date())
     if out is not None:
         from profiler.report.plots import save_figure
         from profiler.report.plots.costs import cost_figure

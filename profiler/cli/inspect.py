@@ -13,7 +13,7 @@ from profiler.errors import RequestError
 from profiler.run.options import QUANT_HELP
 
 
-def count(
+def count_command(
     model: Annotated[str, typer.Argument(help="Hub id, folder, .gguf file, or a card's name.")],
     phase: Annotated[str, typer.Option(help="prefill or decode.")] = "decode",
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
@@ -34,7 +34,7 @@ def count(
     """Count a step's FLOPs and bytes from the config alone, without running it."""
     one_of(output_format, "--format", ("table", "json", "csv"))
     from profiler.counting import count as counting
-    from profiler.report.count import operators_csv, print_count
+    from profiler.report.count import count_csv, print_count
 
     try:
         counted = counting.count(
@@ -58,7 +58,7 @@ def count(
     if output_format == "json":
         print(json.dumps(document, indent=2))
     elif output_format == "csv":
-        print(operators_csv(document), end="")
+        print(count_csv(document), end="")
     else:
         from rich.console import Console
 
@@ -163,7 +163,7 @@ def doctor(
     console.print(f"run first: {found.first}", highlight=False)
 
 
-def gpus(output_format: Format = "table") -> None:
+def gpus_command(output_format: Format = "table") -> None:
     """List the datasheets: dense peaks, bandwidth, ridge points."""
     one_of(output_format, "--format", ("table", "json"))
     from dataclasses import asdict

@@ -34,7 +34,7 @@ def export(
     replace_file(out, content)
 
 
-def judge(
+def judge_command(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     plain: Plain = False,
     output_format: Format = "table",
@@ -47,9 +47,9 @@ def judge(
     run = judge_folder(folder)
     write_reports([run])
     if output_format == "json":
-        from profiler.cli.run import as_json
+        from profiler.cli.run import run_json
 
-        print(json.dumps(as_json(run), indent=2))
+        print(json.dumps(run_json(run), indent=2))
         return
     from profiler.report.console import screen
     from profiler.report.terminal import print_run
@@ -95,7 +95,7 @@ def plot(
     print(path)
 
 
-def explain(
+def explain_command(
     term: Annotated[str | None, typer.Argument(help="A word of the reports, such as MBU.", show_default=False)] = None,
     folder: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Add this run's figures.")] = None,
 ) -> None:
@@ -103,11 +103,10 @@ def explain(
     from textwrap import fill
 
     from profiler.report.console import screen
-    from profiler.report.glossary import TERMS
-    from profiler.report.glossary import explain as explain_term
+    from profiler.report.glossary import GLOSSARY, explanation
     from profiler.store.folder import read_run
 
     run = read_run(folder) if folder is not None else None
-    told = ", ".join(TERMS) if term is None else explain_term(term, run)
+    told = ", ".join(GLOSSARY) if term is None else explanation(term, run)
     for line in told.splitlines():
         print(fill(line, screen().width, break_on_hyphens=False))

@@ -15,7 +15,7 @@ from profiler.errors import RankError, RequestError
 from profiler.run.options import Options
 
 if TYPE_CHECKING:
-    from profiler.device.process_group import Group
+    from profiler.device.process_group import ProcessGroup
     from profiler.run.stages import Listener
     from profiler.store.folder import Run
 
@@ -35,7 +35,7 @@ def run(
     from profiler.report.progress import make_listener
 
     group = None
-    if options.tp != 1 or under_torchrun():
+    if options.tp != 1 or started_by_torchrun():
         group = _group_of(options, resume)
         if group is None:
             return
@@ -67,7 +67,7 @@ def run(
             print(f"interrupted; what was measured is in {prepared.out}", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if output_format == "json":
-        print(json.dumps(as_json(result), indent=2))
+        print(json.dumps(run_json(result), indent=2))
     else:
         from profiler.report.console import screen
         from profiler.report.terminal import print_run
@@ -82,16 +82,16 @@ def _refuse_gaps(runs: Sequence[Run]) -> None:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def under_torchrun() -> bool:
+def started_by_torchrun() -> bool:
     """Whether torchrun started this process; asked without torch, which takes a second to import."""
     if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
         return False
-    from profiler.device.process_group import under_torchrun as asked
+    from profiler.device.process_group import under_torchrun
 
-    return asked()
+    return under_torchrun()
 
 
-def _group_of(options: Options, resume: Path | None) -> Group | None:
+def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
     """The group that this process leads; None where the work is done: by the ranks that it started, or as one of them.
 
     Raises RequestError for what cannot be run so.
@@ -99,16 +99,16 @@ def _group_of(options: Options, resume: Path | None) -> Group | None:
     import subprocess
 
     from profiler.device.machine import machine_for
-    from profiler.device.process_group import Group, torchrun_command
+    from profiler.device.process_group import ProcessGroup, torchrun_command
     from profiler.run.validate import prepare, prepare_resume
 
     prepared = prepare(options) if resume is None else prepare_resume(resume, options)
-    if not under_torchrun():
+    if not started_by_torchrun():
         done = subprocess.run(torchrun_command(sys.executable, options.tp, sys.argv[1:]), check=False)
         if done.returncode:
             raise typer.Exit(EXIT_INCOMPLETE)
         return None
-    group = Group(prepared.request.device.type)
+    group = ProcessGroup(prepared.request.device.type)
     if group.size != options.tp:
         raise RequestError(f"torchrun started {group.size} processes; give --tp {group.size}.")
     if group.rank == 0:
@@ -130,7 +130,7 @@ def _run_devices(
     found = device_healths(runs, devices)
     if output_format == "json":
         told = [{**asdict(item), "ill": item.ill} for item in found]
-        print(json.dumps({"devices": told, "runs": [as_json(run) for run in runs]}, indent=2))
+        print(json.dumps({"devices": told, "runs": [run_json(run) for run in runs]}, indent=2))
         return runs
     from profiler.report.console import screen
     from profiler.report.device import health_lines
@@ -152,7 +152,7 @@ def _run_precisions(
 
     runs = run_precisions(options, precisions, listener)
     if output_format == "json":
-        print(json.dumps([as_json(run) for run in runs], indent=2))
+        print(json.dumps([run_json(run) for run in runs], indent=2))
         return runs
     from profiler.report.console import screen
     from profiler.report.precisions import print_comparison
@@ -190,7 +190,7 @@ def batch_test(
             listener.stage(warning)
         result = execute(prepared, listener)
     if output_format == "json":
-        print(json.dumps(as_json(result), indent=2))
+        print(json.dumps(run_json(result), indent=2))
     else:
         from profiler.report.batch_test import print_doubling
         from profiler.report.console import screen
@@ -199,7 +199,7 @@ def batch_test(
     _refuse_gaps([result])
 
 
-def as_json(run: Run) -> dict[str, object]:
+def run_json(run: Run) -> dict[str, object]:
     """The one document that a command prints for a run: run.json with the folder and the rows of cells.csv."""
     from profiler.store.document import document_json
 

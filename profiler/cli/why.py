@@ -40,7 +40,7 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_int
 """What stands behind the script belongs to the script."""
 
 
-def why(
+def why_command(
     context: typer.Context,
     script: Annotated[str | None, typer.Argument(metavar="SCRIPT.py [ITS ARGUMENTS]")] = None,
     module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module instead of a file.")] = "",

@@ -8,11 +8,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.comparison.compare import Comparison, History, history
-from profiler.comparison.compare import compare as compare_sides
+from profiler.comparison.compare import Comparison, History, compare_sides, history
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
-from profiler.comparison.side import Difference, Side, differences, in_order, read_side
+from profiler.comparison.side import SettingDifference, Side, differences, in_order, read_side
 from profiler.comparison.text import changes_frame
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
@@ -54,7 +53,7 @@ def _first(side: Side) -> str:
     return in_order(list(side.cells))[0].name
 
 
-def refuse(found: Sequence[Difference]) -> None:
+def refuse(found: Sequence[SettingDifference]) -> None:
     """Raises RequestError where differences forbid a verdict."""
     reasons = [item.words for item in found if item.weight == "refuses"]
     if reasons:

@@ -9,9 +9,18 @@ from functools import cache
 from itertools import pairwise
 from typing import Literal
 
-from profiler.comparison.side import Asked, Difference, Side, Timed, Witness, aligned, differences, in_order
+from profiler.comparison.side import (
+    CellId,
+    MachineState,
+    SettingDifference,
+    Side,
+    Timed,
+    aligned,
+    differences,
+    in_order,
+)
 from profiler.judge.breakdown import TERMS
-from profiler.stats import CLAIM_VISITS, Verdict, estimate, verdict
+from profiler.stats import CLAIM_VISITS, ChangeVerdict, change_verdict, estimate
 
 Resource = Literal["memory", "compute"]
 
@@ -52,7 +61,7 @@ class Shift:
 class Change:
     """One cell of the one side against the same cell of the other."""
 
-    asked: Asked
+    asked: CellId
     before: Timed
     after: Timed
     change: float
@@ -64,7 +73,7 @@ class Change:
     """The part that was divided out: 0.04 where the machine itself was 4 % slower."""
     machine_half_width: float
     """How far that may be off; all cells of a comparison share this error."""
-    verdict: Verdict
+    verdict: ChangeVerdict
     moved: str | None = None
     """The term that moved most; None where nothing is claimed, no split is known, or no term stands out."""
     terms: Mapping[str, float] = field(default_factory=dict)
@@ -101,7 +110,7 @@ class Comparison:
 
     before: Side
     after: Side
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
     shifts: tuple[Shift, ...]
     """What the machine itself did."""
     changes: tuple[Change, ...]
@@ -130,7 +139,7 @@ class Comparison:
 class _Pair:
     """What holds for every cell of two sides."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
     comparable: bool
     shifts: tuple[Shift, ...]
     divided: tuple[Shift, ...]
@@ -138,7 +147,7 @@ class _Pair:
     restate: Mapping[str, float]
     on_cpu: bool
 
-    def change(self, key: Asked, before: Timed, after: Timed) -> Change:
+    def change(self, key: CellId, before: Timed, after: Timed) -> Change:
         found = _change(key, before, after, *_divided(before, self.divided, self.on_cpu))
         if not self.comparable:
             found = replace(found, verdict="inconclusive")
@@ -155,7 +164,7 @@ def _pair(before: Side, after: Side) -> _Pair:
     return _Pair(found, comparable, shifts, divided, restate, before.is_cpu)
 
 
-def compare(before: Side, after: Side) -> Comparison:
+def compare_sides(before: Side, after: Side) -> Comparison:
     """Hold two sides against each other. Where they are not comparable, no cell gets a verdict."""
     pair = _pair(before, after)
     lefts, rights = aligned([before, after])
@@ -172,7 +181,7 @@ def compare(before: Side, after: Side) -> Comparison:
     )
 
 
-def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_half_width: float) -> Change:
+def _change(key: CellId, before: Timed, after: Timed, machine: float, machine_half_width: float) -> Change:
     """A cell's change. Independent errors add in quadrature, in logarithms, since a change is a ratio."""
     middle = math.log(after.median_s / before.median_s) - machine
     down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
@@ -190,7 +199,7 @@ def _change(key: Asked, before: Timed, after: Timed, machine: float, machine_hal
         high=high,
         machine=math.expm1(machine),
         machine_half_width=machine_half_width,
-        verdict="inconclusive" if _because(before, after) else verdict(low, high),
+        verdict="inconclusive" if _because(before, after) else change_verdict(low, high),
     )
 
 
@@ -210,7 +219,7 @@ def _foreign_cores(before: Timed, after: Timed) -> float:
     return max(before.foreign_cores, after.foreign_cores)
 
 
-def _shifts(before: Witness | None, after: Witness | None) -> tuple[Shift, ...]:
+def _shifts(before: MachineState | None, after: MachineState | None) -> tuple[Shift, ...]:
     """What the machine itself did between two runs: the sentinel's and the roofs' word."""
     if before is None or after is None:
         return ()
@@ -229,7 +238,7 @@ def _shifts(before: Witness | None, after: Witness | None) -> tuple[Shift, ...]:
     return tuple(found)
 
 
-def _roof_ratio(resource: Resource, before: Witness, after: Witness) -> tuple[float, float]:
+def _roof_ratio(resource: Resource, before: MachineState, after: MachineState) -> tuple[float, float]:
     """How much longer work at the roof takes after than before, and how far that may be off."""
     if resource == "memory":
         ratio = before.memory_bytes_per_s / after.memory_bytes_per_s
@@ -259,7 +268,7 @@ def _divided(before: Timed, shifts: Sequence[Shift], is_cpu: bool) -> tuple[floa
 
 
 def _restating(
-    before: Witness | None, after: Witness | None, shifts: Sequence[Shift], changed: set[str]
+    before: MachineState | None, after: MachineState | None, shifts: Sequence[Shift], changed: set[str]
 ) -> dict[str, float]:
     """By what to multiply terms of the later split, so that both stand under the same roofs; by term.
 
@@ -307,7 +316,7 @@ def _half_width_s(change: Change, term: str) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChangePoint:
     """Where the time of a cell changed in a row of runs."""
 
     at: int
@@ -320,10 +329,10 @@ class Step:
 class CellHistory:
     """One cell over several runs."""
 
-    asked: Asked
+    asked: CellId
     times: tuple[Timed | None, ...]
     """A run each; None where it has no such cell."""
-    steps: tuple[Step, ...]
+    steps: tuple[ChangePoint, ...]
 
 
 @dataclass(frozen=True)
@@ -331,7 +340,7 @@ class History:
     """Several runs, oldest first."""
 
     sides: tuple[Side, ...]
-    differences: tuple[tuple[Difference, ...], ...]
+    differences: tuple[tuple[SettingDifference, ...], ...]
     """Of each run against the one before it; none for the first."""
     cells: tuple[CellHistory, ...]
 
@@ -362,7 +371,7 @@ def history(sides: Sequence[Side]) -> History:
                 continue
             change = between(level, number).change(asked, cells[level][asked], side[asked])
             if change.verdict in ("slower", "faster"):
-                steps.append(Step(number, change))
+                steps.append(ChangePoint(number, change))
                 level = number
         rows.append(CellHistory(asked, tuple(side.get(asked) for side in cells), tuple(steps)))
     return History(tuple(ordered), ((), *(differences(*neighbours) for neighbours in pairwise(ordered))), tuple(rows))

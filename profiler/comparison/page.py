@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiler.comparison import waterfall  # noqa: F401 - it adds its picture
-from profiler.comparison.compare import Comparison, compare
+from profiler.comparison.compare import Comparison, compare_sides
 from profiler.comparison.side import side_of_run
 from profiler.comparison.text import CHANGE_COLUMNS, change_rows, column_words, comparison_sentences, difference_lines
 from profiler.report.html import link_from, templates
@@ -32,7 +32,7 @@ def write_changes(before: Run, after: Run) -> Path:
 
 def html_changes(before: Run, after: Run, folder: Path) -> str:
     """Two runs held against each other as one HTML document, which links to their own pages from `folder`."""
-    comparison = compare(side_of_run(before), side_of_run(after))
+    comparison = compare_sides(side_of_run(before), side_of_run(after))
     runs = [before, after]
     drawable = all(run.measured for run in runs)
     return (

@@ -19,7 +19,7 @@ from profiler.comparison.text import (
     machine_sentences,
     shown_runs,
 )
-from profiler.report.console import MOST_ROWS, table
+from profiler.report.console import MOST_ROWS, long_table
 
 
 def print_changes(comparison: Comparison, console: Console) -> None:
@@ -30,7 +30,7 @@ def print_changes(comparison: Comparison, console: Console) -> None:
     console.print()
     print_differences(comparison, console)
     console.print(Text(column_words(comparison), style="dim"))
-    console.print(table(CHANGE_COLUMNS, change_rows(comparison, MOST_ROWS), of=len(comparison.changes)))
+    console.print(long_table(CHANGE_COLUMNS, change_rows(comparison, MOST_ROWS), of=len(comparison.changes)))
     _print_sides(comparison, console)
 
 
@@ -52,7 +52,7 @@ def print_history(history: History, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     runs = shown_runs(history)
-    console.print(table(("cell", *(f"run {number}" for number in runs)), history_rows(history, runs)))
+    console.print(long_table(("cell", *(f"run {number}" for number in runs)), history_rows(history, runs)))
     for number in runs:
         side = history.sides[number]
         console.print(Text(f"run {number}: {side.name} ({side.created or side.tool})", style="dim"))
@@ -67,5 +67,5 @@ def print_gate(gate: Gate, console: Console) -> None:
         console.print(Text(sentence))
     print_differences(gate.comparison, console)
     if gate.cells:
-        console.print(table(GATE_COLUMNS, gate_rows(gate)))
+        console.print(long_table(GATE_COLUMNS, gate_rows(gate)))
     _print_sides(gate.comparison, console)

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.comparison.command import gated, thresholds
-from profiler.comparison.compare import compare
+from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import Gate, gate
-from profiler.comparison.side import PROCESSOR, Asked, Side, asked_of, differences, read_side, timed_cells
+from profiler.comparison.side import PROCESSOR, CellId, Side, asked_of, differences, read_side, timed_cells
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.errors import RequestError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.measure.sweep import Plan, sweep
-from profiler.measure.visit import Bench, visit_safely
+from profiler.measure.visit import VisitContext, visit_safely
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
@@ -76,7 +76,7 @@ def visits_of_open(
         if isinstance(outcome, Visit):
             seen.setdefault(outcome.cell, []).append(outcome)
         yield outcome
-    bench, shuffle = Bench(machine, vocab_size, own_bytes), random.Random(_SEED)
+    bench, shuffle = VisitContext(machine, vocab_size, own_bytes), random.Random(_SEED)
     rounds = 1 + max((visit.round for visits in seen.values() for visit in visits), default=0)
     for round_number in range(rounds, rounds + _MOST_ROUNDS):
         still_open = open_cells(before, limits, seen)
@@ -95,8 +95,8 @@ def visits_of_open(
 
 def open_cells(before: Side, limits: Mapping[Phase, float], seen: Mapping[Cell, list[Visit]]) -> list[Cell]:
     """The cells that a gate leaves open as far as they are measured."""
-    cells: dict[Asked, Cell] = {asked_of(key): key.cell for cell in seen for key in cell.keys}
+    cells: dict[CellId, Cell] = {asked_of(key): key.cell for cell in seen for key in cell.keys}
     after = replace(before, cells=timed_cells(seen), witness=None)
-    found = gate(compare(before, after), limits)
+    found = gate(compare_sides(before, after), limits)
     waiting = [item.change.asked for item in found.cells if item.decision == "open"]
     return list(dict.fromkeys(cells[asked] for asked in waiting if asked in cells))

@@ -10,14 +10,14 @@ from statistics import stdev
 from typing import Literal, NamedTuple
 
 from profiler.errors import RequestError
-from profiler.facts.roofs import Ceilings, Look, swing
+from profiler.facts.roofs import Ceilings, DriftReading, swing
 from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.stats import Spread, estimate, spread_of, student_t
+from profiler.stats import VisitSpread, estimate, spread_of, student_t
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled
@@ -34,7 +34,7 @@ _CONTEXT = ("memory", "budget")
 _CLOCK_TOLERANCE = 0.02
 
 
-class Asked(NamedTuple):
+class CellId(NamedTuple):
     """What was asked for: never a column that the number of new tokens shifts."""
 
     phase: Phase
@@ -82,7 +82,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Witness:
+class MachineState:
     """What one run knows of its machine, apart from its cells: the roofs and the same small work again and again."""
 
     memory_bytes_per_s: float
@@ -91,7 +91,7 @@ class Witness:
     compute_half_width: float
     roofs_at_unix_s: float
     """When the roofs were measured: two runs of a day may share them."""
-    looks: tuple[Look, ...] = ()
+    looks: tuple[DriftReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Side:
     tool: str
     settings: Mapping[str, str]
     """Everything that two sides may differ in, by name, the most telling first."""
-    cells: Mapping[Asked, Timed]
+    cells: Mapping[CellId, Timed]
     clock_hz: float | None = None
-    witness: Witness | None = None
+    witness: MachineState | None = None
     is_cpu: bool = True
 
     @property
@@ -115,7 +115,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """Something that is not the same on both sides."""
 
     name: str
@@ -129,7 +129,7 @@ class Difference:
         return f"{self.name} {self.before} -> {self.after}"
 
 
-def differences(before: Side, after: Side) -> tuple[Difference, ...]:
+def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     """What is not the same on both sides: what refuses a comparison first, then what may explain a change."""
     found = [
         _difference(name, before.settings[name], after.settings[name])
@@ -137,23 +137,23 @@ def differences(before: Side, after: Side) -> tuple[Difference, ...]:
         if name in after.settings and before.settings[name] != after.settings[name]
     ]
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
-        found.append(Difference("clock", _mhz(before.clock_hz), _mhz(after.clock_hz), "explains"))
+        found.append(SettingDifference("clock", _mhz(before.clock_hz), _mhz(after.clock_hz), "explains"))
     order = ("refuses", "explains", "context")
     return tuple(sorted(found, key=lambda item: order.index(item.weight)))
 
 
-def _difference(name: str, before: str, after: str) -> Difference:
+def _difference(name: str, before: str, after: str) -> SettingDifference:
     weight: Weight = "context" if name in _CONTEXT else "explains"
     if name in _REFUSING and NOT_TOLD not in (before, after):
         weight = "refuses"
-    return Difference(name, before, after, weight)
+    return SettingDifference(name, before, after, weight)
 
 
 def _mhz(clock_hz: float) -> str:
     return f"{clock_hz / 1e6:.0f} MHz"
 
 
-def aligned(sides: Sequence[Side]) -> list[Mapping[Asked, Timed]]:
+def aligned(sides: Sequence[Side]) -> list[Mapping[CellId, Timed]]:
     """The cells of each side by keys that all of them share.
 
     Where no engine is common, as for two tools, each side stands with its first one. Other tools know no difference
@@ -166,7 +166,7 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[Asked, Timed]]:
     return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
 
-def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[Asked, Timed]]:
+def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) -> Iterator[tuple[CellId, Timed]]:
     engines = side.engines if by_engine else side.engines[:1]
     for asked, timed in side.cells.items():
         if asked.engine not in engines:
@@ -181,7 +181,7 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
         yield asked if by_engine else asked._replace(engine=""), timed
 
 
-def in_order(keys: Sequence[Asked]) -> list[Asked]:
+def in_order(keys: Sequence[CellId]) -> list[CellId]:
     """By phase, engine, batch and depth, as a table's rows stand."""
     return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth, key.settings))
 
@@ -221,8 +221,8 @@ def side_of_run(run: Run) -> Side:
     )
 
 
-def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[Look]) -> Witness:
-    return Witness(
+def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[DriftReading]) -> MachineState:
+    return MachineState(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         memory_half_width=ceilings.memory_half_width,
         compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
@@ -232,21 +232,21 @@ def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[Look]) -> Witness:
     )
 
 
-def asked_of(key: CellKey) -> Asked:
+def asked_of(key: CellKey) -> CellId:
     """What was asked for in a cell of a run."""
     cell = key.cell
-    return Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
+    return CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
 
 
 def timed_cells(
-    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[Look] = (), busy_elsewhere: float = 0.0
-) -> dict[Asked, Timed]:
+    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading] = (), busy_elsewhere: float = 0.0
+) -> dict[CellId, Timed]:
     """The time of every cell from its visits, by today's rules; without its split.
 
     `busy_elsewhere` are cores that others kept busy over the whole run: they count where visits were too short to see.
     """
     samples = {key: phase_samples(key.phase, known) for cell, known in visits.items() if known for key in cell.keys}
-    spreads: dict[Phase, Spread] = {
+    spreads: dict[Phase, VisitSpread] = {
         phase: spread_of(
             (phase_medians(phase, visits[key.cell]) for key in samples if key.phase == phase), swing(looks)
         )
@@ -260,7 +260,7 @@ def timed_cells(
 
 
 def _timed(
-    visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: Spread, busy_elsewhere: float
+    visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: VisitSpread, busy_elsewhere: float
 ) -> Timed:
     time_s = estimate(samples, spread)
     busy = [(visit.foreign_cores, visit.wall_s) for visit in visits if visit.foreign_cores is not None]
@@ -331,7 +331,7 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError for two figures of one shape that nothing tells apart.
     """
-    cells: dict[Asked, Timed] = {}
+    cells: dict[CellId, Timed] = {}
     for figure in file.figures:
         if not figure.has_step:
             continue
@@ -345,11 +345,11 @@ def side_of_file(file: ForeignFile) -> Side:
     return Side(file.name, file.created, file.tool, dict(file.settings), cells)
 
 
-def _asked(figure: Figure) -> Asked:
+def _asked(figure: Figure) -> CellId:
     """What was asked for: of a server the sequences that it was allowed, however many there came to be."""
     batch_size = figure.cap or figure.batch_size or 1
     prompt_len, context_len = figure.prompt_len or 0, figure.context_len or 0
-    return Asked(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
+    return CellId(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> Timed:

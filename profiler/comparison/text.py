@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Change, Comparison, History
-from profiler.comparison.side import NOT_TOLD, PROCESSOR, Asked, Timed
+from profiler.comparison.side import NOT_TOLD, PROCESSOR, CellId, Timed
 from profiler.judge.breakdown import TERM_NAMES, TERMS
-from profiler.stats import SAME, Verdict
+from profiler.stats import SAME, ChangeVerdict
 from profiler.units import duration, percent, several, signed_duration
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     return found
 
 
-_COUNTED: tuple[tuple[Verdict, str], ...] = (
+_COUNTED: tuple[tuple[ChangeVerdict, str], ...] = (
     ("slower", "slower"),
     ("faster", "faster"),
     ("same", "the same"),
@@ -149,7 +149,7 @@ def column_words(comparison: Comparison) -> str:
     return f"{words}; inconclusive: its interval holds 0 and more than {percent(SAME)}, or as the last column says"
 
 
-def asked_json(asked: Asked) -> dict[str, object]:
+def asked_json(asked: CellId) -> dict[str, object]:
     """The columns that tell a cell."""
     return dict(asked._asdict())
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from profiler.comparison.compare import Change, compare
+from profiler.comparison.compare import Change, compare_sides
 from profiler.comparison.side import side_of_run
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
@@ -20,7 +20,7 @@ def waterfall(runs: Sequence[Run]) -> Figure:
 
     Raises RequestError where the two are not comparable or have no cell with a split in common.
     """
-    comparison = compare(side_of_run(runs[0]), side_of_run(runs[-1]))
+    comparison = compare_sides(side_of_run(runs[0]), side_of_run(runs[-1]))
     if not comparison.comparable:
         raise RequestError(f"not comparable: {comparison.refusal}. `devices` draws both under their own roofs.")
     shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]

@@ -7,42 +7,44 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-from profiler.counting.preset_counts import Counted, as_json, counted, from_json
-from profiler.loading.source import Source
-from profiler.user_cache import keep, kept_file
+from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
+from profiler.loading.source import ModelSource
+from profiler.user_cache import cache_path, write_cache
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Whose modules, formats and layouts the walk goes over.
 _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
 
 
-def known_model(source: Source, dtype: str = "auto", quant: str = "none", *, rented: bool = False) -> Counted:
+def counted_model(
+    source: ModelSource, dtype: str = "auto", quant: str = "none", *, rented: bool = False
+) -> CountedModel:
     """A model, counted: a card's count comes with the package, that of a file is kept once it was walked.
 
     `rented`: in 16 bits where no dtype is asked for and its own is wider. torch and transformers are loaded only where
     it is neither shipped nor kept. Raises RequestError or ModelError.
     """
-    shipped = counted(source.name, quant) if source.kind == "card" and dtype == "auto" else None
+    shipped = preset_counts(source.name, quant) if source.kind == "card" and dtype == "auto" else None
     if shipped is not None and not (rented and shipped.dtype == "float32"):
         return shipped
     config = _config(source)
     if config is None:
         return _walked(source, dtype, quant, rented)
-    path = kept_file("walks", {"config": config, "asked": [dtype, quant, rented], "rules": _rules(), **_versions()})
+    path = cache_path("walks", {"config": config, "asked": [dtype, quant, rented], "rules": _rules(), **_versions()})
     if (kept := _read(path)) is not None:
         return kept
     model = _walked(source, dtype, quant, rented)
-    keep(path, json.dumps(as_json(model)).encode())
+    write_cache(path, json.dumps(counts_json(model)).encode())
     return model
 
 
-def _walked(source: Source, dtype: str, quant: str, rented: bool) -> Counted:
+def _walked(source: ModelSource, dtype: str, quant: str, rented: bool) -> CountedModel:
     from profiler.counting.meta import counted_on_meta
 
     return counted_on_meta(source, dtype, quant, rented=rented)
 
 
-def _config(source: Source) -> str | None:
+def _config(source: ModelSource) -> str | None:
     """What decides a model's config; None for that of a hub, which only the hub can tell."""
     if source.kind == "card" and source.card is not None:
         return json.dumps(source.card.config)
@@ -72,7 +74,7 @@ def _rules() -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> Counted | None:
+def _read(path: Path) -> CountedModel | None:
     try:
         return from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

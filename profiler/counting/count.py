@@ -29,7 +29,7 @@ from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, model_dtype, most_positions
-from profiler.loading.source import Source, resolve
+from profiler.loading.source import ModelSource, resolve
 from profiler.quant.checkpoints import Gguf, as_asked, gguf_form, in_dense_form, published_form
 from profiler.quant.formats import Quant, known_quant
 
@@ -222,7 +222,7 @@ def count(
     )
 
 
-def check_cut(ranks: int, source: Source, quant: Quant) -> None:
+def check_cut(ranks: int, source: ModelSource, quant: Quant) -> None:
     """Refuse what tensor parallelism cannot do with a model, before its config is read. Raises RequestError."""
     if source.kind == "gguf":
         raise RequestError(

@@ -21,7 +21,7 @@ COUNTER = "torch.utils.flop_counter.FlopCounterMode"
 
 
 @dataclass(frozen=True)
-class Difference:
+class CounterDifference:
     """A part of the model on which the two counters disagree."""
 
     module: str
@@ -37,8 +37,8 @@ class Crosscheck:
     walk_flops: int
     flops: int
     """What the second counter found."""
-    differences: tuple[Difference, ...]
-    left_out: tuple[Difference, ...] = ()
+    differences: tuple[CounterDifference, ...]
+    left_out: tuple[CounterDifference, ...] = ()
     """Modules that the figures above leave out: rotary embeddings whose angles transformers (5.17 and before) computes
     as a matrix product, inverse frequencies [width / 2, 1] x positions [1, tokens], which the walk does not count."""
 
@@ -62,9 +62,11 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
     walked = _walk_flops(work, step, path)
     rotary = {collapse_numbers(name) for name, module in model.named_modules() if hasattr(module, "inv_freq")}
-    left_out = tuple(Difference(name, 0, counted.pop(name)) for name in sorted(rotary & counted.keys() - walked.keys()))
+    left_out = tuple(
+        CounterDifference(name, 0, counted.pop(name)) for name in sorted(rotary & counted.keys() - walked.keys())
+    )
     differences = tuple(
-        Difference(name, walked.get(name, 0), counted.get(name, 0))
+        CounterDifference(name, walked.get(name, 0), counted.get(name, 0))
         for name in sorted({*walked, *counted})
         if walked.get(name, 0) != counted.get(name, 0)
     )

@@ -23,7 +23,7 @@ def floor_s(flops: float, nbytes: float, flops_per_s: float, bytes_per_s: float)
 
 
 @dataclass(frozen=True)
-class Floor:
+class StepFloor:
     """The least time of a step under two roofs: the sum of its operators' own floors, by the side that binds each."""
 
     compute_s: float
@@ -39,7 +39,7 @@ class Floor:
         return "compute" if self.compute_s > self.memory_s else "memory"
 
 
-def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) -> Floor:
+def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) -> StepFloor:
     """The floor of a step of many operators, each given as (FLOPs, bytes, FLOP/s of its dtype)."""
     compute_s = memory_s = 0.0
     for flops, nbytes, flops_per_s in parts:
@@ -48,7 +48,7 @@ def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) 
             memory_s += seconds
         else:
             compute_s += seconds
-    return Floor(compute_s, memory_s)
+    return StepFloor(compute_s, memory_s)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def floor_on(card: Datasheet, operators: Sequence[OperatorWork], dtype: str, nee
 
 
 @dataclass(frozen=True)
-class Under:
+class RoofSet:
     """The roofs that figures are placed under."""
 
     name: str
@@ -133,7 +133,9 @@ class Under:
 _Array = NDArray[Any]
 
 
-def least(work: ModelWork, step: Step, under: Under, dtype: str, width: _Array, kv: _Array) -> tuple[_Array, _Array]:
+def roof_times(
+    work: ModelWork, step: Step, under: RoofSet, dtype: str, width: _Array, kv: _Array
+) -> tuple[_Array, _Array]:
     """Seconds by side of the steps of an array: sum over operators of max(FLOPs / peak, bytes / bandwidth).
 
     `width` are bytes a weight, `kv` those of an element of the cache, where a file tells them; 0 where it does not.

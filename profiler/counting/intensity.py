@@ -63,6 +63,6 @@ def fused_attention(
     return Kernel("fused attention", 4 * pairs * heads * head_dim, moved * head_dim * itemsize)
 
 
-def together(name: str, *kernels: Kernel) -> Kernel:
+def combined(name: str, *kernels: Kernel) -> Kernel:
     """Several kernels as one: their FLOPs and bytes added up."""
     return Kernel(name, sum(kernel.flops for kernel in kernels), sum(kernel.bytes for kernel in kernels))

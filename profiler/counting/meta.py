@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from torch import nn
 
-from profiler.counting.preset_counts import Counted
+from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.facts.step import Attention
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
-from profiler.loading.source import Source
+from profiler.loading.source import ModelSource
 from profiler.quant.checkpoints import as_asked, published_form
 from profiler.quant.formats import known_quant
 
 
 def counted_on_meta(
-    source: Source, dtype: str, quant: str, *, rented: bool = False, trust_remote_code: bool = False
-) -> Counted:
+    source: ModelSource, dtype: str, quant: str, *, rented: bool = False, trust_remote_code: bool = False
+) -> CountedModel:
     """A model in a dtype (`auto`: its own) and a format, from its config alone. Raises RequestError or ModelError.
 
     `rented`: in 16 bits where no dtype is asked for and its own is wider.
@@ -28,7 +28,7 @@ def counted_on_meta(
     chosen = model_dtype(dtype, config)
     chosen = in_16_bits(chosen) if rented and dtype == "auto" else chosen
     module = build_on_meta(config, chosen, kind)
-    return Counted(
+    return CountedModel(
         walk(module),
         planned_weight_bytes(module),
         dtype_name(chosen),

@@ -18,7 +18,7 @@ from profiler.grid.ragged import Batch
 if TYPE_CHECKING:
     import torch
 
-Group = Literal[
+OperatorGroup = Literal[
     "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state", "collective", "other"
 ]
 
@@ -45,7 +45,7 @@ class Operator(abc.ABC):
     """One matmul-like thing, or a class of elementwise ones; `count` equal ones are kept as one."""
 
     name: str
-    group: Group
+    group: OperatorGroup
     count: int
     dtype: torch.dtype
     """The dtype that its products run in, which decides its compute roof."""

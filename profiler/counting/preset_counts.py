@@ -50,7 +50,7 @@ class _Dtype:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedModel:
     """A model counted from its config alone."""
 
     work: ModelWork
@@ -67,7 +67,7 @@ class Counted:
 
 
 @cache
-def counted(card: str, quant: str = "none") -> Counted | None:
+def preset_counts(card: str, quant: str = "none") -> CountedModel | None:
     """A card in its own dtype, as published or in a format; None where it is not kept."""
     kept = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}})
     formats = kept["formats"]
@@ -79,21 +79,21 @@ def counted(card: str, quant: str = "none") -> Counted | None:
     return from_json({**kept["model"], **formats[quant], "operators": operators})
 
 
-def from_json(kept: Mapping[str, Any]) -> Counted:
-    """What `as_json` made a document of."""
+def from_json(kept: Mapping[str, Any]) -> CountedModel:
+    """What `counts_json` made a document of."""
     values = _values({name: value for name, value in kept.items() if name not in _BESIDE})
     work = ModelWork(**{**values, "operators": tuple(map(_operator, kept["operators"]))})
-    return Counted(work, **{name: kept[name] for name in _BESIDE})
+    return CountedModel(work, **{name: kept[name] for name in _BESIDE})
 
 
-def as_json(model: Counted) -> dict[str, Any]:
+def counts_json(model: CountedModel) -> dict[str, Any]:
     """The operators, what the walk did not understand, and the bytes, as plain values."""
     operators = [{"kind": type(operator).__name__, **_plain_fields(operator)} for operator in model.work.operators]
     beside = {name: getattr(model, name) for name in _BESIDE}
     return {**_plain_fields(model.work), **beside, "operators": operators}
 
 
-_BESIDE = tuple(item.name for item in fields(Counted) if item.name != "work")
+_BESIDE = tuple(item.name for item in fields(CountedModel) if item.name != "work")
 
 
 def _operator(kept: Mapping[str, Any]) -> Operator:

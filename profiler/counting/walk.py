@@ -32,10 +32,10 @@ from profiler.counting.operators import (
     Elementwise,
     Embedding,
     Experts,
-    Group,
     Linear,
     ModelWork,
     Operator,
+    OperatorGroup,
     RecurrentState,
     Rows,
 )
@@ -426,7 +426,7 @@ class _Visitor:
             expanded_dim=expanded,
         )
 
-    def _group(self, name: str) -> Group:
+    def _group(self, name: str) -> OperatorGroup:
         parents = name.split(".")[:-1]
         owner: Any = self.model
         for part in parents:

@@ -32,7 +32,7 @@ def bus_share(kind: CollectiveKind, ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Point:
+class MessageTime:
     """An all-reduce of `nbytes` over `ranks`, as it was timed."""
 
     ranks: int
@@ -59,7 +59,7 @@ class Link:
     """Seconds of a collective without content."""
     bus_bytes_per_s: float
     source: str
-    points: tuple[Point, ...] = ()
+    points: tuple[MessageTime, ...] = ()
     """What it was fitted to; none for one that was typed in."""
 
     def seconds(self, kind: CollectiveKind, nbytes: float, ranks: int) -> float:
@@ -70,7 +70,7 @@ class Link:
         return self.alpha_s + nbytes * bus_share(kind, ranks) / self.bus_bytes_per_s
 
 
-def fitted(name: str, points: Sequence[Point], source: str) -> Link:
+def fit_link(name: str, points: Sequence[MessageTime], source: str) -> Link:
     """The two figures that come closest to all points, each by its own share (least squares of relative errors).
 
     Raises ValueError without a point.
@@ -94,7 +94,7 @@ def fitted(name: str, points: Sequence[Point], source: str) -> Link:
 class _Row:
     name: str
     gpu: str
-    point: Point
+    point: MessageTime
     source: str
 
 
@@ -110,7 +110,7 @@ def _table() -> tuple[_Row, ...]:
                 seconds = float(row["time_us"]) * 1e-6
             else:
                 seconds = nbytes * bus_share("all_reduce", ranks) / (float(row["busbw_gb_per_s"]) * 1e9)
-            found.append(_Row(row["name"], row["gpu"], Point(ranks, nbytes, seconds), row["source"]))
+            found.append(_Row(row["name"], row["gpu"], MessageTime(ranks, nbytes, seconds), row["source"]))
     return tuple(found)
 
 
@@ -134,7 +134,7 @@ def published_link(name: str, ranks: int) -> Link:
     within = [row for row in chosen if row.point.nbytes <= _MOST_BYTES]
     gpus = ", ".join(dict.fromkeys(f"{row.gpu} x {row.point.ranks}" for row in within))
     sources = ", ".join(dict.fromkeys(row.source for row in within))
-    return fitted(name, [row.point for row in within], f"published: {gpus} ({sources})")
+    return fit_link(name, [row.point for row in within], f"published: {gpus} ({sources})")
 
 
 def link_called(text: str, ranks: int) -> Link:

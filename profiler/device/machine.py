@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from profiler.device import clock, memory
 from profiler.device.clock import Clock
 from profiler.device.device import Device, describe
-from profiler.device.telemetry import Source, source_for
+from profiler.device.telemetry import TelemetrySource, source_for
 from profiler.errors import CaptureError, DeviceError, first_line
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class Machine:
     captures = False
     """Whether work can be recorded once and replayed without the host."""
 
-    def __init__(self, device: torch.device, *, clock: Clock | None = None, source: Source | None = None) -> None:
+    def __init__(
+        self, device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None
+    ) -> None:
         self.device = device
         self._clock = clock
         self._source = source
@@ -41,7 +43,7 @@ class Machine:
         return self._clock or clock.clock_for(self.device)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> TelemetrySource:
         """What reports on the device."""
         return self._source or source_for(self.device)
 
@@ -133,7 +135,9 @@ class CudaMachine(Machine):
 
     captures = True
 
-    def __init__(self, device: torch.device, *, clock: Clock | None = None, source: Source | None = None) -> None:
+    def __init__(
+        self, device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None
+    ) -> None:
         import torch
 
         super().__init__(device, clock=clock, source=source)
@@ -257,7 +261,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def machine_for(device: torch.device, *, clock: Clock | None = None, source: Source | None = None) -> Machine:
+def machine_for(device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None) -> Machine:
     """The machine that a device belongs to; on CUDA the device becomes torch's current one."""
     kind = CudaMachine if device.type == "cuda" else Machine
     return kind(device, clock=clock, source=source)

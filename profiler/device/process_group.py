@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from profiler.data.links import Point
+from profiler.data.links import MessageTime
 from profiler.device.machine import Machine
 from profiler.errors import RankError, RoofscopeError, first_line
 
@@ -58,7 +58,7 @@ class _Peer:
     pid: int
 
 
-class Group:
+class ProcessGroup:
     """The ranks of a run. Rank 0 leads: it gives orders, and the others wait for them and follow."""
 
     def __init__(self, device_type: str) -> None:
@@ -174,14 +174,14 @@ class Group:
         """End the group."""
         dist.destroy_process_group()
 
-    def measure_exchange(self, machine: Machine, budget_s: float) -> tuple[Point, ...]:
+    def measure_exchange(self, machine: Machine, budget_s: float) -> tuple[MessageTime, ...]:
         """All-reduces of 1 KiB to 64 MiB, all ranks in step, each timed from when the last rank has come to it.
 
         The mean, as nccl-tests gives it: a step makes dozens of calls, and takes the sum of them, slow ones included.
         """
         return tuple(self._exchange(nbytes, machine, budget_s / len(SWEEP_BYTES)) for nbytes in SWEEP_BYTES)
 
-    def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> Point:
+    def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> MessageTime:
         message = torch.ones(nbytes // 4, dtype=torch.float32, device=self.device)
         seconds = partial(self._in_a_row_s if machine.clock.ahead else self._in_a_step_s, message, machine)
         seconds(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)
@@ -191,7 +191,7 @@ class Group:
         within = int(budget_s / max(machine.now_s() - started_s, 1e-9))
         calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, within))])
         dist.broadcast(calls, src=0, group=self._orders)
-        return Point(self.size, nbytes, seconds(int(calls)))
+        return MessageTime(self.size, nbytes, seconds(int(calls)))
 
     def _in_a_row_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
         """The mean of so many in a row: where the host runs ahead, what submits one is no part of it."""
@@ -233,7 +233,7 @@ def in_common_s(begun_s: NDArray[np.float64], ended_s: NDArray[np.float64], *, o
 
 
 @dataclass(frozen=True)
-class Silence:
+class IdleWatch:
     """When a rank came to each exchange that it left out and when it went on, on its host's clock, in order.
 
     Nothing where the host runs ahead of its device: it does not know when the device was there.
@@ -244,7 +244,7 @@ class Silence:
 
 
 @contextlib.contextmanager
-def silent(group: Group, machine: Machine) -> Iterator[Silence]:
+def silent(group: ProcessGroup, machine: Machine) -> Iterator[IdleWatch]:
     """Within, nothing is exchanged: sums stay partial and gathered wholes are copies of this rank's piece.
 
     For the time of a rank's own work. What transformers (5.23) and DTensor call is replaced by name. Hosts that wait
@@ -253,7 +253,7 @@ def silent(group: Group, machine: Machine) -> Iterator[Silence]:
     """
     import torch.distributed._functional_collectives as functional
 
-    found = Silence([], [])
+    found = IdleWatch([], [])
 
     def skip() -> None:
         if not machine.clock.ahead:

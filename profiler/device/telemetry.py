@@ -17,7 +17,7 @@ import psutil
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import processor
-from profiler.errors import told
+from profiler.errors import describe_error
 from profiler.facts.telemetry import THROTTLE_BITS, Reading
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ _INTERVAL_S = 0.5
 _CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
-Facts = dict[str, str | int | float | bool | None]
+DeviceSettings = dict[str, str | int | float | bool | None]
 """Settings of a device by name; None for what it does not tell."""
 
 
-class Source(Protocol):
+class TelemetrySource(Protocol):
     """Where readings come from."""
 
     @property
@@ -45,7 +45,7 @@ class Source(Protocol):
     def read(self) -> Reading:
         """Look once; never raises."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> DeviceSettings:
         """Settings and limits that hold for the whole run; None for what cannot be seen."""
 
     def energy_j(self) -> float | None:
@@ -101,7 +101,7 @@ class NvmlSource:
             other_processes=None if processes is None else _others([process.pid for process in processes]),
         )
 
-    def facts(self) -> Facts:
+    def facts(self) -> DeviceSettings:
         """Settings that do not change while a run goes on; only read, never set."""
         nvml, handle = self._nvml, self._handle
         questions: dict[str, Callable[[], Any]] = {
@@ -128,7 +128,7 @@ class NvmlSource:
             except Exception as error:
                 # An older nvidia-ml-py lacks the newer names.
                 if not isinstance(error, AttributeError) and not str(error).startswith(_NOT_OFFERED):
-                    self.failures.setdefault(name, told(error))
+                    self.failures.setdefault(name, describe_error(error))
         self._missing[name] = None
         return None
 
@@ -166,7 +166,7 @@ class HostSource:
             busy_cores_elsewhere=busy_cores,
         )
 
-    def facts(self) -> Facts:
+    def facts(self) -> DeviceSettings:
         """Limits that this process lives under."""
         import torch
 
@@ -194,14 +194,14 @@ class NoSource:
     def read(self) -> Reading:
         return Reading()
 
-    def facts(self) -> Facts:
+    def facts(self) -> DeviceSettings:
         return {}
 
     def energy_j(self) -> float | None:
         return None
 
 
-def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
+def source_for(device: torch.device, beside: Sequence[int] = ()) -> TelemetrySource:
     """What reports on a device; a card whose NVML does not answer is simply not seen.
 
     Processes `beside` this one work for it (`ForeignLoad`).
@@ -211,7 +211,7 @@ def source_for(device: torch.device, beside: Sequence[int] = ()) -> Source:
     try:
         return nvml_source(device)
     except Exception as error:
-        return NoSource(told(error))
+        return NoSource(describe_error(error))
 
 
 def nvml_source(device: torch.device) -> NvmlSource:
@@ -233,7 +233,7 @@ def nvml_source(device: torch.device) -> NvmlSource:
 class Watch:
     """Reads a source now and then in a thread, for as long as the block lasts."""
 
-    source: Source
+    source: TelemetrySource
     interval_s: float = _INTERVAL_S
     readings: list[Reading] = field(default_factory=list)
     cost_s: float = 0.0
@@ -287,7 +287,7 @@ def _cgroup(name: str) -> str | None:
         return None
 
 
-def idle_power_w(source: Source, seconds: float = 1.0) -> float | None:
+def idle_power_w(source: TelemetrySource, seconds: float = 1.0) -> float | None:
     """Watts that the device takes while this process asks nothing of it, by its energy counter; None without one."""
     before_j, start = source.energy_j(), now_s()
     if before_j is None:

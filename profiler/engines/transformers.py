@@ -12,7 +12,7 @@ import torch
 
 from profiler.device.machine import Machine
 from profiler.device.memory import storage_bytes
-from profiler.device.process_group import Group
+from profiler.device.process_group import ProcessGroup
 from profiler.device.torch_profiler import recorded
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import deepen, greedy_token, moving_window, static_cache, unwindowed
@@ -20,7 +20,7 @@ from profiler.facts.scheduler import OwnedModel, Scheduled
 from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.loading.cache_argument import argument_name, cache_of
 
-Step = Callable[[torch.Tensor, Any], torch.Tensor]
+StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
 
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
@@ -134,9 +134,9 @@ class CompileEngine(StaticEngine):
         # Past the limit of recompilations torch would run the step uncompiled without a word.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         mode = "reduce-overhead" if machine.captures else None
-        self._compiled: Step = torch.compile(self._token, dynamic=False, mode=mode)
+        self._compiled: StepFunction = torch.compile(self._token, dynamic=False, mode=mode)
         # A window that moves is counted by the host: that number must not be compiled in, nor captured.
-        self._compiled_moving: Step = torch.compile(self._token_moving)
+        self._compiled_moving: StepFunction = torch.compile(self._token_moving)
         self._caches: dict[tuple[int, int], Any] = {}
         """By shape, the latest last."""
         self._prepared = 0
@@ -343,7 +343,7 @@ class Announce(Protocol):
 class LeadingEngine(EagerEngine):
     """Steps rank 0's share; a step that fails ends the run, since the others wait for the rest of it."""
 
-    def __init__(self, model: Any, machine: Machine, group: Group, announce: Announce) -> None:
+    def __init__(self, model: Any, machine: Machine, group: ProcessGroup, announce: Announce) -> None:
         super().__init__(model, machine)
         self._group = group
         self._announce = announce

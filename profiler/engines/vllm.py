@@ -43,7 +43,7 @@ _WHOLE_CALLS = "vLLM is stepped by whole calls alone."
 
 
 @dataclass(frozen=True)
-class Wanted:
+class VllmRequirements:
     """What an engine that owns its model must know to load it."""
 
     config: Any
@@ -79,7 +79,7 @@ class VllmEngine:
     graph_skips: int | None = None
     owned: OwnedModel
 
-    def __init__(self, wanted: Wanted, machine: Machine) -> None:
+    def __init__(self, wanted: VllmRequirements, machine: Machine) -> None:
         """Load and warm up. Raises RequestError where vLLM does not take this model."""
         start_s = now_s()
         self._seen: list[Scheduled] = []
@@ -252,7 +252,7 @@ def _imported(name: str) -> Any:
     return module
 
 
-def _engine(wanted: Wanted, folder: Path, record: Callable[[Any], None]) -> Any:
+def _engine(wanted: VllmRequirements, folder: Path, record: Callable[[Any], None]) -> Any:
     """vLLM's engine in this process; `folder` is for a config that comes without weights."""
     arg_utils, core = _imported("vllm.engine.arg_utils"), _imported("vllm.v1.engine.llm_engine")
     executors, loggers = _imported("vllm.v1.executor.uniproc_executor"), _imported("vllm.v1.metrics.loggers")

@@ -100,10 +100,10 @@ def least_of(passes: Sequence[CardProfile]) -> CardProfile:
     faster."""
     return replace(
         passes[0],
-        products=least(point for one in passes for point in one.products),
-        attentions=least(point for one in passes for point in one.attentions),
-        dispatches=least(point for one in passes for point in one.dispatches),
-        smalls=least(point for one in passes for point in one.smalls),
+        products=fastest_points(point for one in passes for point in one.products),
+        attentions=fastest_points(point for one in passes for point in one.attentions),
+        dispatches=fastest_points(point for one in passes for point in one.dispatches),
+        smalls=fastest_points(point for one in passes for point in one.smalls),
     )
 
 
@@ -112,7 +112,7 @@ _MEASURED = ("seconds", "layer_s", "in_kernels_s")
 """What a pass measures of a point; all else says what the point is."""
 
 
-def least(points: Iterable[_Point]) -> tuple[_Point, ...]:
+def fastest_points(points: Iterable[_Point]) -> tuple[_Point, ...]:
     """Each point once, in its least time."""
     found: dict[tuple[object, ...], tuple[float, _Point]] = {}
     for point in points:

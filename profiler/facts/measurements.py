@@ -177,7 +177,7 @@ class FreshStart:
 
 
 @dataclass(frozen=True)
-class AfterSilence:
+class AfterIdle:
     """The first decode steps after some seconds without work, time and again."""
 
     cell: Cell
@@ -217,5 +217,5 @@ class RankSteps:
         return found or max(self.seconds(phase))
 
 
-BETWEEN = "between modules"
+BETWEEN_MODULES = "between modules"
 """Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""

@@ -78,7 +78,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Look:
+class DriftReading:
     """The same small work at one moment of a run: its seconds, by what bounds it."""
 
     memory: float
@@ -109,7 +109,7 @@ class HostPace:
 
 
 @dataclass(frozen=True)
-class Witness:
+class WeightReadRoof:
     """The model's own weights, read where they lie: what its steps find instead of a stream's buffer."""
 
     nbytes: int
@@ -120,7 +120,7 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class RoofsAgain:
+class RoofsRemeasured:
     """The roofs that a verdict rests on, looked at once more as a run ended."""
 
     memory: Mapping[str, Roof]
@@ -158,7 +158,7 @@ class Ceilings:
     measured_s: float = 0.0
     """Seconds that measuring took."""
     measured_at_unix_s: float = 0.0
-    weights: Witness | None = None
+    weights: WeightReadRoof | None = None
     """The weights of this run's model; None where they are too small to tell, or were not read."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """What could not be measured, by name, each with the reason in one line."""
@@ -299,7 +299,7 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
     return abs(one_per_s / other_per_s - 1) <= max(AGREE, half_widths)
 
 
-def drift(looks: Sequence[Look]) -> float:
+def drift(looks: Sequence[DriftReading]) -> float:
     """By how much the machine changed from the first half of the looks to the second, as a share.
 
     Medians are compared, since a single look may be disturbed; the larger change of both kinds counts.
@@ -314,7 +314,7 @@ def drift(looks: Sequence[Look]) -> float:
     )
 
 
-def swing(looks: Sequence[Look]) -> float:
+def swing(looks: Sequence[DriftReading]) -> float:
     """From the fastest look to the slowest, as a share; the larger of both kinds."""
     if not looks:
         return 0.0

@@ -9,7 +9,7 @@ from functools import cached_property
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings, Look, RoofsAgain
+from profiler.facts.roofs import Ceilings, DriftReading, RoofsRemeasured
 from profiler.facts.telemetry import Reading, Timeline
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
@@ -112,8 +112,8 @@ class Facts:
     """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
     visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
     gaps: Mapping[Cell, Gap] = field(default_factory=dict)
-    looks: Sequence[Look] = ()
-    roofs_again: Sequence[RoofsAgain] = ()
+    looks: Sequence[DriftReading] = ()
+    roofs_again: Sequence[RoofsRemeasured] = ()
     """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""
     readings: Sequence[Reading] = ()
     replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)

@@ -54,7 +54,7 @@ class ActiveShares:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ReadingRange:
     """The least, the middle and the largest of some readings."""
 
     low: float
@@ -63,16 +63,16 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Health:
+class TelemetrySummary:
     """A run's readings in figures; None where the device does not say."""
 
     readings: int
-    clock_hz: Spread | None
-    power_w: Spread | None
-    sm_active: Spread | None
-    memory_active: Spread | None
-    temperature_c: Spread | None
-    busy_cores_elsewhere: Spread | None
+    clock_hz: ReadingRange | None
+    power_w: ReadingRange | None
+    sm_active: ReadingRange | None
+    memory_active: ReadingRange | None
+    temperature_c: ReadingRange | None
+    busy_cores_elsewhere: ReadingRange | None
     other_processes: int | None
     throttle: tuple[str, ...] | None
 
@@ -114,11 +114,11 @@ def _middle(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def health(readings: Sequence[Reading]) -> Health:
+def health(readings: Sequence[Reading]) -> TelemetrySummary:
     """The readings in figures: medians and extremes, and what throttled."""
     others = [r.other_processes for r in readings if r.other_processes is not None]
     held = [r.throttle for r in readings if r.throttle is not None]
-    return Health(
+    return TelemetrySummary(
         readings=len(readings),
         clock_hz=_spread([r.clock_hz for r in readings]),
         power_w=_spread([r.power_w for r in readings]),
@@ -156,6 +156,6 @@ def complaints(readings: Sequence[Reading]) -> list[str]:
     return found
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
+def _spread(values: Sequence[float | None]) -> ReadingRange | None:
     known = sorted(value for value in values if value is not None)
-    return Spread(known[0], known[len(known) // 2], known[-1]) if known else None
+    return ReadingRange(known[0], known[len(known) // 2], known[-1]) if known else None

@@ -13,7 +13,7 @@ import torch
 from profiler.errors import RequestError
 from profiler.facts.run_facts import ModelFacts
 from profiler.forecast.check_log import CheckedCell, append_checks
-from profiler.forecast.command import Wanted
+from profiler.forecast.command import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.judge.cells import CellResult
 from profiler.measure.sweep import sweep
@@ -29,7 +29,7 @@ _MOST_TOKENS = 65_536
 """Cells of more tokens are forecast, and not run for a check."""
 
 
-def check_forecast(folder: Path, wanted: Wanted, answer: Answer, budget_s: float, where: str = "") -> Checked:
+def check_forecast(folder: Path, wanted: ForecastRequest, answer: Answer, budget_s: float, where: str = "") -> Checked:
     """Run what was forecast on this device, and keep the errors. Raises RequestError where it cannot be run here."""
     document = read_document(folder)
     cells = [cell for cell in answer.cells if cell.fits and _tokens(cell) <= _MOST_TOKENS]
@@ -90,7 +90,7 @@ def _model(model: ModelFacts, where: str) -> str:
     return model.id
 
 
-def _dtype(wanted: Wanted, own: str) -> str:
+def _dtype(wanted: ForecastRequest, own: str) -> str:
     """The dtype to run in: quantised weights take their own default where the run was in float32."""
     if wanted.dtype != "auto":
         return wanted.dtype

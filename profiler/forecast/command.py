@@ -25,10 +25,10 @@ from profiler.facts.operators import REST
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.check_log import checks_line
-from profiler.forecast.datasheet_range import Bare, in_range
+from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
-from profiler.judge.cells import tried
+from profiler.judge.cells import trial_results
 from profiler.judge.demand import faults_of
 from profiler.loading.config import config_from, load_config
 from profiler.loading.device_map import planned_weight_bytes
@@ -37,10 +37,10 @@ from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_
 from profiler.loading.source import resolve
 from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profiles, read_profile
 from profiler.predict.cross_validation import Trained, train
-from profiler.predict.kernel_times import Device, KernelTimes, Measured, Replayed
-from profiler.predict.operator_arrays import Array, Demanded, Paths, Steps, demanded
+from profiler.predict.kernel_times import DeviceRates, KernelTimes, MeasuredCells, Replayed
+from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import Forecast, tried_factor
-from profiler.predict.result import Answer, cells_of, points_of, told, told_cells
+from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
 from profiler.quant.checkpoints import as_asked, published_form
 from profiler.quant.formats import QUANTS, Quant, known_quant
 from profiler.store.document import RunDocument
@@ -49,7 +49,7 @@ from profiler.units import processors
 
 
 @dataclass(frozen=True)
-class Known:
+class RunFacts:
     """A run as forecasts see it: its model counted again from its config, and its measured cells."""
 
     run: Run
@@ -61,16 +61,16 @@ class Known:
     max_positions: int | None = None
     """Tokens of a sequence that the model was made for; None where its config does not say."""
 
-    def forecast(self, steps: Steps) -> Forecast:
+    def forecast(self, steps: StepArrays) -> Forecast:
         """Any steps of this run's model on its device."""
         return self.trained.fitted.forecast(self.demanded(steps))
 
-    def demanded(self, steps: Steps) -> Demanded:
+    def demanded(self, steps: StepArrays) -> OperatorArrays:
         """What this run's model must do in any steps."""
-        return demanded(self.work, steps, self.paths, self.facts.model.storage_bytes)
+        return operator_arrays(self.work, steps, self.paths, self.facts.model.storage_bytes)
 
 
-def known_of(folder: Path, engine: str = "") -> Known:
+def run_facts(folder: Path, engine: str = "") -> RunFacts:
     """A run folder, ready to be forecast from. Raises RunError for one that kept too little."""
     document = read_document(folder)
     if document.ranks > 1:
@@ -86,7 +86,7 @@ def known_of(folder: Path, engine: str = "") -> Known:
     paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
     measured = _measured(run, facts, work, paths, chosen)
     trained = train(measured, _device(facts, chosen))
-    return Known(run, facts, work, paths, chosen, trained, most_positions(module.config))
+    return RunFacts(run, facts, work, paths, chosen, trained, most_positions(module.config))
 
 
 def skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
@@ -102,12 +102,12 @@ def skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
         return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
-def _device(facts: Facts, engine: str) -> Device:
+def _device(facts: Facts, engine: str) -> DeviceRates:
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
     for (name, phase, batch), found in facts.dispatch.items():
         if name == engine:
             dispatch[phase][batch] = found
-    return Device(
+    return DeviceRates(
         facts.ceilings,
         facts.model.dtype,
         dispatch,
@@ -117,7 +117,7 @@ def _device(facts: Facts, engine: str) -> Device:
     )
 
 
-def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str) -> Measured:
+def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str) -> MeasuredCells:
     """The measured cells of one engine, with what was replayed at their shapes."""
     if not facts.ceilings.judges:
         raise RunError(f"{run.folder} has no roof of memory or of arithmetic: there is nothing to forecast under.")
@@ -129,9 +129,9 @@ def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str
     between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
 
     def replayed(some: Sequence[CellKey]) -> Replayed:
-        return _replayed(facts, some, demanded(work, Steps.of(some), paths, facts.model.storage_bytes))
+        return _replayed(facts, some, operator_arrays(work, StepArrays.of(some), paths, facts.model.storage_bytes))
 
-    return Measured(
+    return MeasuredCells(
         replayed(keys),
         np.array([results[key].latency_s for key in keys]),
         np.array([(results[key].latency_high_s - results[key].latency_low_s) / 2 for key in keys]),
@@ -140,7 +140,7 @@ def _measured(run: Run, facts: Facts, work: ModelWork, paths: Paths, engine: str
     )
 
 
-def _replayed(facts: Facts, keys: Sequence[CellKey], counted: Demanded) -> Replayed:
+def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> Replayed:
     """What was run alone of the steps of `keys`, by operator."""
     alone = [facts.replays.get(key, {}) for key in keys]
     names = [*(column.operator for column in counted.columns), REST]
@@ -157,7 +157,7 @@ def _replayed(facts: Facts, keys: Sequence[CellKey], counted: Demanded) -> Repla
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ForecastRequest:
     """What is to be forecast; empty texts and 0 stand for what the run had."""
 
     prompt_lens: str = ""
@@ -181,13 +181,15 @@ ONE_OUT = "each cell forecast from the others"
 EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
-def forecast_run(folder: Path, wanted: Wanted) -> Answer:
+def forecast_run(folder: Path, wanted: ForecastRequest) -> Answer:
     """The cells that are wanted of a run's model on its device. Raises RequestError."""
     document = read_document(folder)
-    return forecast_known(known_of(folder, wanted.engine if wanted.engine in document.engine.names else ""), wanted)
+    return forecast_from_facts(
+        run_facts(folder, wanted.engine if wanted.engine in document.engine.names else ""), wanted
+    )
 
 
-def forecast_known(known: Known, wanted: Wanted, kernels: KernelTimes | None = None) -> Answer:
+def forecast_from_facts(known: RunFacts, wanted: ForecastRequest, kernels: KernelTimes | None = None) -> Answer:
     """The same of a run that has been read, with a rank's own `kernels` where they are known. Raises RequestError."""
     folder, document = known.run.folder, known.run.document
     facts, trained = known.facts, known.trained
@@ -203,29 +205,29 @@ def forecast_known(known: Known, wanted: Wanted, kernels: KernelTimes | None = N
         precision=" -> ".join([document.model.precision, *forms]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=told(trained.within, ONE_OUT),
-        beyond=told(trained.outside, EXTREMES_OUT),
+        error=cross_validated_error(trained.within, ONE_OUT),
+        beyond=cross_validated_error(trained.outside, EXTREMES_OUT),
         cells=cells_of(trained, found, factor, off),
         notes=checks_line(facts.device.name, facts.device.threads),
         measured=points_of(trained),
     )
 
 
-def _forecast(known: Known, wanted: Wanted, kernels: KernelTimes | None) -> Forecast:
+def _forecast(known: RunFacts, wanted: ForecastRequest, kernels: KernelTimes | None) -> Forecast:
     """The wanted steps on this device, or on each of several that share the model."""
-    grid = wanted_grid(known, wanted)
+    grid = requested_grid(known, wanted)
     check_positions(known.max_positions, grid.longest_context, SHORTER)
-    steps = Steps.of(grid.keys)
+    steps = StepArrays.of(grid.keys)
     if wanted.ranks == 1:
         return known.forecast(steps)
     module = skeleton_of(known.run.folder, known.run.document)
     work = walk_rank(module, wanted.ranks)
-    needed = demanded(work, steps, known.paths, planned_weight_bytes(module), wanted.link)
+    needed = operator_arrays(work, steps, known.paths, planned_weight_bytes(module), wanted.link)
     fitted = known.trained.fitted
     return replace(fitted, kernels=kernels or fitted.kernels).forecast(needed)
 
 
-def _forms(known: Known, wanted: Wanted) -> list[str]:
+def _forms(known: RunFacts, wanted: ForecastRequest) -> list[str]:
     """What is wanted beside the run's own, as its trials call it."""
     model, threads = known.facts.model, known.facts.device.threads
     found = []
@@ -240,7 +242,7 @@ def _forms(known: Known, wanted: Wanted) -> list[str]:
     return found
 
 
-def wanted_grid(known: Known, wanted: Wanted) -> Grid:
+def requested_grid(known: RunFacts, wanted: ForecastRequest) -> Grid:
     """The grid to forecast: what is not wished for is the run's own, with batches a little further."""
     asked = known.facts.grid
     largest = max(asked.batch_sizes)
@@ -251,7 +253,7 @@ def wanted_grid(known: Known, wanted: Wanted) -> Grid:
     return make_grid(prompts, batches, wanted.new_tokens or asked.new_tokens, contexts, (known.engine,))
 
 
-def _factors(known: Known, forms: Sequence[str], found: Forecast) -> tuple[Array | None, Array | None]:
+def _factors(known: RunFacts, forms: Sequence[str], found: Forecast) -> tuple[Array | None, Array | None]:
     """What forms that the run tried make of each time, and by how much that may be off (log).
 
     Raises RequestError for one that it did not try in every phase that is wanted.
@@ -260,7 +262,7 @@ def _factors(known: Known, forms: Sequence[str], found: Forecast) -> tuple[Array
     for form in forms:
         one = tried_factor(found.demanded.steps, _ratios(known, form))
         if one is None:
-            names = dict.fromkeys(item.form for trials in known.facts.trials.values() for item in tried(trials))
+            names = dict.fromkeys(item.form for trials in known.facts.trials.values() for item in trial_results(trials))
             has = f"it tried {', '.join(names)}" if names else "it tried no other form"
             raise RequestError(
                 f"{known.run.folder} has no basis for {form} in every phase that is wanted: {has}. Run it so, or"
@@ -271,7 +273,7 @@ def _factors(known: Known, forms: Sequence[str], found: Forecast) -> tuple[Array
     return factor, off
 
 
-def _ratios(known: Known, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
+def _ratios(known: RunFacts, form: str) -> list[tuple[Phase, int, int, int, float, float]]:
     return [
         (
             key.phase,
@@ -282,7 +284,7 @@ def _ratios(known: Known, form: str) -> list[tuple[Phase, int, int, int, float, 
             item.half_width,
         )
         for key, trials in known.facts.trials.items()
-        for item in tried(trials)
+        for item in trial_results(trials)
         if item.form == form
     ]
 
@@ -293,7 +295,7 @@ _OTHER_SHARE = 0.05
 _NORMAL_90 = 1.645
 
 
-def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
+def forecast_on(model: str, on: str, wanted: ForecastRequest) -> Answer:
     """A model that never ran there on a profiled card, or as a range on a card of the table. Raises RequestError."""
     dtype, quant = wanted.dtype, wanted.quant
     kind = known_quant(quant)
@@ -317,13 +319,13 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
         wanted.context_lens,
     )
     check_positions(most_positions(config), grid.longest_context, SHORTER)
-    steps = Steps.of(grid.keys)
+    steps = StepArrays.of(grid.keys)
     name, form = dtype_name(chosen), kind if kind != "none" else published_form(config)
     precision = name if form is None else f"{name}, {form}"
     if profile is None:
-        bare = Bare(source.name, precision, name, kind, work, weights, own_attention(module))
+        bare = UnmeasuredModel(source.name, precision, name, kind, work, weights, own_attention(module))
         return in_range(bare, gpu_called(on), steps, wanted.link)
-    needed = demanded(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights, wanted.link)
+    needed = operator_arrays(work, steps, dict.fromkeys(PHASES, ExecutionPath()), weights, wanted.link)
     layers = sum(op.count for op in work.operators if isinstance(op, AttentionCore))
     if name not in profile.dtypes:
         raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)}; give --dtype one of these.")
@@ -342,9 +344,9 @@ def forecast_on(model: str, on: str, wanted: Wanted) -> Answer:
         precision=precision,
         on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
         how="from the card's profile: its kernels over rows and widths, its roofs and its dispatch of a layer",
-        error=told(held, KERNELS_OUT),
+        error=cross_validated_error(held, KERNELS_OUT),
         beyond=None,
-        cells=told_cells(
+        cells=forecast_cells(
             found,
             found.latency_s,
             (found.latency_s / spread, found.latency_s * spread),

@@ -13,7 +13,7 @@ from profiler.data.links import Link
 from profiler.errors import RequestError
 from profiler.facts.step import Attention
 from profiler.grid.cells import PHASES, Phase
-from profiler.predict.operator_arrays import Steps, demanded, path_of
+from profiler.predict.operator_arrays import StepArrays, operator_arrays, path_of
 from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
@@ -25,12 +25,12 @@ from profiler.predict.published_efficiency import (
     host_index_of,
     peak_of,
 )
-from profiler.predict.result import Answer, Told, told_cells
+from profiler.predict.result import Answer, ForecastError, forecast_cells
 from profiler.quant.formats import Quant
 
 
 @dataclass(frozen=True)
-class Bare:
+class UnmeasuredModel:
     """A model counted from its config, that never ran."""
 
     name: str
@@ -44,14 +44,14 @@ class Bare:
     """That of plain transformers."""
 
 
-def in_range(model: Bare, sheet: Datasheet, steps: Steps, link: Link | None) -> Answer:
+def in_range(model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, link: Link | None) -> Answer:
     """Each step's range on a card. Raises RequestError where nothing tells of the format or of the dtype there."""
     format_ = "dense" if model.quant == "none" else model.quant
     engine = basis_for(format_, "eager")
     if engine is None:
         raise RequestError(f"--quant {model.quant}: no published figure tells what it attains on {sheet.gpu}.")
     paths = dict.fromkeys(PHASES, path_of(engine, model.attention))
-    needed = demanded(model.work, steps, paths, model.weight_bytes, link)
+    needed = operator_arrays(model.work, steps, paths, model.weight_bytes, link)
     layers = sum(op.count for op in model.work.operators if isinstance(op, AttentionCore))
     done, peak = executed(needed, engine), peak_of(sheet, format_, model.dtype)
     host_index = host_index_of(sheet.gpu)
@@ -80,9 +80,9 @@ def in_range(model: Bare, sheet: Datasheet, steps: Steps, link: Link | None) -> 
         precision=model.precision,
         on=f"{sheet.gpu}, by its datasheet",
         how=f"a range: from its floor to what {engine} engines attain on other cards (published figures)",
-        error=Told(None, None, 0, "no run and no profile of this card"),
+        error=ForecastError(None, None, 0, "no run and no profile of this card"),
         beyond=None,
-        cells=told_cells(
+        cells=forecast_cells(
             found, typical_s, (low_s, high_s), ["published figures of other cards"] * len(steps),
             found.fits(sheet.memory_bytes),
         ),
@@ -90,7 +90,7 @@ def in_range(model: Bare, sheet: Datasheet, steps: Steps, link: Link | None) -> 
     )  # fmt: skip
 
 
-def _notes(model: Bare) -> tuple[str, ...]:
+def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
     """How far such ranges can be trusted."""
     notes = ["The ranges hold nine in ten of the figures that they have not seen; a profile narrows them."]
     if model.dtype == "float32":

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.forecast.tensor_parallel import RankCell, RanksAnswer, RankTime
-from profiler.report.forecast import error_sentence, table
+from profiler.report.forecast import error_sentence, forecast_table
 from profiler.units import duration, percent, significant
 
 RANK_COLUMNS = ("cell", "cards", "time", "gain", "tokens/s", "a card", "link", "cost", "waits for")
@@ -24,7 +24,7 @@ def print_ranks(answer: RanksAnswer, card: str, console: Console) -> None:
     for line in answer.links:
         console.print(Text(line))
     console.print()
-    console.print(table(_columns(answer), rank_rows(answer.cells, priced=bool(answer.price))))
+    console.print(forecast_table(_columns(answer), rank_rows(answer.cells, priced=bool(answer.price))))
     for line in worse_lines(answer.cells):
         console.print(Text(line))
     for note in (answer.price, *answer.notes):

@@ -20,16 +20,16 @@ from profiler.facts.measurements import Replays
 from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.command import Known, Wanted, skeleton_of, wanted_grid
+from profiler.forecast.command import ForecastRequest, RunFacts, requested_grid, skeleton_of
 from profiler.grid.cells import CellKey, Grid, Phase
 from profiler.loading.random_weights import STD
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest
-from profiler.loading.source import Source
+from profiler.loading.source import ModelSource
 from profiler.measure.kernels import replay_between
 from profiler.measure.short_model import pattern_of, stack_of
 from profiler.measure.subject import Subject
 from profiler.predict.kernel_times import KernelTimes, alone_roof_s
-from profiler.predict.operator_arrays import Array, Demanded, OperatorColumn, Steps, by_phase
+from profiler.predict.operator_arrays import Array, OperatorArrays, OperatorColumn, StepArrays, by_phase
 from profiler.predict.predict import Fitted
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import undisturbed
@@ -37,7 +37,7 @@ from profiler.units import processors
 
 
 @dataclass(frozen=True)
-class Narrower:
+class ShardTime:
     """The kernels of a rank at the very steps that are forecast."""
 
     whole: KernelTimes
@@ -45,25 +45,25 @@ class Narrower:
     alone_s: Mapping[str, Array]
     """[n], of one instance of a linear; NaN where neither it nor a step of that phase was replayed."""
 
-    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+    def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """As of the whole model."""
         return self.whole.small_s(steps, traffic_s, from_memory_s)
 
-    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+    def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
         kept_s, alone_s = self.whole.seconds(column, steps, roof_s), self.alone_s.get(column.operator)
         if kept_s is None or alone_s is None:
             return kept_s
         return np.where(np.isnan(alone_s), kept_s, np.maximum(roof_s, alone_s))
 
-    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
         """As of the whole model."""
         return self.whole.converting_s(column, steps, roof_s)
 
 
-def narrower(
-    fitted: Fitted, whole: Demanded, keys: Sequence[CellKey], in_turn: Sequence[tuple[Replays, ...]]
-) -> Narrower:
+def shard_times(
+    fitted: Fitted, whole: OperatorArrays, keys: Sequence[CellKey], in_turn: Sequence[tuple[Replays, ...]]
+) -> ShardTime:
     """A rank's kernels, from those of the whole model and what replays of both in turn say of their linears.
 
     `keys` are the steps of `whole` in their order; each pair of `in_turn` has the whole linears, then the rank's. Only
@@ -81,7 +81,7 @@ def narrower(
         alone_s = fitted.kernels.seconds(column, whole.steps, alone_roof_s(column, whole, fitted.device))
         if points and alone_s is not None:
             found[column.operator] = alone_s * _share(column.rows, whole.steps, points)
-    return Narrower(fitted.kernels, found)
+    return ShardTime(fitted.kernels, found)
 
 
 def _shares(whole: Replays, share: Replays) -> dict[str, float]:
@@ -93,7 +93,7 @@ def _shares(whole: Replays, share: Replays) -> dict[str, float]:
     }
 
 
-def _share(rows: Array, steps: Steps, points: Sequence[tuple[Phase, float, float]]) -> Array:
+def _share(rows: Array, steps: StepArrays, points: Sequence[tuple[Phase, float, float]]) -> Array:
     """[n]: the share at each step, straight between the rows of `points` (phase, rows, share) and level beyond them.
 
     Each phase by itself: to the LM head the same rows come in another layout.
@@ -127,7 +127,7 @@ def machine_of(facts: DeviceFacts) -> Machine | str:
     return machine
 
 
-def replay_narrower(known: Known, wanted: Wanted, machine: Machine) -> Narrower | str:
+def replay_shards(known: RunFacts, wanted: ForecastRequest, machine: Machine) -> ShardTime | str:
     """A rank's linears at the rows of the wanted steps, in turn with the whole ones; or why there are none.
 
     Raises RequestError for a model that cannot be cut so.
@@ -137,9 +137,9 @@ def replay_narrower(known: Known, wanted: Wanted, machine: Machine) -> Narrower 
     walk_rank(share, wanted.ranks)
     trained_alike(whole, share)
     shorten(whole, share, ceilings)
-    grid = wanted_grid(known, wanted)
-    request = ModelRequest(Source("folder", model.id), machine.device, DTYPES[model.dtype])
-    bare = Bare(request, machine, {(known.engine, phase): path for phase, path in known.paths.items()}, grid)
+    grid = requested_grid(known, wanted)
+    request = ModelRequest(ModelSource("folder", model.id), machine.device, DTYPES[model.dtype])
+    bare = ShardSubject(request, machine, {(known.engine, phase): path for phase, path in known.paths.items()}, grid)
     try:
         subjects = bare.subject(whole), bare.subject(share)
         in_turn = list(replay_between(subjects, grid.keys, ceilings, SET_S))
@@ -147,11 +147,11 @@ def replay_narrower(known: Known, wanted: Wanted, machine: Machine) -> Narrower 
         return "the device has no room for them beside the whole ones"
     finally:
         machine.release()
-    return narrower(known.trained.fitted, known.demanded(Steps.of(grid.keys)), grid.keys, in_turn)
+    return shard_times(known.trained.fitted, known.demanded(StepArrays.of(grid.keys)), grid.keys, in_turn)
 
 
 @dataclass(frozen=True)
-class Bare:
+class ShardSubject:
     """How a model is replayed whose linears alone have weights."""
 
     request: ModelRequest

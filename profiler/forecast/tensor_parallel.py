@@ -15,10 +15,18 @@ from profiler.data.links import Link, link_called, published_links
 from profiler.data.prices import age_words, cheapest
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError
-from profiler.forecast.command import Known, Wanted, forecast_known, forecast_on, known_of, profile_of, skeleton_of
-from profiler.forecast.shards import SET_S, Narrower, machine_of, replay_narrower
+from profiler.forecast.command import (
+    ForecastRequest,
+    RunFacts,
+    forecast_from_facts,
+    forecast_on,
+    profile_of,
+    run_facts,
+    skeleton_of,
+)
+from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
 from profiler.grid.cells import Phase
-from profiler.predict.result import Answer, ForecastCell, Told
+from profiler.predict.result import Answer, ForecastCell, ForecastError
 from profiler.report.progress import QuietListener
 from profiler.run.warnings import busy_warnings
 from profiler.store.folder import read_document
@@ -37,7 +45,7 @@ class AskedRanks:
 
 
 def forecast_ranks(
-    source: str, on: str, wanted: Wanted, asked: AskedRanks, today: date, listener: QuietListener
+    source: str, on: str, wanted: ForecastRequest, asked: AskedRanks, today: date, listener: QuietListener
 ) -> tuple[RanksAnswer, str]:
     """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError.
 
@@ -58,10 +66,10 @@ def forecast_ranks(
         answers = [(count, forecast_on(source, on, one)) for count, one in each]
         narrower: tuple[str, ...] = (_narrower_on(on),)
     else:
-        known = known_of(Path(source), wanted.engine)
+        known = run_facts(Path(source), wanted.engine)
         _check_cut(known, ranks)
         kernels, narrower = _narrower(known, [one for _, one in each[1:]], listener)
-        answers = [(count, forecast_known(known, one, kernels.get(count))) for count, one in each]
+        answers = [(count, forecast_from_facts(known, one, kernels.get(count))) for count, one in each]
     one = answers[0][1]
     card, sheet = _card(source, on)
     usd_per_h, price = asked.usd_per_h, "" if asked.usd_per_h is None else f"USD {asked.usd_per_h:g} an hour a card."
@@ -95,7 +103,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _check_cut(known: Known, ranks: Sequence[int]) -> None:
+def _check_cut(known: RunFacts, ranks: Sequence[int]) -> None:
     """Raises RequestError for a run whose weights such numbers of ranks cannot have a part of."""
     model = known.facts.model
     if model.quant != "none" or model.kind == "gguf":
@@ -132,16 +140,16 @@ def _link_lines(links: dict[int, Link]) -> tuple[str, ...]:
 
 
 def _narrower(
-    known: Known, each: Sequence[Wanted], listener: QuietListener
-) -> tuple[dict[int, Narrower], tuple[str, ...]]:
+    known: RunFacts, each: Sequence[ForecastRequest], listener: QuietListener
+) -> tuple[dict[int, ShardTime], tuple[str, ...]]:
     """(a rank's kernels by the number of ranks, how they are known)."""
     machine, foreign = machine_of(known.facts.device), ForeignLoad()
     if isinstance(machine, str):
         return {}, (_kept(machine),)
-    found: dict[int, Narrower] = {}
+    found: dict[int, ShardTime] = {}
     for wanted in each:
         listener.stage(f"replaying linears of one of {wanted.ranks} ranks beside whole ones, {duration(SET_S)}")
-        kernels = replay_narrower(known, wanted, machine)
+        kernels = replay_shards(known, wanted, machine)
         if isinstance(kernels, str):
             return {}, (_kept(kernels),)
         found[wanted.ranks] = kernels
@@ -249,7 +257,7 @@ class RanksAnswer:
     """By name."""
     price: str
     """Of a card, with its source; empty without one."""
-    error: Told
+    error: ForecastError
     cells: tuple[RankCell, ...]
     notes: tuple[str, ...] = ()
 

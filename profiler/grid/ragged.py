@@ -53,7 +53,7 @@ class Ragged:
     def middle(self, size: int) -> int:
         """The number of the batch that stands for the others: the median one by its share of padding."""
         batches = self.batches(size)
-        ranked = sorted(range(len(batches)), key=lambda number: (padding(batches[number]), number))
+        ranked = sorted(range(len(batches)), key=lambda number: (padding_share(batches[number]), number))
         return ranked[(len(ranked) - 1) // 2]
 
     def batch(self, size: int) -> Batch:
@@ -77,7 +77,7 @@ def positions(batch: Batch) -> int:
     return len(batch) * longest(batch)
 
 
-def padding(batch: Batch) -> float:
+def padding_share(batch: Batch) -> float:
     """Share of a padded batch's positions that hold nothing."""
     return 1 - sum(request.prompt_len for request in batch) / positions(batch)
 

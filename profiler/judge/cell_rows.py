@@ -12,7 +12,7 @@ import numpy as np
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit, phase_samples
 from profiler.grid.cells import CellKey
-from profiler.judge.cells import CellResult, counted
+from profiler.judge.cells import CellResult, counted_row
 from profiler.judge.padding import RaggedStep
 from profiler.stats import Estimate
 
@@ -25,9 +25,9 @@ def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult
     """A cell's work and its time, before it is split."""
     gap = facts.gaps.get(key.cell)
     if time_s is None:
-        return counted(key, facts.operators[key], gap.status if gap else "skipped")
+        return counted_row(key, facts.operators[key], gap.status if gap else "skipped")
     return replace(
-        counted(key, facts.operators[key], "ok"),
+        counted_row(key, facts.operators[key], "ok"),
         latency_s=time_s.median_s,
         latency_low_s=time_s.low_s,
         latency_high_s=time_s.high_s,
@@ -97,7 +97,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Placement:
+class RooflinePoint:
     """One cell against the roofs. Rates are model work over time, so that a wasteful path cannot inflate them."""
 
     intensity: float
@@ -110,17 +110,17 @@ class Placement:
     """Model bytes/s over the datasheet's bandwidth; None without a datasheet."""
 
 
-def place(
+def on_roofline(
     latency_s: float,
     model_flops: float,
     model_bytes: float,
     peak_flops_per_s: float | None = None,
     peak_bytes_per_s: float | None = None,
-) -> Placement:
+) -> RooflinePoint:
     """Place a measured cell on the roofline."""
     flops_per_s = model_flops / latency_s
     bytes_per_s = model_bytes / latency_s
-    return Placement(
+    return RooflinePoint(
         intensity=model_flops / model_bytes,
         flops_per_s=flops_per_s,
         bytes_per_s=bytes_per_s,

@@ -142,7 +142,7 @@ CELL_COLUMNS = tuple(item.name for item in fields(CellResult))
 """The columns of cells.csv, in their order."""
 
 
-def counted(key: CellKey, operators: Sequence[OperatorWork], status: Status) -> CellResult:
+def counted_row(key: CellKey, operators: Sequence[OperatorWork], status: Status) -> CellResult:
     """The row of a cell before it has a time: its work alone."""
     flops = sum(item.flops for item in operators)
     nbytes = sum(item.model_bytes for item in operators)
@@ -290,7 +290,7 @@ class JudgedCell:
     """Predicted peak memory: what another card must have."""
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the avoidable work by cause: traffic at the measured bandwidth, and page faults."""
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TrialResult, ...] = ()
     """Changes that were tried at this shape."""
     ways: tuple[Lever, ...] = ()
     """Other ways to batch the same prompts, where they are of unequal lengths."""
@@ -307,7 +307,7 @@ class JudgedCell:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """A step in another form, by a trial."""
 
     form: str
@@ -320,13 +320,13 @@ class Tried:
     of_layers: int
 
 
-def tried(trials: Sequence[Trial]) -> Iterator[Tried]:
+def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
     """Every form that was tried at a step's shape."""
     for trial in trials:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         ratio = after.quartile_s / before.quartile_s
         off = math.hypot(after.half_width_s / after.quartile_s, before.half_width_s / before.quartile_s)
-        yield Tried(trial.form, ratio, ratio * off, trial.layers, trial.of_layers)
+        yield TrialResult(trial.form, ratio, ratio * off, trial.layers, trial.of_layers)
 
 
 def whole_step(stepped: Stepped, times: float) -> Undisturbed:

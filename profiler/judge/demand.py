@@ -21,7 +21,7 @@ from profiler.stats import Estimate
 _HELD_UP_SHARE = 0.10
 
 
-def model_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
+def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
     """(FLOPs, bytes) that the algorithm needs for a step."""
     return float(sum(item.flops for item in operators)), float(sum(item.model_bytes for item in operators))
 
@@ -90,7 +90,7 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
     Its working set lies between two sizes of the curve, the smaller in a cache and the larger past it: which of them it
     is like, its time alone tells. Where no cache ends there the step stays above its roof, and its verdict says so.
     """
-    _, nbytes = model_work(facts.operators[key])
+    _, nbytes = total_work(facts.operators[key])
     of_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(nbytes)
     if of_memory_s <= RESIDENT_GAIN * latency_s:
         return facts
@@ -173,7 +173,7 @@ def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
 def roofs_of(facts: Facts, key: CellKey) -> Roofs:
     """The roofs that a cell's step stands under."""
     ceilings = facts.ceilings
-    _, working_set_bytes = model_work(facts.operators[key])
+    _, working_set_bytes = total_work(facts.operators[key])
     dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0

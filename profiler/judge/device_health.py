@@ -16,7 +16,7 @@ _SURELY = 0.5
 
 
 @dataclass(frozen=True)
-class Measured:
+class DeviceRun:
     """What one card measured."""
 
     device: str
@@ -26,7 +26,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Health:
+class DeviceHealth:
     """One card against the best of all in each cell."""
 
     device: str
@@ -55,7 +55,7 @@ class Health:
         return f"{self.device} is ill: its steps take {percent(self.behind)} longer; {why}."
 
 
-def healths(measured: Sequence[Measured]) -> tuple[Health, ...]:
+def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
     """Every card against the others, over the cells that all of them measured."""
     by_key: list[Mapping[object, CellResult]] = [
         {result.key: result for result in one.results if result.latency_s == result.latency_s} for one in measured
@@ -72,7 +72,7 @@ def healths(measured: Sequence[Measured]) -> tuple[Health, ...]:
         memory = max(other.ceilings.memory_bytes_per_s for other in measured)
         compute = max(other.ceilings.compute_flops_per_s(one.dtype) for other in measured)
         found.append(
-            Health(
+            DeviceHealth(
                 one.device,
                 statistics.median(ratios) if ratios else 0.0,
                 above / len(common) if common else 0.0,

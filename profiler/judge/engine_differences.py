@@ -13,13 +13,13 @@ from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey, Phase
 from profiler.judge.breakdown import TERMS, adds_up
 from profiler.judge.cells import EngineDifference, JudgedCell, Keyed, columns_of
-from profiler.stats import CLAIM_VISITS, Estimate, Spread, difference
+from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference
 
 _Name = TypeVar("_Name", bound=str)
 
 
 def engine_differences(
-    facts: Facts, spreads: Mapping[Phase, Spread], judged: Mapping[CellKey, JudgedCell]
+    facts: Facts, spreads: Mapping[Phase, VisitSpread], judged: Mapping[CellKey, JudgedCell]
 ) -> list[EngineDifference]:
     """What each further engine saves against the first, cell by cell, with its interval."""
     if facts.grid.ragged is not None:
@@ -100,7 +100,7 @@ class GenerateTax(Keyed):
         return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
 
 
-def tax_of(facts: Facts, key: CellKey, spread: Spread) -> Estimate | None:
+def tax_of(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
     """What a cell of `generate` takes beyond the same cell of our own loop, visited in turn; None for others."""
     own = replace(key.cell, engine=DEFAULT_ENGINE)
     if key.cell.engine not in facts.generate_engines or not (facts.visits.get(key.cell) and facts.visits.get(own)):
@@ -109,7 +109,7 @@ def tax_of(facts: Facts, key: CellKey, spread: Spread) -> Estimate | None:
     return difference(whole, ours, spread)
 
 
-def generate_taxes(facts: Facts, spreads: Mapping[Phase, Spread]) -> list[GenerateTax]:
+def generate_taxes(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateTax]:
     """The tax of every cell of `generate`."""
     found = []
     for key in facts.measured:

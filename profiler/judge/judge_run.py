@@ -15,17 +15,17 @@ from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, Split
-from profiler.judge.cell_rows import median_issue_s, or_nan, place, timed_row, with_ragged, with_visits
-from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, tried
-from profiler.judge.demand import as_served, faults_of, lost_s, model_work, roofs_of, split_of
+from profiler.judge.cell_rows import median_issue_s, on_roofline, or_nan, timed_row, with_ragged, with_visits
+from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
+from profiler.judge.demand import as_served, faults_of, lost_s, roofs_of, split_of, total_work
 from profiler.judge.engine_differences import GenerateTax, engine_differences, generate_taxes, tax_of
 from profiler.judge.levers import Setting, floors_on, levers
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
-from profiler.judge.regimes import THROTTLED, Measurement, Verdict, beside, judge
+from profiler.judge.regimes import THROTTLED, Measurement, Verdict, judge_cell, within_roof_range
 from profiler.judge.roof_range import extreme_shares
-from profiler.judge.scaling import SIZE_OF, DoublingTest, Series, Side, doubling_tests, series_of
-from profiler.stats import Estimate, NoiseReport, Spread, estimate, narrow_enough, noise_report, spread_of
+from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
+from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, spread_of
 
 # What is rented most; every other card is in `roofscope gpus`.
 _RENTED = ("T4", "L4", "A10G", "L40S", "A100 80GB SXM", "H100 SXM", "H200 SXM", "B200 SXM")
@@ -111,7 +111,7 @@ def _times_only(
     facts: Facts,
     rows: Mapping[CellKey, CellResult],
     times: Mapping[CellKey, Estimate],
-    spreads: Mapping[Phase, Spread],
+    spreads: Mapping[Phase, VisitSpread],
 ) -> Judgement:
     """Times and counts: without a roof of memory and one of arithmetic no time is split, and no cell has a regime."""
     return Judgement(
@@ -133,9 +133,9 @@ def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> 
 
 def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
     """A row with its visits, its rates, their shares of the datasheet, and how far its time can be trusted."""
-    flops, nbytes = model_work(facts.operators[key])
+    flops, nbytes = total_work(facts.operators[key])
     sheet = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
-    placement = place(time_s.median_s, flops, nbytes, *sheet)
+    placement = on_roofline(time_s.median_s, flops, nbytes, *sheet)
     return replace(
         with_visits(row, key, facts.visits[key.cell]),
         flops_per_s=placement.flops_per_s,
@@ -194,7 +194,7 @@ class _Found:
     ragged: RaggedStep | None
 
 
-def _spreads(facts: Facts) -> dict[Phase, Spread]:
+def _spreads(facts: Facts) -> dict[Phase, VisitSpread]:
     """How far visits of the same cell lie apart in this run, by phase."""
     return {
         phase: spread_of(
@@ -205,12 +205,12 @@ def _spreads(facts: Facts) -> dict[Phase, Spread]:
     }
 
 
-def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, Spread]) -> Estimate:
+def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, VisitSpread]) -> Estimate:
     return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
 
 
 def _judged(
-    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: Spread, sides: Mapping[str, str]
+    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: VisitSpread, sides: Mapping[str, str]
 ) -> _Found:
     """A cell's time split, placed and judged, under the compute roof of the clock that the card had meanwhile."""
     visits, shares = facts.visits[key.cell], extreme_shares(facts)
@@ -230,11 +230,11 @@ def _judged(
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
         split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
-        return judge(measured(under, split_under))
+        return judge_cell(measured(under, split_under))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
     measurement = measured(facts, parts)
-    verdict, roofs = beside(judge(measurement), extremes), measurement.roofs
+    verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
     rated = _rated_row(facts, key, row, time_s, noise)
     judged = JudgedCell(
         key=key,
@@ -252,7 +252,7 @@ def _judged(
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
-        tried=tuple(tried(facts.trials.get(key, ()))),
+        tried=tuple(trial_results(facts.trials.get(key, ()))),
         ways=ragged.ways if ragged else (),
     )
     whole = replace(
@@ -289,7 +289,7 @@ def _measurement(
     clock_share: float,
 ) -> Measurement:
     """All that a cell's verdict is drawn from."""
-    flops, nbytes = model_work(facts.operators[key])
+    flops, nbytes = total_work(facts.operators[key])
     visits = facts.visits[key.cell]
     roofs = roofs_of(facts, key)
     runs_ahead = key.phase == "decode" and roofs.overlaps and not (roofs.dispatch and roofs.dispatch.waits)
@@ -317,7 +317,7 @@ def _measurement(
 
 def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
     """FLOP/s of a step whose every product is at the roof of the dtype that it runs in."""
-    flops, _ = model_work(facts.operators[key])
+    flops, _ = total_work(facts.operators[key])
     roof_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
     return flops / roof_s if roof_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
 
@@ -362,7 +362,7 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
     return None
 
 
-def _sides(row: CellResult, known: Mapping[Series, Mapping[int, Side]]) -> dict[str, str]:
+def _sides(row: CellResult, known: Mapping[Series, Mapping[int, BoundSide]]) -> dict[str, str]:
     """What doubling each size from a cell speaks for (to it, for the largest), by axis: batch, prompt, context."""
     return {series[0]: known[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in known}
 

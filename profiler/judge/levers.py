@@ -9,7 +9,7 @@ from profiler.counting.floor import floor_on
 from profiler.data.datasheets import Datasheet
 from profiler.facts.measurements import COMPILED, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
-from profiler.judge.cells import JudgedCell, Lever, Tried
+from profiler.judge.cells import JudgedCell, Lever, TrialResult
 from profiler.judge.regimes import Flag
 from profiler.units import duration, scaled
 
@@ -110,7 +110,7 @@ def _tried(cell: JudgedCell) -> list[Lever]:
     ]
 
 
-def _on_layers(item: Tried) -> str:
+def _on_layers(item: TrialResult) -> str:
     return "" if item.layers == item.of_layers else f"on {item.layers} of {item.of_layers} layers; "
 
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from profiler.counting.floor import floor_s
-from profiler.facts.measurements import BETWEEN, Hooked
+from profiler.facts.measurements import BETWEEN_MODULES, Hooked
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import Keyed, columns_of
@@ -78,7 +78,7 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     explained: dict[str, float] = {}
     calls: dict[str, int] = {}
     for item in facts.operators[key]:
-        group = BETWEEN if item.group in _UNHOOKED else item.group
+        group = BETWEEN_MODULES if item.group in _UNHOOKED else item.group
         if item.operator in replays:
             own_s = replays[item.operator].whole.times(item.count).median_s
         else:

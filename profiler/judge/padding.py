@@ -9,10 +9,10 @@ from profiler.facts.measurements import QueueTrial
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
-from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding, positions, waiting
+from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
 from profiler.judge.breakdown import Split
 from profiler.judge.cells import Keyed, Lever, columns_of
-from profiler.stats import CLAIM_VISITS, Estimate, Spread, difference, timing_of
+from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference, timing_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RaggedStep(Keyed):
         return self.visits >= CLAIM_VISITS and low is not None and high is not None and low * high > 0
 
 
-def ragged_step(facts: Facts, key: CellKey, parts: Split, spread: Spread) -> RaggedStep | None:
+def ragged_step(facts: Facts, key: CellKey, parts: Split, spread: VisitSpread) -> RaggedStep | None:
     """What unequal lengths cost a measured step; None for a step of equal ones."""
     batch = facts.grid.requests_of(key.cell)
     if batch is None:
@@ -58,7 +58,7 @@ def ragged_step(facts: Facts, key: CellKey, parts: Split, spread: Spread) -> Rag
     return RaggedStep(
         **columns_of(key),
         prompt_lens=tuple(request.prompt_len for request in batch),
-        padding=padding(batch),
+        padding=padding_share(batch),
         padding_s=parts.padding_s,
         useful_flops=float(sum(item.flops for item in operators)),
         executed_flops=float(sum(item.executed_flops for item in operators)),
@@ -77,7 +77,7 @@ def ragged_step(facts: Facts, key: CellKey, parts: Split, spread: Spread) -> Rag
     )
 
 
-def _mask(facts: Facts, key: CellKey, spread: Spread) -> Estimate | None:
+def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
     """What a step takes beyond one of the same shape without a mask, visited in turn."""
     plain = facts.visits.get(replace(key.cell, engine=DEFAULT_ENGINE))
     if not plain:
@@ -106,7 +106,7 @@ def _less_to_read(facts: Facts, key: CellKey, parts: Split) -> Iterator[Lever]:
 
 def _padded(batches: Sequence[Batch]) -> int:
     """Positions of padded batches that hold nothing."""
-    return sum(round(positions(batch) * padding(batch)) for batch in batches)
+    return sum(round(positions(batch) * padding_share(batch)) for batch in batches)
 
 
 def _ways(facts: Facts, key: CellKey, parts: Split) -> Sequence[Lever]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from profiler.facts.run_facts import ModelFacts
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult
-from profiler.stats import CLAIM_VISITS, SAME, verdict
+from profiler.stats import CLAIM_VISITS, SAME, change_verdict
 from profiler.units import percent
 
 # As many rows as a screen has room for beside the sentences; of more the ends of each precision and phase are shown.
@@ -17,7 +17,7 @@ _ROOM = 16
 _ENDS = 2
 
 
-class Measured(Protocol):
+class PrecisionRun(Protocol):
     """A run, as far as comparing it needs."""
 
     @property
@@ -30,7 +30,7 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True)
-class Against:
+class PrecisionDifference:
     """One cell of one precision against the same cell of the first."""
 
     precision: str
@@ -54,14 +54,14 @@ class Against:
         return self.visits is not None and self.visits < CLAIM_VISITS
 
 
-def against_first(runs: Sequence[Measured]) -> list[Against]:
+def compare_with_first(runs: Sequence[PrecisionRun]) -> list[PrecisionDifference]:
     """Every cell of the further runs beside the first one's, with the interval of the ratio.
 
     Cells are the same when the same was asked for: a decode's context depends on how many tokens were to follow.
     """
     first = {_asked(row): row for row in runs[0].measured}
     return [
-        Against(
+        PrecisionDifference(
             precision=run.model.quant,
             key=row.key,
             time_s=row.latency_s,
@@ -76,12 +76,12 @@ def against_first(runs: Sequence[Measured]) -> list[Against]:
     ]
 
 
-def telling(items: Sequence[Against]) -> list[Against]:
+def telling(items: Sequence[PrecisionDifference]) -> list[PrecisionDifference]:
     """Of more cells than a screen has room for, what tells most of each precision and phase: the fastest and the
     slowest of its claims, or of all of its cells where none is a claim. In the order in which they came."""
     if len(items) <= _ROOM:
         return list(items)
-    kept: set[Against] = set()
+    kept: set[PrecisionDifference] = set()
     for phase, precision in {(item.key.phase, item.precision) for item in items}:
         cells = [item for item in items if (item.key.phase, item.precision) == (phase, precision)]
         ranked = sorted([item for item in cells if item.is_claim] or cells, key=lambda item: item.speed_up)
@@ -94,7 +94,7 @@ def _asked(row: CellResult) -> tuple[Phase, int, int, int, str]:
     return row.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine
 
 
-def sentences(runs: Sequence[Measured]) -> list[str]:
+def precision_sentences(runs: Sequence[PrecisionRun]) -> list[str]:
     """What each precision saves in memory, and where it wins and loses against the first."""
     base = runs[0].model
     found = []
@@ -102,7 +102,7 @@ def sentences(runs: Sequence[Measured]) -> list[str]:
         model = run.model
         smaller = base.storage_bytes / model.storage_bytes
         parts = [f"{model.quant} takes {smaller:.2g}x less memory than {base.quant} in {base.dtype}"]
-        cells = [item for item in against_first(runs) if item.precision == model.quant]
+        cells = [item for item in compare_with_first(runs) if item.precision == model.quant]
         for phase in ("decode", "prefill"):
             of_phase = [item for item in cells if item.key.phase == phase]
             if of_phase:
@@ -111,7 +111,7 @@ def sentences(runs: Sequence[Measured]) -> list[str]:
     return found
 
 
-def _fate(cells: Sequence[Against]) -> str:
+def _fate(cells: Sequence[PrecisionDifference]) -> str:
     """Where a precision wins and loses in one phase; only cells whose whole interval says so count."""
     told = [item for item in cells if not item.visited_once]
     if not told:
@@ -121,11 +121,11 @@ def _fate(cells: Sequence[Against]) -> str:
     return _claimed(told) + far
 
 
-def _claimed(told: Sequence[Against]) -> str:
+def _claimed(told: Sequence[PrecisionDifference]) -> str:
     claims = [item for item in told if item.is_claim]
     wins, losses = [item for item in claims if item.low > 1], [item for item in claims if item.high < 1]
     if not claims:
-        same = all(verdict(1 / item.high - 1, 1 / item.low - 1) == "same" for item in told)
+        same = all(change_verdict(1 / item.high - 1, 1 / item.low - 1) == "same" for item in told)
         return f"is the same within {percent(SAME)}" if same else "cannot be told apart"
     best, worst = max(claims, key=lambda item: item.speed_up), min(claims, key=lambda item: item.speed_up)
     if not (wins and losses):

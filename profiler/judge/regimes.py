@@ -155,7 +155,7 @@ class Verdict:
         return tuple(item for item in self.evidence if item.vote and item.vote != self.regime)
 
 
-def judge(measurement: Measurement) -> Verdict:
+def judge_cell(measurement: Measurement) -> Verdict:
     """The regime of one cell.
 
     The label is the resource whose share of the step's time is largest; the confidence falls with votes against it,
@@ -168,7 +168,7 @@ def judge(measurement: Measurement) -> Verdict:
     return Verdict(regime, _confidence(measurement, regime, evidence, flags), evidence, flags)
 
 
-def beside(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
+def within_roof_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
     """A verdict held against those under the `lowest` and the `highest` roofs of the same run.
 
     A label that changes between them is of low confidence, and the evidence names the other one. A step above a roof

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from profiler.facts.roofs import Ceilings, Roof, RoofsAgain, agree, memory_roof
+from profiler.facts.roofs import Ceilings, Roof, RoofsRemeasured, agree, memory_roof
 from profiler.facts.run_facts import Facts
 
 
@@ -37,7 +37,7 @@ def witness_share(ceilings: Ceilings) -> float:
     return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 
-def moved(ceilings: Ceilings, look: RoofsAgain) -> Iterator[tuple[str, str, Roof, Roof]]:
+def moved(ceilings: Ceilings, look: RoofsRemeasured) -> Iterator[tuple[str, str, Roof, Roof]]:
     """(what, its unit, first, again) of each roof that a second look found elsewhere."""
     pairs = [("memory", "B/s", memory_roof(ceilings.memory), memory_roof(look.memory))]
     pairs += [(f"{dtype} products", "FLOP/s", first, again) for dtype, again, first in _products(ceilings, look)]
@@ -46,7 +46,7 @@ def moved(ceilings: Ceilings, look: RoofsAgain) -> Iterator[tuple[str, str, Roof
             yield what, unit, first, again
 
 
-def _products(ceilings: Ceilings, look: RoofsAgain) -> list[tuple[str, Roof, Roof]]:
+def _products(ceilings: Ceilings, look: RoofsRemeasured) -> list[tuple[str, Roof, Roof]]:
     """(dtype, again, first) of the products that were measured both times."""
     return [
         (dtype, again, ceilings.compute[dtype]) for dtype, again in look.compute.items() if dtype in ceilings.compute

@@ -14,7 +14,7 @@ from profiler.stats import CLAIM_VISITS
 from profiler.units import percent
 
 Axis = Literal["batch", "prompt", "context"]
-Side = Literal["memory", "compute", "neither", "undecided"]
+BoundSide = Literal["memory", "compute", "neither", "undecided"]
 
 # A slope decides between two predictions that lie at least this far apart; nearer, it proves nothing.
 _TELLING = 0.25
@@ -24,7 +24,7 @@ _AS_GOOD = 0.01
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One measured size (a batch, a context, a prompt), with the work counted for it."""
 
     size: int
@@ -56,7 +56,7 @@ class Doubling:
     """The slope if FLOPs set the time."""
     gain: float
     """Tokens/s of the larger size over those of the smaller."""
-    side: Side
+    side: BoundSide
     """What the slope speaks for: a KV-dominated decode grows with the batch while memory-bound, so that a slope near 1
     says nothing where both predictions are near 1."""
 
@@ -88,7 +88,7 @@ class Scaling:
         return self.knee_predicted is not None
 
 
-def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float, drift: float = 0.0) -> Scaling:
+def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: float, drift: float = 0.0) -> Scaling:
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
 
     `drift` is by how much the machine drifted over the run: what sizes differ by is known no better, unless they were
@@ -127,7 +127,7 @@ def scaling(points: Sequence[Point], flops_per_s: float, bytes_per_s: float, dri
     )
 
 
-def _between(one: Point, other: Point, drift: float) -> float:
+def _between(one: ScalingPoint, other: ScalingPoint, drift: float) -> float:
     """What of a drift may lie between two sizes: nothing where as many rounds visited both, shuffled."""
     return 0.0 if one.visits == other.visits >= CLAIM_VISITS else drift
 
@@ -171,7 +171,7 @@ def crossover(
     return size + lead_s / gained_s if gained_s > 0 else None
 
 
-def _doubling(smaller: Point, larger: Point, drift: float) -> Doubling:
+def _doubling(smaller: ScalingPoint, larger: ScalingPoint, drift: float) -> Doubling:
     step = math.log(larger.size / smaller.size)
     drifted = math.log1p(_between(smaller, larger, drift)) / step
 
@@ -194,7 +194,7 @@ def _doubling(smaller: Point, larger: Point, drift: float) -> Doubling:
     )
 
 
-def _side(low: float, high: float, by_bytes: float, by_flops: float) -> Side:
+def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSide:
     """Which prediction the whole interval is nearer to; `neither` when it lies clearly outside both."""
     if abs(by_flops - by_bytes) < _TELLING:
         return "undecided"
@@ -209,7 +209,7 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> Side:
     return "undecided"
 
 
-def sentences(result: Scaling, what: str = "batch") -> list[str]:
+def scaling_sentences(result: Scaling, what: str = "batch") -> list[str]:
     """What the series says, in words with its figures."""
     found = []
     first, knee = result.doublings[0].smaller, result.knee_measured
@@ -281,7 +281,7 @@ class DoublingTest:
         return self.axis, tuple(self.fixed.values())
 
     @property
-    def sides(self) -> dict[int, Side]:
+    def sides(self) -> dict[int, BoundSide]:
         """By size, what doubling it speaks for; for the largest, what doubling to it did."""
         last = self.doublings[-1]
         return {step.smaller: step.side for step in self.doublings} | {last.larger: last.side}
@@ -319,8 +319,8 @@ def doubling_tests(
     return sorted(found, key=lambda test: list(_FIXED).index(test.axis))
 
 
-def _point(cell: CellResult, column: str) -> Point:
-    return Point(
+def _point(cell: CellResult, column: str) -> ScalingPoint:
+    return ScalingPoint(
         size=getattr(cell, column),
         time_s=cell.latency_s,
         low_s=cell.latency_low_s,
@@ -342,6 +342,6 @@ def _test(axis: Axis, fixed: Mapping[str, str | int], result: Scaling) -> Doubli
         largest=result.largest,
         knee_measured=result.knee_measured,
         knee_predicted=result.knee_predicted,
-        sentences=tuple(sentences(result, axis)),
+        sentences=tuple(scaling_sentences(result, axis)),
         knee_between=result.knee_between,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from profiler.facts.roofs import Ceilings, RoofsAgain
+from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.facts.visits import Gap, Visit, steady
@@ -61,7 +61,7 @@ def _witness(ceilings: Ceilings) -> list[str]:
     ]
 
 
-def _moved(ceilings: Ceilings, looks: Sequence[RoofsAgain]) -> list[str]:
+def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> list[str]:
     """How far the roofs had moved at the run's (last) end."""
     parts = [
         f"{what} from {scaled(first.per_s, unit)} to {scaled(again.per_s, unit)}"

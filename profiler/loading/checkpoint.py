@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.loading.source import Source, inside, read_json
+from profiler.loading.source import ModelSource, inside, read_json_file
 
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest
@@ -56,7 +56,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _indexed(index: Path) -> list[Path]:
     """The files that an index names, each in its own folder and there."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json_file(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{index.name} is not valid; download the checkpoint again.")
@@ -82,7 +82,7 @@ def _check_safetensors(file: Path) -> None:
 Weights = Literal["auto", "checkpoint", "random"]
 
 
-def resolve_weights(source: Source, weights: str) -> Literal["checkpoint", "random"]:
+def resolve_weights(source: ModelSource, weights: str) -> Literal["checkpoint", "random"]:
     """`auto` takes the checkpoint where one is named (hub id, folder with weights, GGUF) and random for a card."""
     if weights not in get_args(Weights):
         raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")

@@ -10,11 +10,11 @@ from profiler.loading.config_limits import check_claims, check_sizes
 from profiler.loading.gguf_header import check_gguf
 from profiler.loading.library import import_transformers
 from profiler.loading.meta_model import quiet_libraries
-from profiler.loading.source import Source
+from profiler.loading.source import ModelSource
 from profiler.packages import need
 
 
-def load_config(source: Source, trust_remote_code: bool = False) -> Any:
+def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """The model's transformers config. Raises ModelError when it cannot be had, RequestError where gguf is missing."""
     import_transformers()
     from transformers import AutoConfig, PreTrainedConfig
@@ -82,13 +82,13 @@ def _leave_out_code(name: str, config: Any) -> None:
                 )
 
 
-def pretrained_location(source: Source) -> tuple[str, dict[str, Any]]:
+def pretrained_location(source: ModelSource) -> tuple[str, dict[str, Any]]:
     if source.kind == "gguf" and source.path is not None:
         return str(source.path.parent), {"gguf_file": source.path.name}
     return (source.hub_id or str(source.path)), {}
 
 
-def _config_error(source: Source, error: Exception, *, own_code: bool) -> ModelError:
+def _config_error(source: ModelSource, error: Exception, *, own_code: bool) -> ModelError:
     if own_code:
         return ModelError(
             f"{source.name} comes with code of its own, and transformers knows no such model without;"

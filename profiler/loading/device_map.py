@@ -21,7 +21,7 @@ _RESERVE_BYTES = 1_500_000_000
 
 
 @dataclass(frozen=True)
-class Placement:
+class DeviceMap:
     """accelerate's placement of a model over devices, the host's memory and the disk."""
 
     device_map: dict[str, str]
@@ -42,7 +42,7 @@ class Placement:
         return {name: str(device) for name, device in self.device_map.items()}
 
 
-def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placement | None:
+def plan_device_map(module: nn.Module, device: torch.device, *, quantised: bool) -> DeviceMap | None:
     """accelerate's automatic placement when the weights of `module` (on meta) do not fit on `device`, else None.
 
     A CUDA device spills to the host's memory and then to the disk, a CPU to the disk. Raises ModelError when that does
@@ -63,7 +63,7 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
     inferred: dict[str, Any] = infer_auto_device_map(module, budget, no_split)
     device_map = {name: f"cuda:{where}" if isinstance(where, int) else where for name, where in inferred.items()}
     if "disk" not in device_map.values():
-        return Placement(device_map, None)
+        return DeviceMap(device_map, None)
     folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
     on_disk = shutil.disk_usage(folder.name).free
     if quantised or need > on_disk + room:
@@ -77,7 +77,7 @@ def place(module: nn.Module, device: torch.device, *, quantised: bool) -> Placem
             f"the weights need {need / 1e9:.1f} GB, but {room / 1e9:.1f} GB of memory is free, and {why};"
             " use a 16-bit --dtype, --quant nf4, or a smaller model."
         )
-    return Placement(device_map, folder)
+    return DeviceMap(device_map, folder)
 
 
 def room_bytes(device: torch.device) -> int:
@@ -109,7 +109,7 @@ def planned_weight_bytes(module: nn.Module) -> int:
     return total
 
 
-def dispatch(module: nn.Module, placement: Placement, device: torch.device, index: dict[str, Any]) -> None:
+def dispatch(module: nn.Module, placement: DeviceMap, device: torch.device, index: dict[str, Any]) -> None:
     """Let accelerate fetch what does not live on `device` whenever its layer runs.
 
     `index` describes the tensors that were already written to the placement's folder (accelerate's own format).
@@ -124,7 +124,7 @@ def dispatch(module: nn.Module, placement: Placement, device: torch.device, inde
     dispatch_model(module, dict(placement.device_map), main_device=str(device), offload_dir=folder, force_hooks=True)
 
 
-def offloaded_bytes(module: nn.Module, placement: Placement | None) -> dict[str, int]:
+def offloaded_bytes(module: nn.Module, placement: DeviceMap | None) -> dict[str, int]:
     """Bytes of weights that cross a link at every step, by where they wait: `host` or `disk`.
 
     accelerate leaves a parameter that does not live on its device as a meta tensor until its layer runs.
@@ -141,7 +141,7 @@ def offloaded_bytes(module: nn.Module, placement: Placement | None) -> dict[str,
     return found
 
 
-def written(tensor: torch.Tensor, name: str, placement: Placement, index: dict[str, Any]) -> None:
+def written(tensor: torch.Tensor, name: str, placement: DeviceMap, index: dict[str, Any]) -> None:
     """Write one tensor to the placement's folder and note it in `index`."""
     from accelerate.utils import offload_weight
 
@@ -149,7 +149,7 @@ def written(tensor: torch.Tensor, name: str, placement: Placement, index: dict[s
     offload_weight(tensor, name, placement.folder.name, index)
 
 
-def read_back(name: str, placement: Placement, index: dict[str, Any]) -> torch.Tensor:
+def read_back(name: str, placement: DeviceMap, index: dict[str, Any]) -> torch.Tensor:
     """A tensor that `written` put on the disk."""
     from accelerate.utils import load_offloaded_weight
 

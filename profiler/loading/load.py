@@ -13,11 +13,11 @@ from torch import nn
 from profiler.device.clock import clock_for, now_s
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
-from profiler.loading.device_map import Placement, offloaded_bytes, place
+from profiler.loading.device_map import DeviceMap, offloaded_bytes, plan_device_map
 from profiler.loading.gguf_header import names_mapped_once
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.random_weights import build_random
-from profiler.loading.request import Fit, LoadedModel, ModelRequest
+from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest
 from profiler.packages import need
 from profiler.quant.checkpoints import gguf_form, published_form
 from profiler.quant.formats import quantization_config
@@ -35,7 +35,7 @@ def load(request: ModelRequest, config: Any) -> LoadedModel:
     with quiet_libraries():
         try:
             if request.weights == "random":
-                (module, placement), fit = build_random(request, config), Fit()
+                (module, placement), fit = build_random(request, config), CheckpointFit()
             else:
                 module, placement, fit = _load_checkpoint(request, config)
         except (RequestError, torch.OutOfMemoryError):
@@ -110,7 +110,7 @@ def _no_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
     )
 
 
-def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None, Fit]:
+def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, DeviceMap | None, CheckpointFit]:
     from transformers import AutoModelForCausalLM
 
     where, extra = pretrained_location(request.source)
@@ -121,7 +121,7 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Pla
         extra["quantization_config"] = quantization_config(
             request.quant, request.dtype, request.quant_options, planned=planned, device=request.device
         )
-    placement = place(planned, request.device, quantised=request.quant != "none")
+    placement = plan_device_map(planned, request.device, quantised=request.quant != "none")
     del planned
     if placement is not None and placement.folder is not None:
         extra["offload_folder"] = placement.folder.name
@@ -136,4 +136,4 @@ def _load_checkpoint(request: ModelRequest, config: Any) -> tuple[nn.Module, Pla
             use_safetensors=None if request.allow_pickle else True,
             **extra,
         )
-    return module, placement, Fit(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])))
+    return module, placement, CheckpointFit(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])))

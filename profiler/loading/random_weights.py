@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from profiler.loading.device_map import Placement, dispatch, place, read_back, written
+from profiler.loading.device_map import DeviceMap, dispatch, plan_device_map, read_back, written
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.quant.formats import quantise_modules
 
 
-def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placement | None]:
+def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, DeviceMap | None]:
     """The model of `request` with random weights on its device, and accelerate's placement if it does not fit there."""
     from accelerate import init_empty_weights
 
@@ -24,7 +24,7 @@ def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placeme
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
     module.tie_weights()
-    placement = place(module, request.device, quantised=request.quant != "none")
+    placement = plan_device_map(module, request.device, quantised=request.quant != "none")
     torch.manual_seed(0)
     on_disk = _materialise(module, request.device, placement)
     module.tie_weights()
@@ -33,7 +33,7 @@ def build_random(request: ModelRequest, config: Any) -> tuple[nn.Module, Placeme
     return module, placement
 
 
-def _materialise(module: nn.Module, device: torch.device, placement: Placement | None) -> dict[str, Any]:
+def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap | None) -> dict[str, Any]:
     """Give every meta parameter its random values on its own device, a tied one once, a quantised one as it is stored.
 
     What belongs on the disk is written there at once and stays on meta; the index of those tensors is returned.
@@ -48,7 +48,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: Placement |
         for key, param in template.items():
             if id(param) not in made:
                 here = target or torch.device("cpu")
-                made[id(param)] = draw(owner, here) if is_quantised(key, param) else _unset(param, here)
+                made[id(param)] = random_weight(owner, here) if is_quantised(key, param) else _unset(param, here)
                 names[id(param)] = f"{name}.{key}"
                 fresh = True
             elif made[id(param)].device.type == "meta" and placement is not None:
@@ -109,17 +109,17 @@ def as_loaded(values: torch.Tensor) -> nn.Parameter:
 
 
 def is_quantised(key: str, param: Any) -> bool:
-    """Whether the parameter `key` of a module is a weight in a format of `draw`."""
-    return key == "weight" and type(param).__name__ in _DRAWS
+    """Whether the parameter `key` of a module is a weight in a format of `random_weight`."""
+    return key == "weight" and type(param).__name__ in _RANDOM_WEIGHTS
 
 
-def draw(owner: nn.Module, device: torch.device) -> nn.Parameter:
+def random_weight(owner: nn.Module, device: torch.device) -> nn.Parameter:
     """Random values for the planned, quantised weight of a linear layer, with a standard deviation of about `STD`.
 
     All codes of a format are equally likely, and all scales are equal.
     Storages, dtypes and shapes are those that quantising a dense matrix gives, as they are from the first step on.
     """
-    return _DRAWS[type(owner.weight).__name__](owner, device)
+    return _RANDOM_WEIGHTS[type(owner.weight).__name__](owner, device)
 
 
 def _four_bit(owner: Any, device: torch.device) -> nn.Parameter:
@@ -221,7 +221,7 @@ _CODES = {
     "Int4OpaqueTensor": _INT4,
     "Int4TilePackedTo4dTensor": _INT4,
 }
-_DRAWS: dict[str, Callable[[Any, torch.device], nn.Parameter]] = {
+_RANDOM_WEIGHTS: dict[str, Callable[[Any, torch.device], nn.Parameter]] = {
     "Params4bit": _four_bit,
     "Int8Params": _llm_int8,
     **dict.fromkeys(_CODES, _torchao),

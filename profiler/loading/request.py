@@ -11,8 +11,8 @@ from torch import nn
 
 from profiler.device.device import compute_capability
 from profiler.errors import RequestError
-from profiler.loading.device_map import Placement
-from profiler.loading.source import Source
+from profiler.loading.device_map import DeviceMap
+from profiler.loading.source import ModelSource
 from profiler.quant.formats import PLAIN, Quant, QuantOptions
 
 DTYPES: dict[str, torch.dtype] = {
@@ -26,7 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
 class ModelRequest:
     """What to load, already resolved: everything that decides which tensors will exist."""
 
-    source: Source
+    source: ModelSource
     device: torch.device
     dtype: torch.dtype
     quant: Quant = "none"
@@ -39,7 +39,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True)
-class Fit:
+class CheckpointFit:
     """How a checkpoint and a config go together, by the names of tensors."""
 
     missing: tuple[str, ...] = ()
@@ -58,13 +58,13 @@ class LoadedModel:
     first_call_s: float = 0.0
     """Seconds of the very first forward pass, of one token: lazy initialisation of libraries, unpacking of weights."""
     revision: str | None = None
-    placement: Placement | None = None
+    placement: DeviceMap | None = None
     """Where accelerate put each part, when the model did not fit on one device."""
     unpacked_from: str | None = None
     """The form that the model is published in, where that is packed and what lies in memory is dense; else None."""
     offloaded_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are fetched at every step, by where they wait: `host` memory or `disk`."""
-    fit: Fit = Fit()
+    fit: CheckpointFit = CheckpointFit()
 
     @property
     def offloaded(self) -> bool:

@@ -39,7 +39,7 @@ class Card(BaseModel):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where a model is."""
 
     kind: SourceKind
@@ -69,7 +69,7 @@ def load_card(name: str) -> Card:
         raise ModelError(f"the card {path.name} is not valid: {error.errors()[0]['msg']}.") from None
 
 
-def resolve(model: str) -> Source:
+def resolve(model: str) -> ModelSource:
     """Where `model` is: a path if one exists, else a card's name, else a hub id (`owner/name`).
 
     Nothing is read but the file system, and nothing is downloaded. Raises ModelError with near misses.
@@ -87,14 +87,14 @@ def resolve(model: str) -> Source:
     if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path.name} is a file, but no GGUF file; give a folder with a config.json, or a .gguf.")
-        return Source("gguf", visible(path.stem), path=path)
+        return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
     if model.lower() in card_names():
         card = load_card(model.lower())
-        return Source("card", model.lower(), hub_id=card.hub_id, card=card)
+        return ModelSource("card", model.lower(), hub_id=card.hub_id, card=card)
     if model.count("/") == 1 and all(model.split("/")):
-        return Source("hub", model, hub_id=model, card=_card_of_hub_id(model))
+        return ModelSource("hub", model, hub_id=model, card=_card_of_hub_id(model))
     raise ModelError(
         f"unknown model {model!r}.{near_misses(model, card_names())}"
         " Give a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
@@ -123,7 +123,7 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _folder(path: Path) -> Source:
+def _folder(path: Path) -> ModelSource:
     for entry in sorted(path.iterdir()):
         if not entry.is_dir():
             inside(path, entry.name)
@@ -138,11 +138,11 @@ def _folder(path: Path) -> Source:
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
         hint = f" It holds {ggufs[0]}: give that file." if ggufs else ""
         raise ModelError(f"the folder {str(path)!r} has no config.json, so it is no Hugging Face model.{hint}")
-    read_json(config)
-    return Source("folder", visible(path.resolve().name), path=path)
+    read_json_file(config)
+    return ModelSource("folder", visible(path.resolve().name), path=path)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json_file(file: Path) -> dict[str, Any]:
     """An object of a model's folder. Raises ModelError for a file that holds none, or is larger than any such file."""
     try:
         size = file.stat().st_size

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiler.device.clock import now_s
-from profiler.device.process_group import Group
+from profiler.device.process_group import ProcessGroup
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.config import pretrained_location
 from profiler.loading.load import first_call
@@ -31,7 +31,7 @@ class Share:
     """The same tensors as a narrower model that exchanges nothing: for all that looks at one rank by itself."""
 
 
-def load_share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Module) -> Share:
+def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
     """Load this rank's share, in step with the others; `skeleton` is that share without its bytes, and is filled.
 
     Raises ModelError when the checkpoint does not load so, RequestError where accelerate is missing.
@@ -64,7 +64,7 @@ def load_share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Mo
     )
 
 
-def _checkpoint(request: ModelRequest, config: Any, group: Group) -> Any:
+def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
     """Each rank reads its own slices of the checkpoint (transformers 5.23, `distributed_config`)."""
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -83,7 +83,7 @@ def _checkpoint(request: ModelRequest, config: Any, group: Group) -> Any:
     )
 
 
-def _random(request: ModelRequest, config: Any, group: Group) -> Any:
+def _random(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
     """The same cuts without a checkpoint: each rank draws its own pieces, and all the same values of what all hold."""
     from accelerate import init_empty_weights
     from torch.distributed.tensor import DTensor

@@ -23,7 +23,7 @@ from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
 from profiler.quant.storage import is_linear, stored
 
-Call = Callable[[], object]
+CapturedCall = Callable[[], object]
 
 # As many layers as keep operands from staying in a cache from one call to the next, if there is room for so many.
 _MOST_LAYERS = 8
@@ -37,7 +37,7 @@ class _CaughtError(Exception):
 
 def caught_calls(
     modules: Mapping[Operator, Sequence[nn.Module]], step: Callable[[], object]
-) -> dict[Operator, list[Call]]:
+) -> dict[Operator, list[CapturedCall]]:
     """The calls that a step makes of each operator's modules, one a module, in the order in which it makes them.
 
     Of an attention module it is the call of its attention function (transformers' `AttentionInterface`) with the very
@@ -46,10 +46,10 @@ def caught_calls(
     as all were seen. An operator whose modules call no such function is left out.
     """
     owners = {module: operator for operator, several in modules.items() for module in several}
-    found: dict[Operator, list[Call]] = {}
+    found: dict[Operator, list[CapturedCall]] = {}
     waiting = set(owners)
 
-    def keep(module: nn.Module, call: Call) -> None:
+    def keep(module: nn.Module, call: CapturedCall) -> None:
         if module in waiting:
             waiting.remove(module)
             found.setdefault(owners[module], []).append(call)
@@ -63,7 +63,7 @@ def caught_calls(
 
 
 @contextmanager
-def _heard_attention(keep: Callable[[nn.Module, Call], None]) -> Iterator[None]:
+def _heard_attention(keep: Callable[[nn.Module, CapturedCall], None]) -> Iterator[None]:
     """Within, each call of an attention function is told before it is made."""
     from transformers import AttentionInterface
 
@@ -86,7 +86,7 @@ def _heard_attention(keep: Callable[[nn.Module, Call], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _heard_modules(modules: Sequence[nn.Module], keep: Callable[[nn.Module, Call], None]) -> Iterator[None]:
+def _heard_modules(modules: Sequence[nn.Module], keep: Callable[[nn.Module, CapturedCall], None]) -> Iterator[None]:
     """Within, each call of these modules is told before it is made."""
 
     def hear(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:

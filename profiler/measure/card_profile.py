@@ -19,7 +19,14 @@ from profiler.device.device import software
 from profiler.device.machine import Machine
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
-from profiler.facts.card_profile import PROFILE_SCHEMA, AttentionPoint, CardProfile, DispatchPoint, ProductPoint, least
+from profiler.facts.card_profile import (
+    PROFILE_SCHEMA,
+    AttentionPoint,
+    CardProfile,
+    DispatchPoint,
+    ProductPoint,
+    fastest_points,
+)
 from profiler.facts.dispatch import dispatch_of
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import DEFAULT_ENGINE
@@ -30,7 +37,7 @@ from profiler.loading.source import resolve
 from profiler.measure.captured_calls import answered
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.replay import replay_calls
-from profiler.quant.formats import Quant, is_installed
+from profiler.quant.formats import Quant, can_quantise
 from profiler.quant.storage import is_linear, model_storage_bytes, stored
 from profiler.stats import timing_of
 
@@ -67,7 +74,7 @@ _MOST_FORMAT_CALL_S = 0.02
 
 def installed_formats() -> tuple[Quant, ...]:
     """Packed weights whose library is here."""
-    return tuple(quant for quant in _FORMATS if is_installed(quant))
+    return tuple(quant for quant in _FORMATS if can_quantise(quant))
 
 
 def measure_card(
@@ -102,8 +109,8 @@ def measure_card(
         last_level_cache_bytes=info.last_level_cache_bytes,
         software=software(),
         ceilings=ceilings,
-        products=least(products),
-        attentions=least(attentions),
+        products=fastest_points(products),
+        attentions=fastest_points(attentions),
         dispatches=tuple(dispatches),
         datasheet=info.datasheet.gpu if info.datasheet else None,
     )

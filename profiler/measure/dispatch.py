@@ -18,7 +18,7 @@ from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import contained
+from profiler.errors import tolerate_errors
 from profiler.facts.dispatch import Calls, DispatchSamples
 from profiler.facts.step import Step
 from profiler.grid.cells import PHASES, Phase
@@ -61,12 +61,12 @@ def measure_dispatch(
     """
     request = loaded.request
     found: list[DispatchSamples] = []
-    with contained(on_failure):
+    with tolerate_errors(on_failure):
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
         for name in engines:
             if name in ENGINES and (phases := ENGINES[name].eager_phases):
                 kind = ENGINES[name] if "decode" in phases else KeptCache  # as compiled code keeps its own
-                with contained(on_failure):  # what one engine cannot, such as a capture, the others can
+                with tolerate_errors(on_failure):  # what one engine cannot, such as a capture, the others can
                     bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
                     found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]
     return found

@@ -23,7 +23,7 @@ _TURNS = 3
 _MOST_TOKENS = 16
 _STEP = "step"
 
-Steps = dict[str, list[float]]
+PartTimes = dict[str, list[float]]
 
 
 def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> Iterator[GenerateSteps]:
@@ -48,10 +48,10 @@ def _of_cell(subject: Subject, cell: Cell) -> GenerateSteps:
     own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
     ids = seeded_prompts(cell, subject.vocab_size).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
-    own: Steps = {}
-    within: Steps = {}
-    streamed: Steps = {}
-    runs: list[tuple[Steps, Callable[[Callable[[], object]], object]]] = [
+    own: PartTimes = {}
+    within: PartTimes = {}
+    streamed: PartTimes = {}
+    runs: list[tuple[PartTimes, Callable[[Callable[[], object]], object]]] = [
         (own, functools.partial(own_loop.call, ids, tokens)),
         (within, functools.partial(engine.call, ids, tokens)),
         (streamed, functools.partial(engine.call, ids, tokens, streamer=_Taker())),
@@ -80,7 +80,7 @@ class _Taker:
         pass
 
 
-def _add_steps(steps: Steps, model: Any, run: Callable[[Callable[[], object]], object]) -> None:
+def _add_steps(steps: PartTimes, model: Any, run: Callable[[Callable[[], object]], object]) -> None:
     """Add the seconds of each part to `steps`, decode step by decode step; the first one pays for a cache's growth."""
     seen: list[tuple[float, dict[str, float]]] = []
     with _timed(model) as totals:

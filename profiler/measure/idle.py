@@ -10,7 +10,7 @@ import torch
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
-from profiler.facts.measurements import AfterSilence
+from profiler.facts.measurements import AfterIdle
 from profiler.grid.cells import Cell
 
 # (seconds of silence, how often)
@@ -20,9 +20,9 @@ _WARM_STEPS = 4
 _STEPS = 4
 
 
-def steps_after_silence(
+def steps_after_idle(
     engine: Engine, cell: Cell, machine: Machine, wait: Callable[[float], None] = time.sleep
-) -> Iterator[AfterSilence]:
+) -> Iterator[AfterIdle]:
     """The first decode steps of a cell after 0, 1, 5 and 30 s in which this process asks for nothing."""
     clock = machine.clock
     slots = cell.depth + _WARM_STEPS + _STEPS + 1
@@ -43,4 +43,4 @@ def steps_after_silence(
                     marks.append(clock.mark())
                 clock.synchronize()
                 found.append(tuple(clock.seconds(marks)))
-            yield AfterSilence(cell, silence_s, tuple(found))
+            yield AfterIdle(cell, silence_s, tuple(found))

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import LinearKey, linear_key, linear_modules
-from profiler.errors import RequestError, contained
+from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.measurements import Replay, Replays
 from profiler.facts.operators import REST
 from profiler.facts.roofs import Ceilings
@@ -96,7 +96,7 @@ def _tolerated(
     """The replays that `measure` gives until it fails."""
     found: list[Replay] = []
     failures: list[Exception] = []
-    with contained(failures.append):
+    with tolerate_errors(failures.append):
         found.extend(measure())
     for error in failures:
         on_failure(error)

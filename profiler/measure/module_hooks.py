@@ -13,7 +13,7 @@ from profiler.counting.module_kinds import is_attention
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import collapse_numbers
 from profiler.device.machine import Machine
-from profiler.facts.measurements import BETWEEN, Hooked
+from profiler.facts.measurements import BETWEEN_MODULES, Hooked
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
 from profiler.measure.visit import seeded_prompts
@@ -77,7 +77,7 @@ class Pieces:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._clock = machine.clock
-        self._stack = [BETWEEN]
+        self._stack = [BETWEEN_MODULES]
         self._ranges: list[ExitStack] = []
         """Each group is a range of the device's own profilers as well (NVTX)."""
         self.marks: list[Any] = []

@@ -45,7 +45,7 @@ def text_ids(request: ModelRequest) -> list[int]:
         ) from error
 
 
-def compare(reference: torch.Tensor, quantised: torch.Tensor) -> Quality:
+def compare_logits(reference: torch.Tensor, quantised: torch.Tensor) -> Quality:
     """Two tensors of logits, [positions, vocabulary], of the same text."""
     expected = F.log_softmax(reference.float(), dim=-1)
     found = F.log_softmax(quantised.float(), dim=-1)
@@ -61,7 +61,7 @@ def check_quality(loaded: LoadedModel, ids: Sequence[int]) -> Quality:
     plain = load(
         replace(request, quant="none", quant_options=PLAIN), load_config(request.source, request.trust_remote_code)
     )
-    return compare(_logits(plain.module, ids, request.device), quantised)
+    return compare_logits(_logits(plain.module, ids, request.device), quantised)
 
 
 def _logits(module: Any, ids: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -11,8 +11,16 @@ from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, Grid, Phase
-from profiler.measure.visit import Bench, visit_safely
-from profiler.stats import CLAIM_VISITS, LEAST_VISITS, TARGET_HALF_WIDTH, Spread, estimate, narrow_enough, spread_of
+from profiler.measure.visit import VisitContext, visit_safely
+from profiler.stats import (
+    CLAIM_VISITS,
+    LEAST_VISITS,
+    TARGET_HALF_WIDTH,
+    VisitSpread,
+    estimate,
+    narrow_enough,
+    spread_of,
+)
 
 _SEED = 0
 _MOST_ROUNDS = 30
@@ -49,7 +57,7 @@ class _Seen:
     visits: list[Visit] = field(default_factory=list)
     gap: Gap | None = None
 
-    def narrow(self, half_width: float, spreads: Mapping[Phase, Spread]) -> bool:
+    def narrow(self, half_width: float, spreads: Mapping[Phase, VisitSpread]) -> bool:
         if len(self.visits) < LEAST_VISITS:
             return False
         samples = {key.phase: phase_samples(key.phase, self.visits) for key in self.visits[0].cell.keys}
@@ -87,7 +95,7 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
-    bench = Bench(machine, vocab_size, own_bytes or {})
+    bench = VisitContext(machine, vocab_size, own_bytes or {})
     shuffle = random.Random(_SEED)
     start = machine.now_s()
     costs = _Costs(plan.expected_s)

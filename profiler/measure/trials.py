@@ -18,7 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from profiler.device.clock import no_gc
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
-from profiler.errors import RoofscopeError, contained
+from profiler.errors import RoofscopeError, tolerate_errors
 from profiler.facts.measurements import Stepped, Trial
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import CellKey, Phase
@@ -26,7 +26,7 @@ from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
-from profiler.measure.variants import Form, forms_of
+from profiler.measure.variants import Variant, variants_of
 from profiler.measure.visit import seeded_prompts
 from profiler.quant.storage import model_storage_bytes
 from profiler.stats import undisturbed
@@ -47,14 +47,14 @@ class _Copy:
     engine: Engine
 
 
-class Bench:
+class ShortModelBench:
     """A short model in one form, and how it is stepped.
 
     A few layers would stay in a cache from step to step where the whole model's do not: as many copies are stepped in
     turn as hold what the whole one touches in a step.
     """
 
-    def __init__(self, form: Form, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
+    def __init__(self, form: Variant, loaded: LoadedModel, subject: Subject, ceilings: Ceilings) -> None:
         self._form = form
         self.cuts = not form.compiled
         """Whether a step can be cut at its layers: a mark inside of compiled code would break it into pieces."""
@@ -163,7 +163,9 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
 
 
-def in_turn(plain: Bench, other: Bench, key: CellKey, first: int) -> tuple[Stepped, Stepped]:
+def interleaved_steps(
+    plain: ShortModelBench, other: ShortModelBench, key: CellKey, first: int
+) -> tuple[Stepped, Stepped]:
     """Both models stepped in turn, so that a machine that changes changes for both."""
     turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
     before, after = (_together(of_one) for of_one in zip(*turns, strict=True))
@@ -202,7 +204,7 @@ _MEMORY_SHARE = 0.3
 _FLOAT32_BYTES = 4
 
 
-def try_forms(
+def try_variants(
     subject: Subject,
     config: Any,
     ceilings: Ceilings,
@@ -219,7 +221,7 @@ def try_forms(
     `compiling` the budget has room for torch.compile on a CPU, too: a compiler that takes longer than is expected of it
     takes that from the forms behind it, and from no others' time unless it outlasts the budget.
     """
-    forms, engine = forms_of(subject, compiling), next(iter(subject.engines))
+    forms, engine = variants_of(subject, compiling), next(iter(subject.engines))
     pattern = pattern_of(subject.loaded.module, config.get_text_config())
     if pattern is None or not subject.engines[engine].hookable or subject.loaded.offloaded or not forms:
         return
@@ -233,21 +235,23 @@ def try_forms(
     inside, of_inside = layers - pattern.first, pattern.layers - pattern.first
     short = shortened(config, layers)
     held = load(replace(subject.request, weights="random"), short)
-    plain = Bench(Form("as it is", engine=engine), held, subject, ceilings)
+    plain = ShortModelBench(Variant("as it is", engine=engine), held, subject, ceilings)
     for form in forms:
         if subject.machine.now_s() + form.preparing_s > deadline_s:
             continue
-        with contained(partial(_left_out, subject, form, on_failure)):
+        with tolerate_errors(partial(_left_out, subject, form, on_failure)):
             loaded = held if form.holds_alike else _loaded(form, subject.request, short)
-            other = Bench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
+            other = ShortModelBench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
             for key in form.corners(keys):
                 if subject.machine.now_s() + _cost_s(key, latencies_s) * layers / pattern.layers > deadline_s:
                     break
-                before, after = in_turn(plain, other, key, pattern.first)
+                before, after = interleaved_steps(plain, other, key, pattern.first)
                 yield Trial(key, form.name, inside, of_inside, before, after)
 
 
-def _left_out(subject: Subject, form: Form, on_failure: Callable[[str, Exception], object], error: Exception) -> None:
+def _left_out(
+    subject: Subject, form: Variant, on_failure: Callable[[str, Exception], object], error: Exception
+) -> None:
     subject.machine.recover(form.name)
     if not isinstance(error, (RoofscopeError, ImportError, NotImplementedError, torch.OutOfMemoryError)):
         on_failure(form.name, error)
@@ -293,7 +297,7 @@ def _fitting(subject: Subject, pattern: Pattern) -> int:
     return pattern.long(room / (2 * max(layer_bytes, 1.0)))
 
 
-def _loaded(form: Form, request: ModelRequest, config: Any) -> LoadedModel:
+def _loaded(form: Variant, request: ModelRequest, config: Any) -> LoadedModel:
     """The short model in another form, with random weights."""
     wanted = replace(
         request,

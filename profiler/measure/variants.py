@@ -15,7 +15,7 @@ from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.grid.cells import CellKey
 from profiler.loading.request import DTYPES, ModelRequest, resolve_dtype
 from profiler.measure.subject import Subject
-from profiler.quant.formats import Quant, is_installed
+from profiler.quant.formats import Quant, can_quantise
 
 _COMPILING_S = 25.0
 """What compiling a few layers takes: of SmolLM2-135M on two cores of a Xeon one layer took 16 s and five another 8 s,
@@ -23,7 +23,7 @@ most of it in g++; with what a cache on the disk has of an earlier run a second 
 
 
 @dataclass(frozen=True)
-class Form:
+class Variant:
     """One way to hold and step a model; what is None stays as the run has it."""
 
     name: str
@@ -59,7 +59,7 @@ class Form:
         return [key for key in keys if key.phase == "decode"][:1] if self.compiled else keys
 
 
-def forms_of(subject: Subject, compiling: bool = False) -> list[Form]:
+def variants_of(subject: Subject, compiling: bool = False) -> list[Variant]:
     """Every other form that this machine has, the most promising first; what is left out for time stands last.
 
     With `compiling` torch.compile is one of them, but for CUDA: there graphs save the host's share without a compiler.
@@ -69,40 +69,42 @@ def forms_of(subject: Subject, compiling: bool = False) -> list[Form]:
     # Whoever quantised has a reason, mostly memory: another format comes before none at all.
     found = [*dtypes[:1], *quants[:3]] if subject.request.quant == "none" else [*quants[:3], *dtypes[:1]]
     if next(iter(subject.engines)) == "eager":
-        found.append(Form("a static cache", engine="static"))
+        found.append(Variant("a static cache", engine="static"))
         if compiling and "compile" not in subject.engines and not subject.machine.is_cuda:
-            found.append(Form(COMPILED, engine="compile"))
+            found.append(Variant(COMPILED, engine="compile"))
     others = [name for name in ("grouped_mm", "batched_mm", "eager") if name != subject.experts]
-    found += [Form(f"{name} experts", experts=name) for name in others if subject.experts]
+    found += [Variant(f"{name} experts", experts=name) for name in others if subject.experts]
     kernels = _kernels(subject) if getattr(config, "_attn_implementation", None) == "sdpa" else {}
-    found += [Form(f"{name} attention", kernel=kernel) for name, kernel in kernels.items()]
-    found.append(Form(PADDING_MASK, masked=True))
+    found += [Variant(f"{name} attention", kernel=kernel) for name, kernel in kernels.items()]
+    found.append(Variant(PADDING_MASK, masked=True))
     found += [
-        Form(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
+        Variant(f"{PADDING_MASK} and {name} attention", kernel=kernel, masked=True)
         for name, kernel in kernels.items()
         if kernel is not SDPBackend.FLASH_ATTENTION or not subject.machine.is_cuda  # which takes no mask there
     ]
     threads = torch.get_num_threads()
     if not subject.machine.is_cuda and threads > 1:
-        found.append(Form(f"{threads // 2} of {threads} threads", threads=threads // 2))
+        found.append(Variant(f"{threads // 2} of {threads} threads", threads=threads // 2))
     return [*found, *dtypes[1:], *quants[3:]]
 
 
-def _dtypes(subject: Subject) -> list[Form]:
+def _dtypes(subject: Subject) -> list[Variant]:
     request = subject.request
     dense = "" if request.quant == "none" else UNQUANTISED
-    plain = [Form(dense + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)]
+    plain = [
+        Variant(dense + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, subject.machine)
+    ]
     found = [form for form in plain if (form.dtype, form.quant) != (request.dtype, request.quant)]
     return sorted(found, key=lambda form: form.dtype is not torch.bfloat16)
 
 
-def _quants(subject: Subject) -> list[Form]:
+def _quants(subject: Subject) -> list[Variant]:
     request = subject.request
     quants: list[Quant] = ["int4wo", "nf4", "int8wo", "int8"]
     return [
-        Form(quant, _dtype_of(quant, request), quant)
+        Variant(quant, _dtype_of(quant, request), quant)
         for quant in quants
-        if is_installed(quant) and quant != request.quant
+        if can_quantise(quant) and quant != request.quant
     ]
 
 

@@ -17,7 +17,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.engines.base import Engine
-from profiler.errors import NoRoomError, RoofscopeError, contained, told
+from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.scheduler import Scheduled
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
@@ -45,8 +45,8 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     """
     deadline_s = machine.now_s() + budget_s
     recent: list[float] = []
-    bench = Bench(machine, vocab_size)
-    with contained(), torch.inference_mode(), no_gc():
+    bench = VisitContext(machine, vocab_size)
+    with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
             loop = _run(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
@@ -56,7 +56,7 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
 
 
 @dataclass(frozen=True)
-class Bench:
+class VisitContext:
     """What every visit is measured with."""
 
     machine: Machine
@@ -67,10 +67,10 @@ class Bench:
     """Cells whose shapes this process has run before; a visit adds its own."""
 
 
-def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit | Gap:
+def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit | Gap:
     """A visit; a gap where the cell runs out of memory or fails. Raises DeviceError where the device takes no more."""
     gaps: list[Gap] = []
-    with contained(lambda error: gaps.append(_gap(cell, error, bench.machine))), torch.inference_mode(), no_gc():
+    with tolerate_errors(lambda error: gaps.append(_gap(cell, error, bench.machine))), torch.inference_mode(), no_gc():
         return _visit(engine, cell, round_number, bench)
     # Only here: as long as the error is handled, it holds the tensors of the step that failed.
     bench.machine.recover(cell.name)
@@ -83,7 +83,7 @@ def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
         return Gap(cell, "oom", "out of memory" + _in_pieces(text, machine))
     if isinstance(error, RoofscopeError):
         return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
-    return Gap(cell, "failed", told(error))
+    return Gap(cell, "failed", describe_error(error))
 
 
 def _in_pieces(text: str, machine: Machine) -> str:
@@ -103,7 +103,7 @@ def _in_pieces(text: str, machine: Machine) -> str:
     )
 
 
-def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit:
+def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit:
     machine = bench.machine
     is_new = cell not in bench.visited
     if is_new and machine.is_cuda:
@@ -155,7 +155,7 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: Bench) -> Visit
     )
 
 
-def _peak_of_cell(engine: Engine, bench: Bench) -> int | None:
+def _peak_of_cell(engine: Engine, bench: VisitContext) -> int | None:
     """Most bytes in use without those that this profiler and the engine hold for anything but this cell."""
     peak = bench.machine.peak_bytes()
     return None if peak is None else peak - bench.own_bytes.get(engine.name, 0) - engine.kept_bytes
@@ -177,7 +177,7 @@ class _Loop:
     cache_used_bytes: int | None = None
 
 
-def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) -> _Loop:
+def _run(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | None = None) -> _Loop:
     """One prefill and its decode steps (or `steps` of them) with a mark after each, read at the end of the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
@@ -223,7 +223,9 @@ def _run(engine: Engine, cell: Cell, bench: Bench, *, steps: int | None = None) 
     )
 
 
-def follow(engine: Engine, cell: Cell, steps: int | None, bench: Bench) -> tuple[float | None, tuple[float, ...]]:
+def follow(
+    engine: Engine, cell: Cell, steps: int | None, bench: VisitContext
+) -> tuple[float | None, tuple[float, ...]]:
     """Run what was announced, as the rank that announced it does: (seconds of the prefill, of each decode step)."""
     with torch.inference_mode(), no_gc():
         if steps is None:
@@ -232,7 +234,7 @@ def follow(engine: Engine, cell: Cell, steps: int | None, bench: Bench) -> tuple
     return loop.prefill_s, loop.decode_s
 
 
-def _run_whole(engine: Engine, cell: Cell, bench: Bench, *, steps: int) -> _Loop:
+def _run_whole(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int) -> _Loop:
     """The same of an engine that runs prompt and steps in one call of its own."""
     machine, clock = bench.machine, bench.machine.clock
     prompts = seeded_prompts(cell, bench.vocab_size)
@@ -271,7 +273,7 @@ def _refuse_impossible(times_s: Iterable[float]) -> None:
             raise RuntimeError(f"the clock gave a step of {value:g} s")
 
 
-def _prefills(engine: Engine, cell: Cell, bench: Bench) -> Iterator[float]:
+def _prefills(engine: Engine, cell: Cell, bench: VisitContext) -> Iterator[float]:
     """Seconds of one prefill of this cell after the other, each on its own."""
     if not cell.prompt_len:
         return

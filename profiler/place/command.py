@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.cache import known_model
-from profiler.counting.floor import Under, least
+from profiler.counting.cache import counted_model
+from profiler.counting.floor import RoofSet, roof_times
 from profiler.counting.operators import ModelWork
 from profiler.data import datasheets as datasheet
 from profiler.errors import RequestError
@@ -21,7 +21,7 @@ from profiler.predict.operator_arrays import Array
 from profiler.readers.columns import Table
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figures, ForeignFile, figures_of
-from profiler.units import count, scaled, several, significant
+from profiler.units import scaled, several, short_count, significant
 
 # Tools count buffers or tied weights otherwise; another model has another size altogether.
 _SAME_PARAMS = 0.05
@@ -40,14 +40,14 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedFile:
     """A whole file, placed."""
 
     file: ForeignFile
     model: str
     dtype: str
     quant: str
-    under: Under
+    under: RoofSet
     rows: Table[Placed]
     doubts: tuple[str, ...]
     own_bits: tuple[float, ...] = ()
@@ -64,7 +64,7 @@ class Placement:
 
 def place(
     path: Path, model: str, *, gpu: str = "", here: bool = False, quant: str = "none", shapes: Shapes | None = None
-) -> Placement:
+) -> PlacedFile:
     """Place the figures of a file under the datasheet of a card, or under the roofs measured here.
 
     Raises RequestError for a file that cannot be read or lacks shapes, a card or a model that is not known.
@@ -83,7 +83,7 @@ def place(
     card = None if here else _card(gpu, devices)
     source = resolve(model)
     told = file.settings.get("precision", "auto")
-    work = known_model(source, told if told in _DTYPES else "auto", quant, rented=True).work
+    work = counted_model(source, told if told in _DTYPES else "auto", quant, rented=True).work
     dtype = _own_dtype(work)
     under = card or _here_roofs(work, dtype)
     rows = placed(figures, *_floors(work, figures, under, dtype))
@@ -94,7 +94,7 @@ def place(
     if here and None in rows.column("regime"):
         found.append("this device's roofs were measured now: measured in a busy minute they are too low.")
     own_bits = sorted(8 * width for width in set(figures.column("weight_bytes")) if width)
-    return Placement(file, source.name, dtype, quant, under, rows, tuple(found), tuple(own_bits))
+    return PlacedFile(file, source.name, dtype, quant, under, rows, tuple(found), tuple(own_bits))
 
 
 def _with_shapes(figures: Figures, shapes: Shapes) -> Figures:
@@ -146,7 +146,7 @@ def _own_dtype(work: ModelWork) -> str:
     return (cores or work.operators)[0].dtype_name
 
 
-def _card(gpu: str, devices: Sequence[str]) -> Under:
+def _card(gpu: str, devices: Sequence[str]) -> RoofSet:
     if gpu:
         return _of_sheet(datasheet.gpu_called(gpu))
     known = datasheet.called(devices[0]) if len(devices) == 1 else []
@@ -156,9 +156,9 @@ def _card(gpu: str, devices: Sequence[str]) -> Under:
     raise RequestError(f"under whose roofs? Give --gpu CARD, or --here for this device's own{ran_on}.")
 
 
-def _of_sheet(sheet: datasheet.Datasheet) -> Under:
+def _of_sheet(sheet: datasheet.Datasheet) -> RoofSet:
     peaks = {name: peak for name in _DTYPES if (peak := sheet.peak_flops_per_s(name))}
-    return Under(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
+    return RoofSet(f"{sheet.gpu}, datasheet", sheet.bandwidth_bytes_per_s, peaks, sheet.memory_bytes)
 
 
 def _here_is_card() -> bool:
@@ -167,18 +167,20 @@ def _here_is_card() -> bool:
     return str(resolve_device("auto").type) != "cpu"
 
 
-def _here_roofs(work: ModelWork, dtype: str) -> Under:
+def _here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     from profiler.roofs.measure import here_roofs
 
     return here_roofs(work, dtype)
 
 
-def _another(devices: Sequence[str], figures: Figures, work: ModelWork, under: Under) -> list[str]:
+def _another(devices: Sequence[str], figures: Figures, work: ModelWork, under: RoofSet) -> list[str]:
     """What the file says of its model and its device, where that is not what it is placed under."""
     found = []
     for params in sorted(set(filter(None, figures.column("params")))):
         if abs(params / work.params - 1) > _SAME_PARAMS:
-            found.append(f"the file is of a model of {count(params)} parameters, this one has {count(work.params)}.")
+            found.append(
+                f"the file is of a model of {short_count(params)} parameters, this one has {short_count(work.params)}."
+            )
     for device in devices:
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
         if not any(under.device.lower() in name for name in names):
@@ -192,7 +194,7 @@ def _devices(file: ForeignFile, figures: Figures) -> list[str]:
     return sorted({file.settings.get("device", ""), *own} - {""})
 
 
-def _no_room(work: ModelWork, figures: Figures, under: Under) -> list[str]:
+def _no_room(work: ModelWork, figures: Figures, under: RoofSet) -> list[str]:
     stored = float(figures.numbers("weight_bytes").max(initial=0.0))
     needed = work.params * stored if stored else float(_weight_bytes(work))
     if under.memory_bytes is None or needed <= _FITS * under.memory_bytes:
@@ -208,7 +210,7 @@ def _weight_bytes(work: ModelWork) -> float:
     return sum(float(operator.work(step, ExecutionPath()).weight_bytes) for operator in work.operators)
 
 
-def _floors(work: ModelWork, figures: Figures, under: Under, dtype: str) -> tuple[Array, Array]:
+def _floors(work: ModelWork, figures: Figures, under: RoofSet, dtype: str) -> tuple[Array, Array]:
     """The least time of what each figure covers by side, all of them counted in one go."""
     batch, prompt, cached_len, new, width, kv = (
         figures.numbers(name)
@@ -218,7 +220,7 @@ def _floors(work: ModelWork, figures: Figures, under: Under, dtype: str) -> tupl
     prefills = covers != "decode"
     # A median over a decode loop describes its middle step; the first new token comes from the prefill itself.
     steps = np.select([covers == "generate", covers == "decode"], [new - 1, 1.0], 0.0)
-    prefill = least(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
-    decode = least(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
+    prefill = roof_times(work, Step(batch, np.maximum(1, prompt), cached_len), under, dtype, width, kv)
+    decode = roof_times(work, Step(batch, 1, prompt + cached_len + new // 2), under, dtype, width, kv)
     compute_s, memory_s = (prefills * first + steps * then for first, then in zip(prefill, decode, strict=True))
     return compute_s, memory_s

@@ -14,9 +14,9 @@ import numpy as np
 from profiler.judge.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
 from profiler.predict.operator_arrays import Array
 from profiler.readers.columns import Row, Table
+from profiler.readers.figures import Covers
 
-Side = Literal["compute", "memory"]
-Covers = Literal["prefill", "decode", "generate"]
+RoofSide = Literal["compute", "memory"]
 
 # A first repetition that is so much longer than each of some others was cold.
 _LEAST_OTHERS = 2
@@ -37,7 +37,7 @@ class Placed:
     tokens_per_s: float
     """New tokens a second: those of the prompts in a prefill, generated ones else."""
     floor_s: float
-    bound: Side
+    bound: RoofSide
     attained: float
     """Floor over time."""
     regime: Regime | None

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from profiler.place.place import Placed
 from profiler.readers.columns import Table
-from profiler.report.console import MOST_ROWS, table
+from profiler.report.console import MOST_ROWS, long_table
 from profiler.units import duration, significant
 
 PLACED_COLUMNS = ("what", "time", "tok/s", "floor", "by", "attained", "regime")
@@ -46,7 +46,7 @@ def print_placed(title: str, rows: Table[Placed], doubts: Sequence[str], console
     console.print(Text(title, style="bold"))
     for doubt in doubts:
         console.print(Text(f"warning: {doubt}"))
-    console.print(table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), of=len(rows)))
+    console.print(long_table(PLACED_COLUMNS, placed_rows(rows.first(MOST_ROWS)), of=len(rows)))
     notes = Counter(filter(None, rows.column("note")))
     for note, count in notes.most_common(10):
         first = rows[rows.column("note").index(note)]

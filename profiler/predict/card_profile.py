@@ -20,8 +20,8 @@ from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.cross_validation import HeldOut
 from profiler.predict.interpolation import Line, Surface, line, surface
-from profiler.predict.kernel_times import Device
-from profiler.predict.operator_arrays import Array, OperatorColumn, Steps
+from profiler.predict.kernel_times import DeviceRates
+from profiler.predict.operator_arrays import Array, OperatorColumn, StepArrays
 from profiler.predict.predict import Fitted
 from profiler.units import visible_in
 
@@ -95,14 +95,14 @@ class ProfileKernels:
     small: Line | None = None
     """What those of a layer take over their traffic, over that traffic; None where they were not run alone."""
 
-    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+    def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """Their traffic, or the time that their number takes; in a prefill as they were when they were run alone."""
         if self.small is None:
             return np.maximum(self.least_small_s, traffic_s)
         alone_s = np.exp(self.small.log_ratio(_NS * from_memory_s / self.layers)) * from_memory_s
         return np.where(steps.prefill, alone_s, traffic_s)
 
-    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+    def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step; None for what was not profiled.
 
         All were measured with operands from memory. A cache that holds a model's spares it the traffic, not what its
@@ -127,7 +127,7 @@ class ProfileKernels:
             alone_s = np.exp(log_ratio) * from_memory_s
         return np.asarray(roof_s + np.maximum(0.0, alone_s - from_memory_s))
 
-    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
         """Conversions are inside of a format's products."""
         return np.zeros(len(steps))
 
@@ -211,7 +211,7 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
         if point.dtype == near:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
-    device = Device(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
+    device = DeviceRates(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
     return Fitted(device, kernels_of(profile, dtype, layers), {})
 
 

@@ -107,7 +107,7 @@ def cost_line(curve: Curve, precision: str, usd_per_h: float, crossover_batch: i
     )
 
 
-def crossover(dearer: Curve, cheaper: Curve) -> int | None:
+def price_crossover(dearer: Curve, cheaper: Curve) -> int | None:
     """The batch from which a token costs less on the card that is dearer an hour; None: it never does.
 
     More sequences than the cheaper card holds wait for it, or for another one of its kind: its cost a token stays.

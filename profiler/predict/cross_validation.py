@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.grid.cells import Phase
-from profiler.predict.kernel_times import Device, Measured
-from profiler.predict.operator_arrays import Array, Demanded, Steps, by_phase
-from profiler.predict.predict import NORMAL_95, Fitted, Forecast, fit, regimes
+from profiler.predict.kernel_times import DeviceRates, MeasuredCells
+from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
+from profiler.predict.predict import NORMAL_95, Fitted, Forecast, fit, predicted_regimes
 
 HELD_OUT_SHARE = 0.9
 """An interval holds nine in ten."""
@@ -58,7 +58,7 @@ class HeldOut:
         return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])
 
 
-def held_out(measured: Measured, device: Device, groups: Sequence[Array]) -> HeldOut:
+def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
     """Forecast each group (indices) from all cells outside of it."""
     errors: list[Array] = []
     widths: list[Array] = []
@@ -76,7 +76,7 @@ def held_out(measured: Measured, device: Device, groups: Sequence[Array]) -> Hel
     return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
 
 
-def one_at_a_time(measured: Measured) -> list[Array]:
+def one_at_a_time(measured: MeasuredCells) -> list[Array]:
     """Every cell by itself; of very many, so many groups that each holds cells far from each other."""
     cells = np.arange(len(measured))
     if len(cells) < 3:
@@ -85,7 +85,7 @@ def one_at_a_time(measured: Measured) -> list[Array]:
     return [cells[fold::folds] for fold in range(folds)]
 
 
-def beyond(measured: Measured) -> list[Array]:
+def beyond(measured: MeasuredCells) -> list[Array]:
     """The largest batch of each phase, and its longest prompt or context: what a forecast beyond the grid is like."""
     steps, groups = measured.demanded.steps, []
     for _, chosen in by_phase(steps):
@@ -101,7 +101,7 @@ class Trained:
     """A fit with its own held-out errors."""
 
     fitted: Fitted
-    measured: Measured
+    measured: MeasuredCells
     within: HeldOut
     """Leave one out."""
     outside: HeldOut
@@ -114,12 +114,12 @@ class Trained:
         spread = np.exp(widths * forecast.sigma)
         return forecast.latency_s / spread, forecast.latency_s * spread
 
-    def unseen(self, steps: Steps) -> Array:
+    def unseen(self, steps: StepArrays) -> Array:
         """Whether a step lies outside of the batches, prompts and contexts that were measured in its phase."""
         larger, longer = self.reaches(steps)
         return larger | longer
 
-    def reaches(self, steps: Steps) -> tuple[Array, Array]:
+    def reaches(self, steps: StepArrays) -> tuple[Array, Array]:
         """(batches, lengths) that lie outside of what was measured in their phase."""
         seen = self.measured.demanded.steps
         batch, length = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
@@ -157,21 +157,21 @@ class Trained:
         return found
 
     def _binding(self, forecast: Forecast) -> list[str]:
-        return [regime.removesuffix("-bound") for regime in regimes(forecast.terms)]
+        return [regime.removesuffix("-bound") for regime in predicted_regimes(forecast.terms)]
 
     def _seen(self) -> dict[Phase, set[str]]:
         terms = self.fitted.terms(self.measured.demanded)
         found: dict[Phase, set[str]] = {}
-        for prefill, regime in zip(self.measured.demanded.steps.prefill, regimes(terms), strict=True):
+        for prefill, regime in zip(self.measured.demanded.steps.prefill, predicted_regimes(terms), strict=True):
             found.setdefault("prefill" if prefill else "decode", {"mixed"}).add(regime.removesuffix("-bound"))
         return found
 
-    def _resident(self, demanded: Demanded) -> Array:
+    def _resident(self, demanded: OperatorArrays) -> Array:
         roof = self.fitted.device.memory_bytes_per_s(demanded.working_set_bytes)
         return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
 
 
-def train(measured: Measured, device: Device) -> Trained:
+def train(measured: MeasuredCells, device: DeviceRates) -> Trained:
     """Fit all cells, and each again without itself."""
     return Trained(
         fit(measured, device),

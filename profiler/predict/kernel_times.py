@@ -14,7 +14,7 @@ from profiler.facts.operators import OUTSIDE, REST, Cause
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
 from profiler.predict.interpolation import Line, Surface, line, surface
-from profiler.predict.operator_arrays import Array, Demanded, OperatorColumn, Steps, by_phase, octaves
+from profiler.predict.operator_arrays import Array, OperatorArrays, OperatorColumn, StepArrays, by_phase, octaves
 
 NO_ROOF_S = 1e-9
 """Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
@@ -24,7 +24,7 @@ NO_ROOF_S = 1e-9
 class Replayed:
     """Steps of which kernels were run alone; arrays are [m]."""
 
-    demanded: Demanded
+    demanded: OperatorArrays
     seconds: Mapping[str, Array]
     """Of one instance of an operator; NaN where it was not replayed."""
     conversion_s: Mapping[str, Array]
@@ -40,7 +40,7 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCells:
     """Cells that have a time, with what was replayed at their shapes; arrays are [m]."""
 
     replayed: Replayed
@@ -52,12 +52,12 @@ class Measured:
     """Linears at numbers of rows between those of the cells."""
 
     @property
-    def demanded(self) -> Demanded:
+    def demanded(self) -> OperatorArrays:
         return self.replayed.demanded
 
-    def at(self, chosen: Array) -> Measured:
+    def at(self, chosen: Array) -> MeasuredCells:
         """Those that `chosen` picks."""
-        return Measured(
+        return MeasuredCells(
             self.replayed.at(chosen),
             self.latency_s[chosen],
             self.half_width_s[chosen],
@@ -72,17 +72,17 @@ class Measured:
 class KernelTimes(Protocol):
     """What kernels take alone."""
 
-    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+    def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """Seconds that all small kernels of a step take together.
 
         `traffic_s` is what their bytes demand of the cache that serves them, `from_memory_s` of the memory: that one
         grows with the tokens alone, and knows no step where a cache ends.
         """
 
-    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+    def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
 
-    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
 
 
@@ -103,7 +103,7 @@ class Kernels:
     small_in_decode: bool = False
     """Whether they were in a decode step; on a CPU those are next to nothing beside their dispatch."""
 
-    def seconds(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array | None:
+    def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
         if column.operator in self.surfaces:
             least_s = self.least_s[column.operator]
@@ -112,7 +112,7 @@ class Kernels:
         known = self.lines.get(column.operator)
         return None if known is None else known.seconds(column.rows, roof_s)
 
-    def small_s(self, steps: Steps, traffic_s: Array, from_memory_s: Array) -> Array:
+    def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """As they were when they were run alone: so long as their number takes, or as their traffic, which a cache may
         serve."""
         if self.small is None:
@@ -120,13 +120,13 @@ class Kernels:
         alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
         return np.where(steps.prefill | self.small_in_decode, alone_s, traffic_s)
 
-    def converting_s(self, column: OperatorColumn, steps: Steps, roof_s: Array) -> Array:
+    def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
         """Of these, the seconds that only convert between formats."""
         known = self.conversions.get(column.operator)
         return np.zeros(len(steps)) if known is None else known.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
 
 
-def replayed_kernels(measured: Measured, device: Device) -> Kernels:
+def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     replayed = measured.replayed
     lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
     surfaces: dict[str, Surface] = {}
@@ -154,7 +154,7 @@ def replayed_kernels(measured: Measured, device: Device) -> Kernels:
     return Kernels(lines, surfaces, least_s, conversions, small, in_decode)
 
 
-def _lines(parts: Sequence[Replayed], device: Device) -> tuple[dict[str, Line], dict[str, Line]]:
+def _lines(parts: Sequence[Replayed], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
     """Of every operator over rows, wherever it was replayed: (its time over its roof, what it converts)."""
     found: dict[str, list[tuple[Array, Array, Array]]] = {}
     converting: dict[str, list[tuple[Array, Array, Array]]] = {}
@@ -181,7 +181,7 @@ def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None
     return None if found is None or not (found > 0).any() else np.asarray(found > 0)
 
 
-def alone_roof_s(column: OperatorColumn, demanded: Demanded, device: Device) -> Array:
+def alone_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
     """Seconds that one instance of an operator would take at its roof."""
     bandwidth = device.memory_bytes_per_s(demanded.working_set_bytes)
     arithmetic_s = column.flops / device.ceilings.compute_flops_per_s(column.dtype)
@@ -192,7 +192,7 @@ _READ_AND_WRITTEN = 2
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceRates:
     """What a forecast knows of a device beyond single kernels."""
 
     ceilings: Ceilings
@@ -215,7 +215,7 @@ class Device:
         larger = np.searchsorted(sizes, working_set_bytes, side="left")
         return np.asarray(ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
-    def between_bytes_per_s(self, demanded: Demanded) -> Array:
+    def between_bytes_per_s(self, demanded: OperatorArrays) -> Array:
         """Bytes/s between kernels: what one writes the next reads, from the cache that holds both where one does.
 
         The curve's small sizes are read in less time than a call takes, which is no cache's speed: what a larger size
@@ -231,7 +231,7 @@ class Device:
         gains = np.append(reached[::-1], 1.0)
         return np.asarray(self.ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
-    def dispatched(self, steps: Steps) -> tuple[Array, Array]:
+    def dispatched(self, steps: StepArrays) -> tuple[Array, Array]:
         """(seconds to dispatch each step, the part of them that replayed kernels pay as well)."""
         whole, inside = np.zeros(len(steps)), np.zeros(len(steps))
         for phase, chosen in by_phase(steps):
@@ -244,14 +244,14 @@ class Device:
         return whole, inside
 
 
-def from_memory_s(demanded: Demanded, device: Device, replayed: Callable[[OperatorColumn], bool]) -> Array:
+def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
     """Seconds that the memory would take for all traffic that no replay has paid for: between the operators, and of
     those that are not `replayed` themselves."""
     parts = [unpaid_from_memory_s(column, device, replayed(column)) for column in demanded.columns]
     return np.asarray(sum(parts, np.zeros(len(demanded.steps))))
 
 
-def unpaid_from_memory_s(column: OperatorColumn, device: Device, replayed: bool) -> Array:
+def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: bool) -> Array:
     """The same of one operator."""
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
     own_s = 0.0 if replayed else column.model_bytes / bandwidth

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepArrays:
     """Steps of one length of arrays: whole prompts, or single tokens after a cache."""
 
     prefill: Array
@@ -35,7 +35,7 @@ class Steps:
     new_tokens: Array
 
     @classmethod
-    def of(cls, keys: Sequence[CellKey]) -> Steps:
+    def of(cls, keys: Sequence[CellKey]) -> StepArrays:
         """The steps of these keys, in their order."""
         return cls(
             np.array([key.phase == "prefill" for key in keys], dtype=bool),
@@ -63,9 +63,9 @@ class Steps:
     def __len__(self) -> int:
         return len(self.batch)
 
-    def at(self, chosen: Array) -> Steps:
+    def at(self, chosen: Array) -> StepArrays:
         """Those that `chosen` (bool or int [n]) picks."""
-        return Steps(
+        return StepArrays(
             self.prefill[chosen],
             self.batch[chosen],
             self.prompt_len[chosen],
@@ -85,7 +85,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadShape:
     """The shape of an attention core, by which a card profile knows its kernel."""
 
     query_heads: int
@@ -113,7 +113,7 @@ class OperatorColumn:
     last_rows: bool = False
     """Whether it sees the last position of each prompt alone, handed over as a slice (LM head)."""
     shape: Shape | None = None
-    heads: Heads | None = None
+    heads: HeadShape | None = None
 
     @property
     def model_bytes(self) -> Array:
@@ -140,10 +140,10 @@ class OperatorColumn:
 
 
 @dataclass(frozen=True)
-class Demanded:
+class OperatorArrays:
     """Steps with their work and the peak memory that each needs."""
 
-    steps: Steps
+    steps: StepArrays
     columns: tuple[OperatorColumn, ...]
     peak_bytes: Array
     collective_s: Array | None = None
@@ -168,19 +168,19 @@ class Demanded:
     def exchanged_s(self) -> Array:
         return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
 
-    def at(self, chosen: Array) -> Demanded:
+    def at(self, chosen: Array) -> OperatorArrays:
         """Those that `chosen` picks."""
         columns = tuple(column.at(chosen) for column in self.columns)
         collective_s = None if self.collective_s is None else self.collective_s[chosen]
         handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]
-        return Demanded(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s, handed_bytes)
+        return OperatorArrays(self.steps.at(chosen), columns, self.peak_bytes[chosen], collective_s, handed_bytes)
 
 
-def by_phase(steps: Steps) -> list[tuple[Phase, Array]]:
+def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
     return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
 
 
-def octaves(steps: Steps) -> Array:
+def octaves(steps: StepArrays) -> Array:
     """(batch, query, depth) of each step, in octaves: [n, 3]."""
     return np.log2(np.stack([steps.batch, steps.query, steps.depth], axis=1).astype(np.float64))
 
@@ -193,7 +193,9 @@ def path_of(engine: EngineKind | None, attention: Attention) -> ExecutionPath:
     return ExecutionPath(attention=attention) if engine == "eager" else ExecutionPath()
 
 
-def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, link: Link | None = None) -> Demanded:
+def operator_arrays(
+    work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int, link: Link | None = None
+) -> OperatorArrays:
     """What every operator of a model must do in each of `steps`, and the peak memory of each.
 
     Of one rank's share (`parallel.walk_rank`) the collectives take their time over `link`.
@@ -212,7 +214,7 @@ def demanded(work: ModelWork, steps: Steps, paths: Paths, weight_bytes: int, lin
             )
     looked_up = [columns[index].activation_bytes for index, op in enumerate(names) if isinstance(op, Embedding)]
     collective_s = None if link is None else _exchanged_s(work, parts, link, count)
-    return Demanded(steps, columns, peaks, collective_s, looked_up[0] if looked_up else None)
+    return OperatorArrays(steps, columns, peaks, collective_s, looked_up[0] if looked_up else None)
 
 
 def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
@@ -227,7 +229,7 @@ def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]]
     return total
 
 
-def _step(steps: Steps, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
+def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
     """The steps of one phase as they are counted; a static cache is as long as each needs it."""
     if path.cache == "static":
         filled = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
@@ -276,12 +278,12 @@ def _amounts(work: Work) -> dict[str, Count]:
     }
 
 
-def _shape(operator: Operator) -> tuple[Shape | None, Heads | None]:
+def _shape(operator: Operator) -> tuple[Shape | None, HeadShape | None]:
     if isinstance(operator, Linear):
         weight: Any = operator.weight
         return Shape(
             weight.in_features, weight.out_features, "transposed" if weight.transposed else weight.format
         ), None
     if isinstance(operator, AttentionCore):
-        return None, Heads(operator.query_heads, operator.kv_heads, operator.qk_dim, operator.window)
+        return None, HeadShape(operator.query_heads, operator.kv_heads, operator.qk_dim, operator.window)
     return None, None

@@ -11,17 +11,17 @@ from profiler.grid.cells import Phase
 from profiler.judge.breakdown import LAYERED, exposed_s, idle_share
 from profiler.predict.interpolation import Surface, surface
 from profiler.predict.kernel_times import (
-    Device,
+    DeviceRates,
     KernelTimes,
-    Measured,
+    MeasuredCells,
     replayed_kernels,
     unpaid_from_memory_s,
     unpaid_s,
 )
-from profiler.predict.operator_arrays import Array, Demanded, Steps, by_phase, octaves
+from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase, octaves
 
 PAGE_BYTES = 4096
-MEMORY_SHARE = 0.95
+USABLE_MEMORY_SHARE = 0.95
 """Of a device's memory that a step may need at most: the rest is the driver's, the allocator's and fragmentation's."""
 NORMAL_95 = 1.96
 # A term that takes half of a step decides it.
@@ -64,14 +64,14 @@ class Terms:
 class Fitted:
     """A model on a device as far as its measured cells tell of it."""
 
-    device: Device
+    device: DeviceRates
     kernels: KernelTimes
     faults: Mapping[Phase, tuple[Array, Array]]
     """Octaves of measured steps and the share of the pages they touched that were new."""
     residuals: Mapping[Phase, Surface] = field(default_factory=dict)
     """The log of what was measured over what the split's terms add up to."""
 
-    def terms(self, demanded: Demanded) -> Terms:
+    def terms(self, demanded: OperatorArrays) -> Terms:
         """The split of steps that nobody measured."""
         steps, device = demanded.steps, self.device
         count = len(steps)
@@ -114,7 +114,7 @@ class Fitted:
             host_s = exposed_s(host_s, busy_s, steps.prefill * idle_share(layers), steps.prefill * last_s)
         return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, host_s)
 
-    def _faults(self, demanded: Demanded) -> Array:
+    def _faults(self, demanded: OperatorArrays) -> Array:
         """Pages touched for the first time: the share of those written that were new in the nearest measured step."""
         found = np.zeros(len(demanded.steps))
         pages = demanded.written_bytes / PAGE_BYTES
@@ -126,7 +126,7 @@ class Fitted:
                 found[chosen] = shares[np.argmin(np.asarray(distance), axis=1)] * pages[chosen]
         return found
 
-    def forecast(self, demanded: Demanded) -> Forecast:
+    def forecast(self, demanded: OperatorArrays) -> Forecast:
         """Seconds of each step and by how much they may be off, one standard deviation as a share."""
         terms = self.terms(demanded)
         log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
@@ -143,21 +143,21 @@ class Fitted:
 class Forecast:
     """Many forecast steps; arrays are [n]."""
 
-    demanded: Demanded
+    demanded: OperatorArrays
     terms: Terms
     latency_s: Array
     sigma: Array
 
     def fits(self, memory_bytes: int) -> Array:
         """Whether a step finds room: out of memory is a forecast, too."""
-        return np.asarray(self.demanded.peak_bytes <= MEMORY_SHARE * memory_bytes)
+        return np.asarray(self.demanded.peak_bytes <= USABLE_MEMORY_SHARE * memory_bytes)
 
     @property
     def tokens_per_s(self) -> Array:
         return np.asarray(self.demanded.steps.tokens / self.latency_s)
 
 
-def fit(measured: Measured, device: Device) -> Fitted:
+def fit(measured: MeasuredCells, device: DeviceRates) -> Fitted:
     """What the measured cells tell of the kernels, of faults, and of what the split leaves unexplained."""
     bare = Fitted(device, replayed_kernels(measured, device), _fault_shares(measured))
     terms_s = bare.terms(measured.demanded).total_s
@@ -169,7 +169,7 @@ def fit(measured: Measured, device: Device) -> Fitted:
     return replace(bare, residuals=residuals)
 
 
-def _fault_shares(measured: Measured) -> dict[Phase, tuple[Array, Array]]:
+def _fault_shares(measured: MeasuredCells) -> dict[Phase, tuple[Array, Array]]:
     pages = np.maximum(measured.demanded.written_bytes / PAGE_BYTES, 1.0)
     steps = measured.demanded.steps
     return {
@@ -186,7 +186,7 @@ _REGIMES = {
 }
 
 
-def regimes(terms: Terms) -> list[str]:
+def predicted_regimes(terms: Terms) -> list[str]:
     """What each step would mostly wait for: the terms that take half of it, else `mixed`."""
     shares = np.stack([sum(getattr(terms, name) for name in names) / terms.total_s for names in _REGIMES.values()])
     largest = np.argmax(shares, axis=0)
@@ -195,7 +195,7 @@ def regimes(terms: Terms) -> list[str]:
 
 
 def tried_factor(
-    steps: Steps, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
+    steps: StepArrays, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
 ) -> tuple[Array, Array] | None:
     """What another form makes of each step's time, and how far off that may be (log), from where it was tried.
 

@@ -16,11 +16,11 @@ from profiler.data.published_results import EngineKind, Published, published
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT
 from profiler.grid.cells import Phase
-from profiler.predict.operator_arrays import Array, Demanded
+from profiler.predict.operator_arrays import Array, OperatorArrays
 
 RANGE_SHARE = 0.9
 """A range is to hold nine in ten."""
-Kind = Literal["prefill", "one sequence", "several sequences"]
+StepKind = Literal["prefill", "one sequence", "several sequences"]
 """Of a step. Decoding one sequence streams weights, and figures of it lie close together; several also read caches, of
 lengths that sources seldom state, beside prompts that are read between steps."""
 
@@ -38,11 +38,11 @@ class Shares:
     layer_cycles: float = 0.0
     """Cycles of the card in each layer in which nothing streams: its kernels start, drain and wait for each other."""
 
-    def compute_bound(self, work: Steps) -> Array:
+    def compute_bound(self, work: CardSteps) -> Array:
         """Whether the arithmetic of its linears takes longer than streaming them."""
         return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
 
-    def step_s(self, work: Steps) -> Array:
+    def step_s(self, work: CardSteps) -> Array:
         """Seconds of each step: the device's, or the host's where that is longer."""
         linears_s = np.maximum(
             work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth)
@@ -54,7 +54,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Steps:
+class CardSteps:
     """Steps on cards; arrays of one length."""
 
     flops: Array
@@ -91,13 +91,13 @@ class Attained:
     kind: EngineKind
     family: str
     shares: Shares
-    spread: dict[Kind, tuple[float, float]]
+    spread: dict[StepKind, tuple[float, float]]
     """(low, high) factors around the typical time, by kind of step."""
     points: int
     cards: int
     models: int
 
-    def range_s(self, work: Steps, phase: Phase) -> Range:
+    def range_s(self, work: CardSteps, phase: Phase) -> Range:
         """The range of each step; never below the datasheet's floor.
 
         Published decodes stream their weights. One whose batch is so large that arithmetic binds it strays as prefills
@@ -127,14 +127,14 @@ _WITH_COPIES = 3
 """Bytes moved of a cache that is copied (read and written) before it is read, as a multiple of it."""
 
 
-def steps_of(points: Sequence[Published]) -> Steps:
+def steps_of(points: Sequence[Published]) -> CardSteps:
     """The work of published figures on their cards, as their engines execute it.
 
     Plain transformers read and write each cached token once more than they need (a dynamic cache concatenates), in any
     step: `executed` counts the same of a model.
     """
     sheets = {sheet.gpu: sheet for sheet in gpus()}
-    return Steps(
+    return CardSteps(
         np.array([point.flops for point in points]),
         np.array([point.weight_bytes for point in points]),
         np.array([point.kv_bytes * (_WITH_COPIES if point.kind == "eager" else 1) for point in points]),
@@ -200,7 +200,7 @@ at 10 to 20 us with Python in between, and where a graph or C++ launches some te
 and drain, at 2 GHz. An engine either keeps its card waiting for the host or it does not: the other share is none."""
 
 
-def fitted(points: Sequence[Published], near: Shares) -> Shares:
+def fit_efficiency(points: Sequence[Published], near: Shares) -> Shares:
     """The shares that come nearest to the points: the least |log(published / predicted)|, every card counting alike,
     and pull towards `near`. On a grid, then on a finer one around its best: streaming and layers together, since a step
     tells them apart by its model's size alone."""
@@ -227,13 +227,13 @@ def fitted(points: Sequence[Published], near: Shares) -> Shares:
 def dense_shares(points: Sequence[Published], kind: EngineKind) -> Shares:
     """What one engine kind attains with dense weights, which most figures are of."""
     dense = [point for point in points if point.kind == kind and _family(point) == "dense"]
-    return fitted(dense, _OUTSIDE[kind]) if dense else _OUTSIDE[kind]
+    return fit_efficiency(dense, _OUTSIDE[kind]) if dense else _OUTSIDE[kind]
 
 
 def shares_of(points: Sequence[Published], kind: EngineKind, family: str, dense: Shares) -> Shares:
     """What it attains with one format family; `dense` tells of what its points leave open."""
     own = [point for point in points if point.kind == kind and _family(point) == family]
-    return fitted(own, dense) if own and family != "dense" else dense
+    return fit_efficiency(own, dense) if own and family != "dense" else dense
 
 
 def _family(point: Published) -> str:
@@ -279,7 +279,7 @@ def attained_by(
     """What one engine kind attains with one format family, from these points alone."""
     found = strays(points, kind) if left_out is None else left_out
     own = [stray for stray in found if _family(stray.point) == family]
-    kinds: tuple[Kind, ...] = get_args(Kind)
+    kinds: tuple[StepKind, ...] = get_args(StepKind)
     spread = {kind: _spread(own, found, kind) for kind in kinds}
     mine = {stray.point for stray in own}
     return Attained(
@@ -293,13 +293,13 @@ def attained_by(
     )
 
 
-def _kind(point: Published) -> Kind:
+def _kind(point: Published) -> StepKind:
     if point.phase == "prefill":
         return "prefill"
     return "one sequence" if point.batch == 1 else "several sequences"
 
 
-def _spread(own: Sequence[Stray], of_engine: Sequence[Stray], kind: Kind) -> tuple[float, float]:
+def _spread(own: Sequence[Stray], of_engine: Sequence[Stray], kind: StepKind) -> tuple[float, float]:
     """Factors (low, high) that are to hold nine in ten of a card, or a model, that was not seen: as far to one side as
     to the other, since too few cards tell each side's own tail.
 
@@ -368,7 +368,7 @@ class WorkAt:
         return WorkAt(self.flops[chosen], self.weight_bytes[chosen], self.kv_bytes[chosen])
 
 
-def executed(needed: Demanded, engine: EngineKind) -> WorkAt:
+def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     """The algorithm's work; of plain transformers (`eager`) also what their cache and attention add with the context:
     copies, a latent expanded again, heads and scores written out.
 
@@ -395,13 +395,15 @@ def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
     return engine if engine in has else "compiled" if "compiled" in has else None
 
 
-def card_steps(sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float) -> Steps:
+def card_steps(
+    sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float
+) -> CardSteps:
     """Steps of that work as a card's range wants them; `peak` is that of what they multiply in (`peak_of`)."""
 
     def each(value: float) -> Array:
         return np.full(len(batch), float(value))
 
-    return Steps(
+    return CardSteps(
         flops=work.flops,
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,

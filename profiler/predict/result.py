@@ -13,9 +13,9 @@ from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellResult
 from profiler.predict.cross_validation import HeldOut, Trained
 from profiler.predict.operator_arrays import Array
-from profiler.predict.predict import Forecast, Terms, regimes
+from profiler.predict.predict import Forecast, Terms, predicted_regimes
 
-BETWEEN = "between measured cells"
+BETWEEN_CELLS = "between measured cells"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ForecastCell:
 
 
 @dataclass(frozen=True)
-class Told:
+class ForecastError:
     """How far off such forecasts are, from cells that they had not seen."""
 
     median: float | None
@@ -72,18 +72,18 @@ class Answer:
     precision: str
     on: str
     how: str
-    error: Told
-    beyond: Told | None
+    error: ForecastError
+    beyond: ForecastError | None
     cells: tuple[ForecastCell, ...]
     notes: tuple[str, ...] = ()
     measured: tuple[MeasuredPoint, ...] = ()
 
 
-def told(held: HeldOut, how: str) -> Told:
+def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
     """The error of held-out cells; none where there are too few of them."""
     if not held.told:
-        return Told(None, None, len(held.errors), how)
-    return Told(held.median, held.p90, len(held.errors), how)
+        return ForecastError(None, None, len(held.errors), how)
+    return ForecastError(held.median, held.p90, len(held.errors), how)
 
 
 def cells_of(
@@ -96,9 +96,9 @@ def cells_of(
         spread = np.exp(np.hypot(np.log(high_s / latency_s), off))
         latency_s = latency_s * factor
         low_s, high_s = latency_s / spread, latency_s * spread
-    carried = ["; ".join(words) or BETWEEN for words in trained.assumptions(forecast)]
+    carried = ["; ".join(words) or BETWEEN_CELLS for words in trained.assumptions(forecast)]
     fits = forecast.fits(trained.fitted.device.memory_bytes)
-    return told_cells(forecast, latency_s, (low_s, high_s), carried, fits)
+    return forecast_cells(forecast, latency_s, (low_s, high_s), carried, fits)
 
 
 def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
@@ -106,7 +106,7 @@ def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
     return {**found, "unexplained_s": latency_s - sum(found.values())}
 
 
-def told_cells(
+def forecast_cells(
     forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], fits: Array
 ) -> tuple[ForecastCell, ...]:
     """Forecast steps as they are told, one by one."""
@@ -126,7 +126,7 @@ def told_cells(
             bool(fits[index]),
             _terms_at(forecast.terms, index, float(latency_s[index])),
         )
-        for index, regime in enumerate(regimes(forecast.terms))
+        for index, regime in enumerate(predicted_regimes(forecast.terms))
     )
 
 

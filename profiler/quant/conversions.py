@@ -12,10 +12,10 @@ from torch import nn
 from profiler.facts.step import StoredWeight
 from profiler.quant.storage import stored
 
-Call = Callable[[], object]
+ConversionCall = Callable[[], object]
 
 
-def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[Call]:
+def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[ConversionCall]:
     """The very kernels that `modules`, loaded linears of one shape, run to convert between formats for so many rows of
     input: one call a module.
 
@@ -31,7 +31,9 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
     return [_DENSE[weight.format](module, weight) for module, weight in zip(modules, weights, strict=True)]
 
 
-def _llm_int8(modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype) -> list[Call]:
+def _llm_int8(
+    modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype
+) -> list[ConversionCall]:
     """On one input and one product for all: a step hands both over fresh, and of its own they would take gigabytes."""
     from bitsandbytes import functional
 
@@ -50,7 +52,7 @@ def _llm_int8(modules: Sequence[Any], weight: StoredWeight, rows: int, activatio
     return [partial(convert, module.state.SCB, module.state.threshold) for module in modules]
 
 
-def without_waiting(module: Any, x: torch.Tensor) -> Call:
+def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     """The call of a linear as a CUDA graph can hold it.
 
     LLM.int8() looks in each call whether a column holds an outlier, and the host waits for the answer (bitsandbytes
@@ -76,23 +78,23 @@ def _look_for_outliers(halves: torch.Tensor, threshold: float) -> None:
     (halves.abs() >= threshold).any()
 
 
-def _bitsandbytes_4bit(module: Any, _weight: StoredWeight) -> Call:
+def _bitsandbytes_4bit(module: Any, _weight: StoredWeight) -> ConversionCall:
     from bitsandbytes import functional
 
     packed = module.weight
     return lambda: functional.dequantize_4bit(packed.data, packed.quant_state)
 
 
-def _torchao_int8(module: Any, weight: StoredWeight) -> Call:
+def _torchao_int8(module: Any, weight: StoredWeight) -> ConversionCall:
     return lambda: module.weight.qdata.t().to(weight.compute_dtype)
 
 
-def _torchao_fp8(module: Any, _weight: StoredWeight) -> Call:
+def _torchao_fp8(module: Any, _weight: StoredWeight) -> ConversionCall:
     return lambda: module.weight.dequantize()
 
 
 # By the name of the format (see formats.py); each of those that may write a dense copy first.
-_DENSE: dict[str, Callable[[Any, StoredWeight], Call]] = {
+_DENSE: dict[str, Callable[[Any, StoredWeight], ConversionCall]] = {
     "nf4": _bitsandbytes_4bit,
     "fp4": _bitsandbytes_4bit,
     "int8wo": _torchao_int8,

@@ -74,7 +74,7 @@ def need_library(quant: Quant) -> None:
         need(_library_of(quant), f"--quant {quant}")
 
 
-def is_installed(quant: Quant) -> bool:
+def can_quantise(quant: Quant) -> bool:
     """Whether the library that quantises to this format is there."""
     return quant == "none" or has(_library_of(quant))
 

@@ -22,7 +22,7 @@ _DECODING = "effective_decode_concurrency"
 _OF_GENAI_PERF = ("perf_analyzer", "formatted_model_name")
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_aiperf(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of an export; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     if not first.keys() >= _KEYS or not isinstance(first["request_latency"], Mapping):

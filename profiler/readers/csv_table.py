@@ -25,7 +25,7 @@ _LARGEST = 2**53
 _Number = TypeVar("_Number", bound=float)
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_csv_table(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a table; None where it lacks the columns. Raises RequestError naming the row that is broken."""
     first = records[0] if records else {}
     if not first.keys() >= _NEEDED or not any(name in first for name in _TIMES):

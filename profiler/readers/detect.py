@@ -6,54 +6,63 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
 from profiler.errors import RequestError
-from profiler.readers import (
-    aiperf,
-    guidellm,
-    llama_bench,
-    optimum_benchmark,
-    serving,
-    sglang,
-    transformers_benchmark,
-    vllm,
-)
-from profiler.readers import csv_table as table
+from profiler.readers.aiperf import read_aiperf
+from profiler.readers.csv_table import read_csv_table
 from profiler.readers.figures import ForeignFile, refuse_impossible, shown
+from profiler.readers.guidellm import read_guidellm
+from profiler.readers.llama_bench import read_llama_bench
+from profiler.readers.optimum_benchmark import read_optimum_benchmark
+from profiler.readers.serving import read_vllm_serving
+from profiler.readers.sglang import read_sglang
+from profiler.readers.transformers_benchmark import read_transformers_benchmark
+from profiler.readers.vllm import read_vllm
 from profiler.units import plain, visible_in
 
 Record = Mapping[str, Any]
-Reader = Callable[[list[Record]], ForeignFile | None]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of result file: its name for messages, and what reads it (None: the file is of another kind)."""
+
+    tool: str
+    read: Callable[[list[Record]], ForeignFile | None]
+
 
 _MOST_BYTES = 512 * 2**20
-# Each says None to what is not its own; the more particular ones stand first.
-READERS: tuple[Reader, ...] = (
-    llama_bench.read,
-    optimum_benchmark.read,
-    guidellm.read,
-    aiperf.read,
-    sglang.read,
-    transformers_benchmark.read,
-    vllm.read,
-    serving.read,
-    table.read,
-)
-TOOLS = (
-    "llama-bench (json, jsonl, csv, md), optimum-benchmark, vllm bench, SGLang bench, GuideLLM, AIPerf, genai-perf,"
-    " transformers' benchmark, or a CSV with batch_size, prompt_len, new_tokens, tokens_per_s"
-)
+READERS = [
+    Reader("llama-bench (json, jsonl, csv, md)", read_llama_bench),
+    Reader("optimum-benchmark", read_optimum_benchmark),
+    Reader("GuideLLM", read_guidellm),
+    Reader("AIPerf, genai-perf", read_aiperf),
+    Reader("SGLang bench", read_sglang),
+    Reader("transformers' benchmark", read_transformers_benchmark),
+    Reader("vllm bench", read_vllm),
+    Reader("vllm bench serve", read_vllm_serving),
+    Reader("a CSV with batch_size, prompt_len, new_tokens, tokens_per_s", read_csv_table),
+]
+"""Every kind of file; the first that knows a file reads it, so that the more particular ones stand first."""
+
+
+def tools() -> str:
+    """The names of all kinds of files, for messages."""
+    *names, last = (reader.tool for reader in READERS)
+    return f"{', '.join(names)} or {last}"
 
 
 def read_foreign(path: Path) -> ForeignFile:
     """Another tool's file. Raises RequestError with one line for what is broken, too large, or of no known tool."""
     records = _records(path)
-    for read in READERS:
+    for reader in READERS:
         try:
-            found = read(records)
+            found = reader.read(records)
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from None
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
@@ -66,7 +75,7 @@ def read_foreign(path: Path) -> ForeignFile:
             except RequestError as error:
                 raise RequestError(f"{path}: {error}") from None
             return ForeignFile(str(path), found.tool, found.figures, found.created, found.settings)
-    raise RequestError(f"{path} is no result file that is known here; known are {TOOLS}.")
+    raise RequestError(f"{path} is no result file that is known here; known are {tools()}.")
 
 
 def _records(path: Path) -> list[Record]:

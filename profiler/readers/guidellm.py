@@ -10,7 +10,7 @@ from profiler.readers.figures import Figure, ForeignFile, apart, figures_of, inn
 from profiler.readers.serving import served
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_guidellm(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of GuideLLM; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     benchmarks = first.get("benchmarks")

@@ -75,7 +75,7 @@ _DEFAULT_CHUNK = 512
 _COVERAGE = 2.0
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_llama_bench(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of llama-bench; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     if {"model_type", "n_prompt", "n_gen", "avg_ns"} <= first.keys():

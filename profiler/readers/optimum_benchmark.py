@@ -26,7 +26,7 @@ from profiler.readers.figures import (
 _TOOL = "optimum-benchmark"
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_optimum_benchmark(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of optimum-benchmark; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     report, config = (first["report"], first.get("config") or {}) if "report" in first else (first, {})

@@ -19,7 +19,7 @@ _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_vllm_serving(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a serving benchmark; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     if not first.keys() >= _KEYS:

@@ -19,7 +19,7 @@ _ALONE = {"prefill_latency"}
 _SERVED = {"latency", "input_throughput", "output_throughput"}
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_sglang(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of either; None where it is another's. Raises RequestError for a broken one."""
     keys = records[0].keys() if records else set()
     if keys >= _SHAPE | _ALONE:

@@ -32,7 +32,7 @@ _SHAPE = {
 _FINEST_POWER = 14
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_transformers_benchmark(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of benchmark_v2; None where it is another's. Raises RequestError for a broken one.
 
     Such a file holds results by the hash of their configuration, each with `metadata`, `config` and `measurements`.

@@ -11,7 +11,7 @@ _LATENCY = {"avg_latency", "latencies", "percentiles"}
 _THROUGHPUT = {"elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"}
 
 
-def read(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
+def read_vllm(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     """The figures of a file of `vllm bench`; None where it is another's. Raises RequestError for a broken one."""
     first = records[0] if records else {}
     if first.keys() >= _LATENCY:

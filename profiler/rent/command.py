@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.cache import known_model
+from profiler.counting.cache import counted_model
 from profiler.counting.operators import Experts
 from profiler.counting.peak_memory import cache_bytes
 from profiler.data.datasheets import gpu_called, gpus
@@ -21,8 +21,8 @@ from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.source import resolve
-from profiler.predict.costs import Curve, crossover
-from profiler.predict.operator_arrays import Array, Steps, demanded, path_of
+from profiler.predict.costs import Curve, price_crossover
+from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
 from profiler.predict.published_efficiency import NO_MIXTURE, WorkAt, basis_for, executed
 from profiler.rent.offers import Limits, Offer, Planned, Rented, curve, offer, ranked
 from profiler.units import duration, scaled
@@ -31,13 +31,13 @@ MOST_BATCH = 4096
 _FORMATS = {
     "none": "dense", "nf4": "nf4", "fp4": "nf4", "int4wo": "int4wo", "int8wo": "int8wo", "fp8": "fp8", "int8": "int8",
 }  # fmt: skip
-ENGINES: tuple[EngineKind, ...] = ("eager", "compiled")
+RENTED_ENGINES: tuple[EngineKind, ...] = ("eager", "compiled")
 
 ANY = Limits()
 
 
 @dataclass(frozen=True)
-class Asked:
+class RentRequest:
     """What is to be served, and how."""
 
     prompt_len: int = 512
@@ -56,7 +56,7 @@ def limits_of(ttft_ms: float | None, tpot_ms: float | None) -> Limits:
     return Limits(None if ttft_ms is None else ttft_ms / 1e3, None if tpot_ms is None else tpot_ms / 1e3)
 
 
-def rent(model: str, asked: Asked, today: date) -> Rented:
+def rent(model: str, asked: RentRequest, today: date) -> Rented:
     """Every card with a price. Raises RequestError where nothing fits, or nothing is fast enough."""
     _check(asked)
     own = parse_prices(asked.prices)
@@ -94,7 +94,7 @@ def rent(model: str, asked: Asked, today: date) -> Rented:
     )  # fmt: skip
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: RentRequest) -> None:
     for value, option in ((asked.prompt_len, "--prompt"), (asked.new_tokens, "--new")):
         if not 1 <= value <= MOST:
             raise RequestError(f"{option}: {value} is not possible; give 1 to {MOST}.")
@@ -103,8 +103,8 @@ def _check(asked: Asked) -> None:
     for limit, option in ((asked.limits.ttft_s, "--max-ttft-ms"), (asked.limits.tpot_s, "--max-tpot-ms")):
         if limit is not None and not 0 < limit < math.inf:
             raise RequestError(f"{option}: {1e3 * limit:g} is not possible; give milliseconds above 0.")
-    if asked.engine not in ENGINES:
-        raise RequestError(f"--engine {asked.engine!r} is unknown here; use {' or '.join(ENGINES)}.")
+    if asked.engine not in RENTED_ENGINES:
+        raise RequestError(f"--engine {asked.engine!r} is unknown here; use {' or '.join(RENTED_ENGINES)}.")
     if asked.host_index is not None and not 0 < asked.host_index < math.inf:
         raise RequestError("--host-index: give a number above 0, as `roofscope ceilings` tells it.")
 
@@ -130,9 +130,9 @@ def parse_prices(text: str) -> dict[str, Price]:
     return found
 
 
-def plan_of(model: str, quant: str, asked: Asked) -> Planned:
+def plan_of(model: str, quant: str, asked: RentRequest) -> Planned:
     """A model in one precision, counted at every batch size from its config alone."""
-    counted = known_model(resolve(model), quant=quant, rented=True)
+    counted = counted_model(resolve(model), quant=quant, rented=True)
     check_positions(counted.max_positions, asked.prompt_len + asked.new_tokens, "a shorter --prompt or fewer --new")
     work, weights = counted.work, counted.weight_bytes
     engine = basis_for(_FORMATS[quant], asked.engine)
@@ -143,14 +143,14 @@ def plan_of(model: str, quant: str, asked: Asked) -> Planned:
     peak: Array = np.zeros(0)
     for phase in PHASES:
         prefill = phase == "prefill"
-        steps = Steps(
+        steps = StepArrays(
             prefill=np.full(len(batches), prefill),
             batch=batches,
             prompt_len=np.full(len(batches), asked.prompt_len),
             context=np.full(len(batches), 0 if prefill else asked.prompt_len + asked.new_tokens // 2),
             new_tokens=np.full(len(batches), asked.new_tokens),
         )
-        needed = demanded(work, steps, dict.fromkeys(PHASES, path), weights)
+        needed = operator_arrays(work, steps, dict.fromkeys(PHASES, path), weights)
         at[phase] = executed(needed, engine or "compiled")
         peak = needed.peak_bytes
     return Planned(
@@ -205,7 +205,7 @@ def _bare(card: str, plan: Planned, engine: EngineKind, price: Price, today: dat
     )
 
 
-def _refuse(model: str, asked: Asked, offers: list[Offer]) -> None:
+def _refuse(model: str, asked: RentRequest, offers: list[Offer]) -> None:
     able = [each for each in offers if each.fits]
     if not offers:
         raise RequestError("none of these cards has a price; give one: --price 'CARD=USD_PER_HOUR'.")
@@ -249,7 +249,7 @@ def _with_crossovers(offers: tuple[Offer, ...], curves: Mapping[tuple[str, str],
             (each for each in offers if each.precision == precision and each.fits), key=lambda each: each.usd_per_h
         )
         for cheaper, dearer in pairwise(ladder):
-            at = crossover(curves[dearer.card, precision], curves[cheaper.card, precision])
+            at = price_crossover(curves[dearer.card, precision], curves[cheaper.card, precision])
             found[dearer.card, precision] = (at, cheaper.card)
     told = []
     for each in offers:

@@ -14,7 +14,7 @@ from profiler.data.published_results import EngineKind, published
 from profiler.grid.cells import Phase
 from profiler.predict.costs import Cost, CostOverLoad, Curve, Span, cost_at, cost_line, span_at
 from profiler.predict.operator_arrays import Array
-from profiler.predict.predict import MEMORY_SHARE
+from profiler.predict.predict import USABLE_MEMORY_SHARE
 from profiler.predict.published_efficiency import (
     CONTEXT_BYTES,
     Range,
@@ -140,7 +140,7 @@ class Rented:
 
 def curve(plan: Planned, sheet: Datasheet, usd_per_h: float, engine: EngineKind, host_index: float | None) -> Curve:
     """How fast a range a model is on a card, at every batch size that fits."""
-    room = MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
+    room = USABLE_MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
     largest = int(np.searchsorted(plan.peak_bytes, room, side="right"))
     host = host_index_of(sheet.gpu) if host_index is None else host_index
     return Curve(

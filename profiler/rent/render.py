@@ -11,7 +11,7 @@ from rich.text import Text
 from profiler.data.prices import age_words
 from profiler.predict.costs import Span
 from profiler.rent.offers import LOADS, Offer, Rented
-from profiler.report.forecast import table
+from profiler.report.forecast import forecast_table
 from profiler.units import duration, percent, significant
 
 RENT_COLUMNS = ("card", "as", "USD/h", "batch", "TTFT", "ms a token", "tokens/s", "in", "out")
@@ -126,7 +126,7 @@ def print_rented(found: Rented, console: Console) -> None:
         console.print(Text(sentence, style="bold" if number == 0 else ""))
     console.print()
     able = tuple(offer for offer in found.offers if offer.fits)
-    console.print(table(RENT_COLUMNS, rent_rows(able[:_MOST_ROWS])))
+    console.print(forecast_table(RENT_COLUMNS, rent_rows(able[:_MOST_ROWS])))
     ranges = "in, out: USD a million tokens. A token's time and USD out are ranges for nine in ten, the rest typical."
     console.print(Text(ranges, style="dim"))
     console.print(
@@ -134,7 +134,7 @@ def print_rented(found: Rented, console: Console) -> None:
     )
     console.print()
     console.print(Text("USD a million tokens in / out, typically, with that share of the batch in flight:"))
-    console.print(table(LOAD_COLUMNS, load_rows(able[:_MOST_ROWS])))
+    console.print(forecast_table(LOAD_COLUMNS, load_rows(able[:_MOST_ROWS])))
     if len(able) > _MOST_ROWS:
         console.print(Text(f"{len(able) - _MOST_ROWS} more rows: --format json has them all"))
     priced = dict.fromkeys(_price(offer) for offer in able[:_MOST_ROWS])

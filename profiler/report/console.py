@@ -49,7 +49,7 @@ _WRAPPED = ("moved, or why not", "ran with")
 COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> Table:
+def long_table(columns: Sequence[str], rows: Sequence[Sequence[str]], of: int | None = None) -> Table:
     """A table of some columns, of the first rows where there are many: `rows` may be the first of so many."""
     found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from profiler.units import count, duration, no_formula, scaled, significant
+from profiler.units import duration, escape_formula, scaled, short_count, significant
 
 _OPERATOR_COLUMNS = (
     "name",
@@ -156,12 +156,12 @@ def print_count(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"! {share:.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}")
 
 
-def operators_csv(document: Mapping[str, Any]) -> str:
+def count_csv(document: Mapping[str, Any]) -> str:
     """The operators as CSV, numbers in full."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "name": no_formula(row["name"])} for row in document["operators"])
+    writer.writerows({**row, "name": escape_formula(row["name"])} for row in document["operators"])
     return buffer.getvalue()
 
 
@@ -173,7 +173,7 @@ def _totals(counted: _Counted) -> list[str]:
         f"{cause} {scaled(value, 'B')}" for cause, value in counted.executed_bytes.avoidable.items() if value
     )
     return [
-        f"{counted.model}: {count(counted.params)} parameters, {counted.dtype}{quant};"
+        f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
         f" {counted.phase} of {counted.batch} x {counted.query_tokens} tokens after {counted.context_tokens} cached",
         f"model work: {counted.model_flops:,} FLOPs over {moved['total']:,.0f} bytes,"
         f" intensity {significant(counted.intensity, 4)} FLOP/byte",

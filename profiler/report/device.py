@@ -9,7 +9,7 @@ from rich.table import Table
 
 from profiler.data.datasheets import Datasheet
 from profiler.facts.roofs import REFERENCE_HOST, Ceilings, HostPace, Roof
-from profiler.judge.device_health import Health
+from profiler.judge.device_health import DeviceHealth
 from profiler.units import duration, percent, scaled, significant
 
 _SHOWN = frozenset(
@@ -101,7 +101,7 @@ def _tera(value: float | None) -> str:
     return significant(value / 1e12) if value else "-"
 
 
-def health_lines(found: Sequence[Health]) -> list[str]:
+def health_lines(found: Sequence[DeviceHealth]) -> list[str]:
     """Which card is ill; or that none is."""
     ill = [item.words for item in found if item.ill]
     if ill:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from profiler.store.folder import Run
-from profiler.units import no_formula
+from profiler.units import escape_formula
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
@@ -18,7 +18,7 @@ def _csv(frame: pd.DataFrame) -> bytes:
 
 
 def _no_formula(value: object) -> object:
-    return no_formula(value) if isinstance(value, str) else value
+    return escape_formula(value) if isinstance(value, str) else value
 
 
 def _markdown(frame: pd.DataFrame) -> bytes:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.predict.result import Answer, Checked, ForecastCell, Told
+from profiler.predict.result import Answer, Checked, ForecastCell, ForecastError
 from profiler.units import duration, percent, significant
 
 FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
@@ -21,7 +21,7 @@ _MEASURED = "between measured cells"
 _MOST_ROWS = 200
 
 
-def error_sentence(told: Told) -> str:
+def error_sentence(told: ForecastError) -> str:
     """`median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`; or that it cannot be told."""
     if not told.cells:
         return f"not told: {told.how}"
@@ -79,7 +79,7 @@ def print_forecast(answer: Answer, console: Console) -> None:
         console.print(Text(sentence, style="bold" if number < 2 else ""))
     console.print()
     rows, carried = forecast_rows(answer.cells[:_MOST_ROWS])
-    console.print(table(FORECAST_COLUMNS, rows))
+    console.print(forecast_table(FORECAST_COLUMNS, rows))
     for number, words in enumerate(carried):
         console.print(Text(f"[{number + 1}] {words}", style="dim"))
     if len(answer.cells) > _MOST_ROWS:
@@ -89,7 +89,7 @@ def print_forecast(answer: Answer, console: Console) -> None:
 _WORDS = ("cell", "waits for", "basis", "card", "as", "verdict", "cheaper from batch", "largest error by term")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def forecast_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Columns of words to the left, which fold where there is no room, of figures to the right."""
     found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
@@ -139,7 +139,7 @@ def print_check(checked: Checked, console: Console) -> None:
                 f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
             )
         )
-    console.print(table(CHECK_COLUMNS, rows))
+    console.print(forecast_table(CHECK_COLUMNS, rows))
 
 
 def check_json(checked: Checked) -> dict[str, object]:

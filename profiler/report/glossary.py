@@ -24,15 +24,15 @@ class Term:
     """This run's own figures for it, or None where it has none."""
 
 
-def explain(term: str, run: Run | None = None) -> str:
+def explanation(term: str, run: Run | None = None) -> str:
     """The meaning of a term, and what it is in `run`. Raises RequestError for a term that is not known."""
-    known = {name.lower(): name for name in TERMS}
+    known = {name.lower(): name for name in GLOSSARY}
     key = known.get(term.strip().lower())
     if key is None:
         hint = near_misses(term.lower(), tuple(known))
         raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists it.")
-    figures = TERMS[key].figures(run) if run is not None else None
-    return f"{key}: {TERMS[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
+    figures = GLOSSARY[key].figures(run) if run is not None else None
+    return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
 
 
 def footnotes(run: Run) -> list[str]:
@@ -45,8 +45,8 @@ def footnotes(run: Run) -> list[str]:
         used += ["MFU", "MBU"]
     lines = []
     for name in used:
-        figures = TERMS[name].figures(run)
-        lines.append(f"**{name}**: {TERMS[name].meaning}" + (f" Here: {figures}." if figures else ""))
+        figures = GLOSSARY[name].figures(run)
+        lines.append(f"**{name}**: {GLOSSARY[name].meaning}" + (f" Here: {figures}." if figures else ""))
     return lines
 
 
@@ -122,7 +122,7 @@ def _interval(run: Run) -> str | None:
     return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
 
 
-TERMS: dict[str, Term] = {
+GLOSSARY: dict[str, Term] = {
     "prefill": Term(
         "the forward pass over a whole prompt; it fills the KV cache and gives the first token.",
         lambda run: _range(run, "latency_s", duration, "prefill"),

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.judge.precisions import sentences
+from profiler.judge.precisions import precision_sentences
 from profiler.report.batch_test import slope_texts
 from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
 from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
@@ -163,7 +163,7 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
         .render(
             runs=[(run, link_from(run, folder), quality_line(run)) for run in runs],
             first=runs[0],
-            answer=sentences(runs),
+            answer=precision_sentences(runs),
             picture=inline_svg(runs, "precisions", _PRECISIONS) if drawable else None,
             precision_columns=PRECISION_COLUMNS,
             precisions=precision_rows(runs),

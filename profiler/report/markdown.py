@@ -25,7 +25,7 @@ from profiler.report.sections import (
 from profiler.report.selection import MOST_ROWS_A_PHASE, spanning
 from profiler.report.tables import lever_rows
 from profiler.store.folder import Run
-from profiler.units import count, processors, scaled
+from profiler.units import processors, scaled, short_count
 
 _PICTURES = ["![roofline](roofline.png)", "", "![where the time goes](split.png)", "", "![regimes](map.png)", ""]
 
@@ -88,7 +88,7 @@ def _facts(run: Run) -> Iterator[str]:
     random = model.weights == "random"
     weights = "random weights (timing does not depend on their values)" if random else "checkpoint"
     yield (
-        f"model: {count(model.params)} parameters, {model.precision}, {weights}, {model.attention} attention,"
+        f"model: {short_count(model.params)} parameters, {model.precision}, {weights}, {model.attention} attention,"
         f" {scaled(model.storage_bytes, 'B')} in memory"
     )
     yield f"device: {device.name}, {processors(device.threads, device.kind)}"

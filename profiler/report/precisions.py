@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.judge.precisions import Against, against_first, sentences, telling
-from profiler.report.sections import quality_line, regimes
+from profiler.judge.precisions import PrecisionDifference, compare_with_first, precision_sentences, telling
+from profiler.report.sections import quality_line, regime_names
 from profiler.report.selection import of_phase
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
@@ -58,7 +58,7 @@ def _first_decode(run: Run) -> list[str]:
         duration(first.latency_s),
         duration(first.dequantise_s) if first.dequantise_s else "-",
         significant(first.tokens_per_s),
-        regimes(run).get(first.key, "-"),
+        regime_names(run).get(first.key, "-"),
     ]
 
 
@@ -74,7 +74,7 @@ def telling_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 def once_line(runs: Sequence[Run]) -> str | None:
     """How many cells rest on one visit, and how long a budget visits each often enough for a claim."""
-    items = against_first(runs)
+    items = compare_with_first(runs)
     if not (once := sum(item.visited_once for item in items)):
         return None
     line = f"{once} of {len(items)} cells rest on one visit, no claim"
@@ -97,12 +97,12 @@ def _claims_s(run: Run) -> float:
     return wanted_s / done_s * run.document.stage_s.get("timing", 0.0) if done_s else 0.0
 
 
-def _against(runs: Sequence[Run]) -> list[Against]:
+def _against(runs: Sequence[Run]) -> list[PrecisionDifference]:
     order = {run.model.quant: number for number, run in enumerate(runs)}
-    return sorted(against_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
+    return sorted(compare_with_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
 
 
-def _rows(items: Sequence[Against]) -> list[list[str]]:
+def _rows(items: Sequence[PrecisionDifference]) -> list[list[str]]:
     return [
         [
             item.key.name,
@@ -121,7 +121,7 @@ _WORDS = ("cell", "precision", "regime")
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
     """Print runs of one model in several precisions, each against the first."""
     console.print()
-    for sentence in sentences(runs):
+    for sentence in precision_sentences(runs):
         console.print(Text(sentence, style="bold"))
     console.print()
     console.print(Text(f"{runs[0].model.id} on {runs[0].document.device.name}"))

@@ -34,7 +34,7 @@ _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "step"}
 _SHORTEST_STAGE_S = 0.5
 
 
-def regimes(run: Run) -> dict[CellKey, str]:
+def regime_names(run: Run) -> dict[CellKey, str]:
     """Each cell's regime, with its weightiest flag in a word behind it."""
     return {item.key: _regime(item) for item in run.document.evidence}
 

@@ -42,7 +42,7 @@ def of_phase(results: Sequence[CellResult], phase: Phase) -> list[CellResult]:
     return [result for result in results if result.phase == phase]
 
 
-def shown_cells(run: Run) -> list[CellResult]:
+def selected_cells(run: Run) -> list[CellResult]:
     """The smallest and the largest measured cell of each phase of the first engine."""
     found: list[CellResult] = []
     for phase in reversed(PHASES):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from profiler.facts.roofs import Roof
-from profiler.facts.telemetry import Spread
+from profiler.facts.telemetry import ReadingRange
 from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.answer import where_it_lies
 from profiler.judge.breakdown import TERM_NAMES
@@ -16,14 +16,14 @@ from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.breakdown_bars import WORTH_SHOWING
 from profiler.report.sections import engine_claims, interval, saving
-from profiler.report.selection import evidence_of, half_width, shown_cells
+from profiler.report.selection import evidence_of, half_width, selected_cells
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
-Row = list[str]
+TableRow = list[str]
 
 
-def breakdown_rows(run: Run) -> list[Row]:
+def breakdown_rows(run: Run) -> list[TableRow]:
     """A row for the step and one for each group in it, for the smallest and the largest cell of each phase."""
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
@@ -40,7 +40,7 @@ def breakdown_rows(run: Run) -> list[Row]:
     return rows
 
 
-def _inside_row(item: GroupTime) -> Row:
+def _inside_row(item: GroupTime) -> TableRow:
     rates = ["-"] * 4
     if item.bytes and item.time_s:
         rates = [
@@ -52,10 +52,10 @@ def _inside_row(item: GroupTime) -> Row:
     return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
 
 
-def split_rows(run: Run) -> list[Row]:
-    """Each term and how far it may be off, for the cells that `shown_cells` picks: a heading, then a row for each term
-    that one of them has."""
-    evidence, shown = evidence_of(run), shown_cells(run)
+def split_rows(run: Run) -> list[TableRow]:
+    """Each term of the time breakdown with its half-width, for the cells of `selected_cells`: a heading, then a row per
+    term."""
+    evidence, shown = evidence_of(run), selected_cells(run)
     if not shown:
         return []
     rows = [["", *(result.key.name for result in shown)]]
@@ -73,8 +73,8 @@ def _term(term: str, result: CellResult, evidence: CellEvidence | None) -> str:
     return f"{text} ± {duration(off_s)}" if off_s else text
 
 
-def lever_rows(run: Run) -> list[Row]:
-    """Cell, change, what it saves (or costs) and why, for the cells that `shown_cells` picks; the largest first."""
+def lever_rows(run: Run) -> list[TableRow]:
+    """Cell, change, what it saves (or costs) and why, for the cells that `selected_cells` picks; the largest first."""
     evidence = evidence_of(run)
     return [
         [
@@ -84,19 +84,19 @@ def lever_rows(run: Run) -> list[Row]:
             percent(lever.saves_s / result.latency_s),
             f"{lever.basis}: {lever.because}",
         ]
-        for result in shown_cells(run)
+        for result in selected_cells(run)
         if result.key in evidence
         for lever in evidence[result.key].levers
         if abs(lever.saves_s) >= WORTH_SHOWING * result.latency_s
     ]
 
 
-def card_rows(run: Run) -> list[Row]:
-    """The most tokens/s that other cards' datasheets allow the cells that `shown_cells` picks, a heading first.
+def card_rows(run: Run) -> list[TableRow]:
+    """The most tokens/s that other cards' datasheets allow the cells that `selected_cells` picks, a heading first.
 
     A cell that a card cannot hold gets words instead.
     """
-    evidence, shown = evidence_of(run), shown_cells(run)
+    evidence, shown = evidence_of(run), selected_cells(run)
     cards = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))
     if not cards:
         return []
@@ -110,7 +110,7 @@ def _on_card(card: str, result: CellResult, evidence: CellEvidence | None) -> st
     return significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
 
 
-def engine_rows(run: Run) -> list[Row]:
+def engine_rows(run: Run) -> list[TableRow]:
     """Cell, engine, what it does to a step against the first, that interval and the terms, where it is a claim."""
     return [
         [_on(item.key, item.against).name, item.engine, saving(item), interval(item), ", ".join(where_it_lies(item))]
@@ -123,7 +123,7 @@ def _on(key: CellKey, engine: str) -> CellKey:
     return replace(key, cell=replace(key.cell, engine=engine))
 
 
-def roof_rows(run: Run) -> list[Row]:
+def roof_rows(run: Run) -> list[TableRow]:
     """Every measured roof: name, median, quartiles, share of the datasheet, clock, method."""
     ceilings, device = run.document.ceilings, run.document.device
     rows = [
@@ -139,7 +139,7 @@ def roof_rows(run: Run) -> list[Row]:
     return rows
 
 
-def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> Row:
+def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> TableRow:
     return [
         name,
         scaled(roof.per_s, unit),
@@ -153,7 +153,7 @@ def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> Row:
 _NOT_SEEN = "not seen"
 
 
-def health_rows(run: Run) -> list[Row]:
+def health_rows(run: Run) -> list[TableRow]:
     """What the device reported during the run, and what it is set to."""
     health = run.document.health
     rows = []
@@ -179,7 +179,7 @@ def _or_not_seen(value: object) -> str:
     return _NOT_SEEN if value is None else str(value)
 
 
-def _spread(spread: Spread | None, unit: str) -> str:
+def _spread(spread: ReadingRange | None, unit: str) -> str:
     if spread is None:
         return _NOT_SEEN
     low, middle, high = (_plain(value, unit) for value in (spread.low, spread.median, spread.high))
@@ -194,7 +194,7 @@ Value = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One column: its heading, its value, and how a number is shown."""
 
     heading: str
@@ -213,26 +213,26 @@ class Entry:
 
 
 COLUMNS = (
-    Column("phase", lambda cell: cell.phase),
-    Column("engine", lambda cell: cell.engine),
-    Column("batch", lambda cell: cell.batch_size),
-    Column("prompt", lambda cell: cell.prompt_len),
-    Column("context", lambda cell: cell.context_len),
-    Column("status", lambda cell: cell.status),
-    Column("time", lambda cell: cell.latency_s, duration),
-    Column("±", half_width, percent),
-    Column("visits", lambda cell: cell.visits),
-    Column("p99", lambda cell: cell.p99_s, duration),
-    Column("TTFT", lambda cell: cell.ttft_s, duration),
-    Column("tokens/s", lambda cell: cell.tokens_per_s, significant),
-    Column("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
-    Column("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
-    Column("MFU", lambda cell: cell.mfu, percent),
-    Column("MBU", lambda cell: cell.mbu, percent),
-    Column("roof", lambda cell: cell.attained, percent),
-    Column("regime", lambda cell: cell.regime),
-    Column("sure", lambda cell: cell.confidence),
-    Column("noise", lambda cell: cell.noise),
+    TableColumn("phase", lambda cell: cell.phase),
+    TableColumn("engine", lambda cell: cell.engine),
+    TableColumn("batch", lambda cell: cell.batch_size),
+    TableColumn("prompt", lambda cell: cell.prompt_len),
+    TableColumn("context", lambda cell: cell.context_len),
+    TableColumn("status", lambda cell: cell.status),
+    TableColumn("time", lambda cell: cell.latency_s, duration),
+    TableColumn("±", half_width, percent),
+    TableColumn("visits", lambda cell: cell.visits),
+    TableColumn("p99", lambda cell: cell.p99_s, duration),
+    TableColumn("TTFT", lambda cell: cell.ttft_s, duration),
+    TableColumn("tokens/s", lambda cell: cell.tokens_per_s, significant),
+    TableColumn("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
+    TableColumn("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
+    TableColumn("MFU", lambda cell: cell.mfu, percent),
+    TableColumn("MBU", lambda cell: cell.mbu, percent),
+    TableColumn("roof", lambda cell: cell.attained, percent),
+    TableColumn("regime", lambda cell: cell.regime),
+    TableColumn("sure", lambda cell: cell.confidence),
+    TableColumn("noise", lambda cell: cell.noise),
 )
 
 
@@ -262,7 +262,7 @@ def _packed(column: Sequence[Entry]) -> Packed:
     return Packed(words=words, at=[places[entry.text] for entry in column])
 
 
-def _entry(column: Column, value: Value) -> Entry:
+def _entry(column: TableColumn, value: Value) -> Entry:
     number = column.show is not None or isinstance(value, int)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return Entry("-", "", number)

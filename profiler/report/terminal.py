@@ -27,7 +27,7 @@ from profiler.report.sections import (
     precision_line,
     quality_line,
     rank_lines,
-    regimes,
+    regime_names,
     roofs_lines,
     stage_line,
     unexplained_lines,
@@ -36,7 +36,7 @@ from profiler.report.sections import (
 from profiler.report.selection import evidence_of, half_width, of_first_engine
 from profiler.report.tables import breakdown_rows
 from profiler.store.folder import Run
-from profiler.units import count, duration, percent, significant
+from profiler.units import duration, percent, short_count, significant
 
 _BAR_WIDTH = 48
 _UNBOUNDED = 1000
@@ -66,7 +66,9 @@ def print_run(run: Run, console: Console) -> None:
         console.print(Text(sentence, style="bold"))
     console.print()
     model = run.model
-    heading = f"{model.id}: {count(model.params)} parameters, {precision_line(run)}, on {run.document.device.name}"
+    heading = (
+        f"{model.id}: {short_count(model.params)} parameters, {precision_line(run)}, on {run.document.device.name}"
+    )
     console.print(Text(heading))
     console.print(Text("measured roofs: " + ", ".join(roofs_lines(run))))
     if host := host_line(run):
@@ -150,7 +152,7 @@ def _table(run: Run, left_out: Sequence[str]) -> Table:
         left_out=left_out,
     )
     table = _empty_table(columns)
-    words, noisy, once = regimes(run), _noisy(run), visited_once(run)
+    words, noisy, once = regime_names(run), _noisy(run), visited_once(run)
     last_phase = None
     for result in run.results:
         if last_phase is not None and result.phase != last_phase:

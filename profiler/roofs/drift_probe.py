@@ -9,7 +9,7 @@ import torch
 
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
-from profiler.facts.roofs import Look
+from profiler.facts.roofs import DriftReading
 
 _BUFFER_BYTES = 256 << 20
 _SIDE = 1024
@@ -18,7 +18,7 @@ _MOST_BURSTS = 6
 _AGREE = 0.02
 
 
-class Sentinel:
+class DriftProbe:
     """Holds its own buffers; a look takes a quarter of a second on a CPU.
 
     Right after a large prefill memory is slower for a moment, by a fifth on a shared Xeon, whatever the machine does:
@@ -30,11 +30,11 @@ class Sentinel:
         self._buffer = torch.rand(_BUFFER_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
-    def look(self) -> Look:
+    def look(self) -> DriftReading:
         """Median seconds of reading the buffer and of one matrix product, once they have settled."""
         with torch.inference_mode():
             memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(self._product)
-        return Look(memory_s, compute_s, self._machine.unix_s())
+        return DriftReading(memory_s, compute_s, self._machine.unix_s())
 
     def _settled_s(self, call: Callable[[], object]) -> float:
         bursts = [statistics.median(time_calls(call, self._machine.clock, _CALLS))]

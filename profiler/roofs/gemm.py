@@ -23,7 +23,7 @@ _FLOAT8 = "float8_e4m3fn"
 
 
 @dataclass(frozen=True)
-class Product:
+class SquareProduct:
     """A product of two squares, to be called."""
 
     run: Callable[[], object]
@@ -97,25 +97,25 @@ def square_size(roof: Roof) -> int:
     return int(roof.method.split("x")[0])
 
 
-def square_product(device: torch.device, dtype: str, size: int) -> Product:
+def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct:
     """A product of two random squares in this dtype. Raises what torch raises where the device has none."""
     method = f"{size}x{size}x{size}"
     if dtype == TFLOAT32:
         full = square_product(device, "float32", size)
-        return Product(lambda: _with_tf32(full), method)
+        return SquareProduct(lambda: _with_tf32(full), method)
     if dtype == _FLOAT8:
         return _float8_product(device, size, method)
     if dtype == "int8":
         a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
         b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
-        return Product(lambda: torch._int_mm(a, b), method)
+        return SquareProduct(lambda: torch._int_mm(a, b), method)
     kind = getattr(torch, dtype)
     x = torch.randn(size, size, device=device, dtype=kind)
     weight = torch.randn(size, size, device=device, dtype=kind)
-    return Product(lambda: F.linear(x, weight), method)
+    return SquareProduct(lambda: F.linear(x, weight), method)
 
 
-def _float8_product(device: torch.device, size: int, method: str) -> Product:
+def _float8_product(device: torch.device, size: int, method: str) -> SquareProduct:
     """A product as torchao's linears run it: a scale a row on both sides, accumulated fast, given in bfloat16.
 
     torchao 0.18: Float8DynamicActivationFloat8WeightConfig sets `use_fast_accum`, and
@@ -136,8 +136,8 @@ def _float8_product(device: torch.device, size: int, method: str) -> Product:
     try:
         by_rows()
     except RuntimeError:
-        return Product(scaled(1, 1), f"{method}, one scale a tensor: scales by rows failed")
-    return Product(by_rows, method)
+        return SquareProduct(scaled(1, 1), f"{method}, one scale a tensor: scales by rows failed")
+    return SquareProduct(by_rows, method)
 
 
 def _with_tf32(call: Callable[[], object]) -> object:

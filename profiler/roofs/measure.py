@@ -10,15 +10,15 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from profiler.counting.floor import Under
+from profiler.counting.floor import RoofSet
 from profiler.counting.operators import ModelWork
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
-from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsAgain
+from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
 from profiler.roofs.gemm import measure_gemm, measure_gemv, square_product, square_size
 from profiler.roofs.memory_bandwidth import measure_page_fault_s, measure_read, measure_streams
 from profiler.roofs.sampler import STAGE_BUDGET_S, attempt, clocked, roof_of, sample
-from profiler.user_cache import keep, kept_file
+from profiler.user_cache import cache_path, write_cache
 
 # A short look at what was kept.
 _CHECK_S = 0.3
@@ -69,7 +69,7 @@ def measure(
     )
 
 
-def look_again(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsAgain | None:
+def look_again(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured | None:
     """The roofs that verdicts rest on once more, with the buffers and shapes of the first time; `budget_s` for each.
 
     None where the run has left no room for them. What was not measured then is not measured now.
@@ -85,7 +85,7 @@ def look_again(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s:
         memory[GEMV] = measure_gemv(machine, model_dtype, ceilings.stream_bytes, budget_s)
     if first is not None and first.measured:
         compute[model_dtype] = clocked(partial(_product_again, machine, model_dtype, first, budget_s), machine)
-    return RoofsAgain(memory, compute, machine.unix_s())
+    return RoofsRemeasured(memory, compute, machine.unix_s())
 
 
 def _product_again(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
@@ -133,10 +133,10 @@ def cached(
         "software": dict(software),
         "method": _METHOD,
     }
-    path = kept_file("ceilings", facts)
+    path = cache_path("ceilings", facts)
     measured = measure(None if fresh else _read(path))
     if not machine.source.failures:  # they lack the clocks that it did not report
-        keep(path, _CEILINGS.dump_json(measured))
+        write_cache(path, _CEILINGS.dump_json(measured))
     return measured
 
 
@@ -148,7 +148,7 @@ def _read(path: Path) -> Ceilings | None:
     return kept if 0 <= time.time() - kept.measured_at_unix_s < _KEPT_S else None
 
 
-def here_roofs(work: ModelWork, dtype: str) -> Under:
+def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     """The roofs of this device, measured, or kept for a day."""
     from profiler.device.device import resolve_device, software
     from profiler.device.machine import machine_for
@@ -167,4 +167,4 @@ def here_roofs(work: ModelWork, dtype: str) -> Under:
         why = next(iter(found.missing.values()))
         raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu CARD.")
     rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
-    return Under(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)
+    return RoofSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, machine.info.memory_bytes)

@@ -13,7 +13,7 @@ import torch
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
-from profiler.facts.roofs import COPY, READ, TRIAD, Ceilings, CurvePoint, Roof, Witness, agree
+from profiler.facts.roofs import COPY, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof, agree
 from profiler.roofs.sampler import attempt, clocked, random_bytes, record, roof_of, sample, sample_on_device
 
 # Four times the last-level caches in all, as BabelStream and STREAM ask for, so that they cannot serve the stream.
@@ -181,7 +181,7 @@ _MEMORY_SHARE = 0.1
 _LEAST_PASSES = 5
 
 
-def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float) -> Witness | None:
+def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float) -> WeightReadRoof | None:
     """Bytes a second of a sum over each of a model's weights on the device, beside a stream cut into the same pieces.
 
     Many short reads reach less than one long one, wherever they lie (24 of 32 GB/s over the 272 weights of
@@ -197,7 +197,7 @@ def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, bu
     stream = random_bytes(nbytes, machine.device).view(torch.int64).split(elements)
     seconds = _in_turn(weights, stream, machine, budget_s)
     own, pieces = (_roof(nbytes, each_s, len(weights)) for each_s in seconds)
-    return Witness(nbytes, own, pieces)
+    return WeightReadRoof(nbytes, own, pieces)
 
 
 def _fitting(parts: Sequence[torch.Tensor], room_bytes: float) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.telemetry import Watch
-from profiler.errors import RequestError, contained, first_line, told
+from profiler.errors import RequestError, describe_error, first_line, tolerate_errors
 from profiler.facts.roofs import Roof
 
 STAGE_BUDGET_S = 1.5
@@ -39,7 +39,7 @@ def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[No
 
     Raises DeviceError where the device is lost.
     """
-    with contained(lambda error: missing.update({name: told(error)})):
+    with tolerate_errors(lambda error: missing.update({name: describe_error(error)})):
         yield
         return
     machine.recover(f"measuring {name}")

@@ -23,7 +23,7 @@ from profiler.loading.source import resolve
 from profiler.measure.card_profile import STANDARD, installed_formats, measure_card, small_alone
 from profiler.predict.card_profile import fitted_on, profile_json
 from profiler.predict.kernel_times import from_memory_s
-from profiler.predict.operator_arrays import Steps, demanded
+from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.store.writer import replace_file
 
 PROFILE_BUDGET_S = 24.0
@@ -80,9 +80,9 @@ def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[Sm
         return []
     config = load_config(resolve(STANDARD))
     module = build_on_meta(config, DTYPES[dtype])
-    steps = Steps.of([CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in alone])
+    steps = StepArrays.of([CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in alone])
     paths = dict.fromkeys(PHASES, ExecutionPath())
-    needed = demanded(walk(module), steps, paths, planned_weight_bytes(module))
+    needed = operator_arrays(walk(module), steps, paths, planned_weight_bytes(module))
     device = fitted_on(profile, dtype, config.num_hidden_layers).device
     traffic_s = from_memory_s(needed, device, lambda column: bool(column.heads or column.shape))
     return [

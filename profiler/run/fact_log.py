@@ -11,14 +11,14 @@ from profiler.grid.cells import Cell, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_cells
 from profiler.store.document import RunDocument
-from profiler.store.samples import Fact, Gathered
+from profiler.store.samples import Fact, GatheredFacts
 from profiler.store.writer import RunStore
 
 # Keeping the table as it grows may take this share of a sweep's wall time.
 _TABLE_SHARE = 0.05
 
 
-class Ledger:
+class FactLog:
     """Appends facts to a run folder and keeps its table up to date."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Ledger:
         machine: Machine,
         document: RunDocument,
         operators: Mapping[CellKey, Sequence[OperatorWork]],
-        gathered: Gathered,
+        gathered: GatheredFacts,
     ) -> None:
         self._store = store
         self._machine = machine

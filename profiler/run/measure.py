@@ -16,20 +16,20 @@ from profiler.judge.judge_run import judge_run
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
 from profiler.measure.generate import time_generate
-from profiler.measure.idle import steps_after_silence
+from profiler.measure.idle import steps_after_idle
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
 from profiler.measure.module_hooks import hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import Plan
 from profiler.measure.trace import trace_cell
-from profiler.measure.trials import try_forms
+from profiler.measure.trials import try_variants
 from profiler.measure.visit import warm_up
-from profiler.roofs.drift_probe import Sentinel
+from profiler.roofs.drift_probe import DriftProbe
 from profiler.roofs.measure import look_again
 from profiler.run.cold_start import fresh_starts
-from profiler.run.fact_log import Ledger
-from profiler.run.setup import beside, dispatch_of_twin
+from profiler.run.fact_log import FactLog
+from profiler.run.setup import dispatch_of_twin, other_bytes
 from profiler.run.stages import Stages
 from profiler.run.tensor_parallel import Ranks
 from profiler.run.validate import Prepared
@@ -75,7 +75,7 @@ class Session:
 
     prepared: Prepared
     subject: Subject
-    ledger: Ledger
+    ledger: FactLog
     stages: Stages
     ranks: Ranks | None
 
@@ -109,7 +109,7 @@ def _sweep(session: Session, visits: Sweep) -> None:
     grid, machine = session.prepared.grid, subject.machine
     stages.begin("timing")
     probe = _drift_probe(session)
-    own_bytes = beside(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
+    own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
 
     def look() -> float:
         if probe is not None:
@@ -145,10 +145,10 @@ def _sweep(session: Session, visits: Sweep) -> None:
         look()
 
 
-def _drift_probe(session: Session) -> Sentinel | None:
+def _drift_probe(session: Session) -> DriftProbe | None:
     """What shows whether the machine's own speed changes; None where there is no room for its buffers."""
     with session.stages.optional("the drift probe", _NO_DRIFT):
-        return Sentinel(session.subject.machine)
+        return DriftProbe(session.subject.machine)
     return None
 
 
@@ -245,7 +245,7 @@ def _try_levers(session: Session) -> None:
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
-        for trial in try_forms(
+        for trial in try_variants(
             session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling, _failed_trial(session)
         ):
             session.ledger.add(trial)
@@ -276,7 +276,7 @@ def _look_for_residuals(session: Session) -> None:
                         ledger.add(hooked)
 
 
-def _latencies_s(ledger: Ledger) -> dict[CellKey, float]:
+def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
     """The time of every cell that has one."""
     results = judge_run(ledger.facts).cells
     return {result.key: result.latency_s for result in results if result.latency_s == result.latency_s}
@@ -293,7 +293,7 @@ def _expected_visit_s(session: Session) -> Mapping[Cell, float]:
     return expected
 
 
-def measure_wanted(session: Session, folder: Path) -> None:
+def measure_options(session: Session, folder: Path) -> None:
     """Measure what the options ask for beside the sweep; a trace is written into `folder`."""
     wants, subject = session.prepared.options, session.subject
     if (wants.breakdown or wants.trace) and not subject.loaded.offloaded:
@@ -333,5 +333,5 @@ def _start_cold(session: Session) -> None:
             session.ledger.add(start)
     engine, cell = next(iter(session.subject.engines.values())), session.prepared.grid.cells[0]
     with session.stages.optional("the steps after a pause", "what a pause costs is not known"):
-        for steps in steps_after_silence(engine, cell, session.subject.machine):
+        for steps in steps_after_idle(engine, cell, session.subject.machine):
             session.ledger.add(steps)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.judge.device_health import Health, Measured, healths
+from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
@@ -52,11 +52,11 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
     return runs
 
 
-def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[Health, ...]:
+def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:
     """Each device of `run_devices` against the others."""
     return healths(
         [
-            Measured(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)
+            DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)
             for name, run in zip(devices, runs, strict=True)
         ]
     )

@@ -12,7 +12,7 @@ from typing import Any
 from profiler.device.clock import instrument_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import machine_for
-from profiler.device.process_group import Group
+from profiler.device.process_group import ProcessGroup
 from profiler.device.telemetry import idle_power_w, source_for
 from profiler.errors import DeviceError, RankError, RunError
 from profiler.facts.measurements import CellPeak, PredictedPeaks
@@ -22,9 +22,9 @@ from profiler.measure.subject import Subject
 from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import config_of, opening
-from profiler.run.fact_log import Ledger
+from profiler.run.fact_log import FactLog
 from profiler.run.judge_folder import judge_folder
-from profiler.run.measure import Session, Sweep, measure_cells, measure_wanted
+from profiler.run.measure import Session, Sweep, measure_cells, measure_options
 from profiler.run.options import Options, known_options
 from profiler.run.setup import roof_dtypes, set_up
 from profiler.run.stages import Listener, Stages
@@ -33,7 +33,7 @@ from profiler.run.validate import Prepared, prepare
 from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.store.document import HealthRecord, RunDocument
 from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
-from profiler.store.samples import Fact, Gathered
+from profiler.store.samples import Fact, GatheredFacts
 from profiler.store.writer import RunStore
 
 
@@ -50,7 +50,7 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 
-def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group: Group | None = None) -> Run:
+def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group: ProcessGroup | None = None) -> Run:
     """Run a checked request: load, measure the roofs, sweep, judge, write; `visits` decides what is visited when.
 
     With a `group` this is its rank 0, and the others follow (`ranks.follow_rank`).
@@ -63,7 +63,7 @@ def execute(prepared: Prepared, listener: Listener, visits: Sweep = sweep, group
         return _execute(prepared, store, Stages(listener, machine), visits, group)
 
 
-def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: Group | None) -> Run:
+def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep, group: ProcessGroup | None) -> Run:
     idle_w = foreign = ranks = None
     with stages.optional("the look at the idle device", "its idle power and other users of the host are not known"):
         foreign = ForeignLoad(group.beside if group else ())
@@ -96,7 +96,7 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
         measure_cells(session, visits)
         if ranks is not None:
             ranks.end()
-        measure_wanted(session, store.folder)
+        measure_options(session, store.folder)
     except (DeviceError, RankError) as error:
         ended = error
     except KeyboardInterrupt as interrupt:
@@ -129,9 +129,9 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
 
 def _opened(
     prepared: Prepared, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
-) -> Ledger:
+) -> FactLog:
     """A ledger over a folder that holds what is known before the first cell, and what an earlier run gathered."""
-    gathered = Gathered()
+    gathered = GatheredFacts()
     rows: tuple[CellResult, ...] = ()
     if prepared.resumed:
         earlier = read_document(prepared.out)
@@ -140,7 +140,7 @@ def _opened(
     store.write_document(document)
     store.write_config(config_of(prepared))
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
-    ledger = Ledger(store, subject.machine, document, operators, gathered)
+    ledger = FactLog(store, subject.machine, document, operators, gathered)
     peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
     for fact in (*known, PredictedPeaks(peaks)):
         ledger.add(fact)

@@ -16,8 +16,8 @@ from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
-from profiler.engines.vllm import Wanted
-from profiler.errors import ModelError, RoofscopeError, first_line, told
+from profiler.engines.vllm import VllmRequirements
+from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
 from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath
@@ -87,7 +87,9 @@ def _loaded(prepared: Prepared) -> LoadedModel:
             " model."
         ) from error
     except Exception as error:
-        raise ModelError(f"{request.source.name} does not load on {request.device}: {told(error)}.") from error
+        raise ModelError(
+            f"{request.source.name} does not load on {request.device}: {describe_error(error)}."
+        ) from error
 
 
 def dispatch_of_twin(
@@ -153,7 +155,7 @@ def make_engines(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machi
     return {name: made[name] for name in names}
 
 
-def beside(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> dict[str, int]:
+def other_bytes(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> dict[str, int]:
     """Bytes held beside what each engine needs: the profiler's own, other engines' models and caches, and the loaded
     model itself where an engine has its own."""
     held = {name: item.owned.weight_bytes + item.owned.cache_bytes for name, item in engines.items() if item.owned}
@@ -165,11 +167,11 @@ def beside(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> d
     }
 
 
-def _wanted(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> Wanted:
+def _wanted(prepared: Prepared, loaded: LoadedModel, work: ModelWork, machine: Machine) -> VllmRequirements:
     request, grid = prepared.request, prepared.grid
     limit = getattr(prepared.config.get_text_config(), "max_position_embeddings", None)
     longest = grid.longest_context + _AHEAD
-    return Wanted(
+    return VllmRequirements(
         config=copy.deepcopy(prepared.config),
         architecture=type(loaded.module).__name__,
         checkpoint=str(pretrained_location(request.source)[0]) if request.weights == "checkpoint" else None,

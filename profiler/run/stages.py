@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from profiler.device.machine import Machine
-from profiler.errors import contained, told
+from profiler.errors import describe_error, tolerate_errors
 from profiler.measure.sweep import Progress
 from profiler.store.document import Missing
 
@@ -52,14 +52,14 @@ class Stages:
         `effect` says what its absence means for the figures. Raises DeviceError where the device is lost, and RankError
         where a rank is.
         """
-        with contained(lambda error: self.miss(what, told(error), effect)):
+        with tolerate_errors(lambda error: self.miss(what, describe_error(error), effect)):
             yield
             return
         self.machine.recover(what)
 
     def failed(self, what: str, error: Exception, effect: str) -> None:
         """Record that a part failed whose own caller goes on. Raises DeviceError where the device is lost since."""
-        self.miss(what, told(error), effect)
+        self.miss(what, describe_error(error), effect)
         self.machine.recover(what)
 
     def miss(self, what: str, why: str, effect: str) -> None:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
-from profiler.data.links import Link, fitted
+from profiler.data.links import Link, fit_link
 from profiler.device.machine import Machine
-from profiler.device.process_group import Group, in_common_s, silent
+from profiler.device.process_group import ProcessGroup, in_common_s, silent
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine, LeadingEngine
 from profiler.facts.dispatch import DispatchSamples
@@ -28,7 +28,7 @@ from profiler.loading.request import dtype_name
 from profiler.loading.tensor_parallel import Share, load_share
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
-from profiler.measure.visit import Bench, follow
+from profiler.measure.visit import VisitContext, follow
 from profiler.roofs.measure import measure
 from profiler.run.validate import Prepared
 
@@ -51,7 +51,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Alone:
+class RankTiming:
     """One rank's passes over its share of a cell, with nothing exchanged: the one that fills the cache, then each step.
 
     Ranks whose hosts wait for their exchanges meet in each instead.
@@ -69,14 +69,14 @@ class Alone:
         return np.array([math.nan if self.prefill_s is None else self.prefill_s, *self.decode_s])
 
 
-def own_work(engine: Engine, cell: Cell, steps: int, bench: Bench, group: Group) -> Alone:
+def own_work(engine: Engine, cell: Cell, steps: int, bench: VisitContext, group: ProcessGroup) -> RankTiming:
     """What this rank's share of a cell takes; all ranks work at once."""
     with silent(group, bench.machine) as silence:
         prefill_s, decode_s = follow(engine, cell, steps, bench)
-    return Alone(prefill_s, decode_s, tuple(silence.begun_s), tuple(silence.ended_s))
+    return RankTiming(prefill_s, decode_s, tuple(silence.begun_s), tuple(silence.ended_s))
 
 
-def together(cell: Cell, every: Sequence[Alone], *, one_clock: bool = True) -> RankSteps:
+def rank_shares(cell: Cell, every: Sequence[RankTiming], *, one_clock: bool = True) -> RankSteps:
     """The ranks' shares of a cell beside each other: what each takes, and what all do with what they wait for others.
 
     A rank's own share is what it spends outside of exchanges, theirs what they do not spend in exchanges all at once.
@@ -116,7 +116,7 @@ def middle(passes: Sequence[RankSteps]) -> RankSteps:
 class Ranks:
     """One rank's side of a run: its share of the model, and what it does in step with the others."""
 
-    def __init__(self, prepared: Prepared, group: Group, machine: Machine) -> None:
+    def __init__(self, prepared: Prepared, group: ProcessGroup, machine: Machine) -> None:
         request = replace(prepared.request, device=group.device)
         skeleton: Any = plan(replace(request, weights="random"), copy.deepcopy(prepared.config))
         self.group = group
@@ -124,7 +124,7 @@ class Ranks:
         self.work: ModelWork = walk_rank(skeleton, group.size, group.rank)
         self.share: Share = load_share(request, prepared.config, group, skeleton)
         self.own_cores: bool = group.share_cores()
-        self.bench = Bench(machine, int(prepared.config.get_text_config().vocab_size))
+        self.bench = VisitContext(machine, int(prepared.config.get_text_config().vocab_size))
         self._engine = EagerEngine(self.share.joined, machine)
 
     def engine(self) -> LeadingEngine:
@@ -147,7 +147,7 @@ class Ranks:
             self.group.order(Order("alone", cell))
             every = self.group.gather(self._alone(cell))
             found.append(
-                middle([together(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
+                middle([rank_shares(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
             )
         return found
 
@@ -169,9 +169,9 @@ class Ranks:
         roofs = measure(self.machine, list(dtypes), model_dtype=dtype_name(self.share.alone.request.dtype))
         points = self.group.measure_exchange(self.machine, _LINK_S)
         name = "gloo" if self.group.device.type == "cpu" else "NCCL"
-        return roofs, fitted(f"{name}, {self.group.size} ranks", points, "measured in this run")
+        return roofs, fit_link(f"{name}, {self.group.size} ranks", points, "measured in this run")
 
-    def _alone(self, cell: Cell) -> list[Alone]:
+    def _alone(self, cell: Cell) -> list[RankTiming]:
         """This rank's passes over its share of a cell."""
         steps = min(_OWN_STEPS, cell.decode_steps)
         found = [own_work(self._engine, cell, steps, self.bench, self.group) for _ in range(1 + _PASSES)]
@@ -195,7 +195,7 @@ def set_up_ranks(
     return subject, ceilings, dispatch
 
 
-def follow_rank(prepared: Prepared, group: Group, machine: Machine) -> None:
+def follow_rank(prepared: Prepared, group: ProcessGroup, machine: Machine) -> None:
     """All that a rank other than 0 does in a run."""
     with quiet_libraries():
         Ranks(prepared, group, machine).follow()

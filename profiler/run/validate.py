@@ -27,7 +27,7 @@ from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import architecture_of, load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
-from profiler.loading.source import Source, resolve
+from profiler.loading.source import ModelSource, resolve
 from profiler.measure.quality import text_ids
 from profiler.quant.formats import QUANTS, Quant, QuantOptions, check_quant
 from profiler.run.options import DEFAULT_MODEL, Options, flag_of
@@ -142,7 +142,7 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
 
 
 def _check_ranks(
-    options: Options, source: Source, config: object, quant: Quant, where: torch.device, grid: Grid
+    options: Options, source: ModelSource, config: object, quant: Quant, where: torch.device, grid: Grid
 ) -> None:
     """Refuse what several ranks cannot do, before anything is loaded. Raises RequestError."""
     tp = options.tp

@@ -9,7 +9,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device, under_wsl
 from profiler.device.memory import MAY_SPILL, NO_FALLBACK
 from profiler.facts.roofs import Ceilings, Roof
-from profiler.loading.request import Fit, dtype_name
+from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
 from profiler.units import percent, scaled
 
@@ -95,7 +95,7 @@ def _measured_link(link: Roof | None) -> str:
     return f" ({scaled(link.per_s, 'B/s')} measured)" if link else ""
 
 
-def fit_warnings(fit: Fit) -> list[str]:
+def fit_warnings(fit: CheckpointFit) -> list[str]:
     """Whether checkpoint and config are of one model."""
     warnings = []
     if fit.missing:

@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.data.links import Link
-from profiler.facts.measurements import Activity, AfterSilence, FreshStart, Quality
-from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, Witness
+from profiler.facts.measurements import Activity, AfterIdle, FreshStart, Quality
+from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts
 from profiler.facts.scheduler import OwnedModel
 from profiler.facts.step import ExecutionPath
-from profiler.facts.telemetry import Health
+from profiler.facts.telemetry import TelemetrySummary
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.judge.cells import CellEvidence, EngineDifference, Keyed, columns_of
@@ -57,7 +57,7 @@ class CeilingsRecord:
     host: HostPace | None = None
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
-    weights: Witness | None = None
+    weights: WeightReadRoof | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     """What could not be measured, by name, each with the reason."""
 
@@ -108,7 +108,7 @@ class CountingRecord:
 class HealthRecord:
     """What the device reported, and what it is set to."""
 
-    readings: Health | None = None
+    readings: TelemetrySummary | None = None
     not_seen: tuple[str, ...] = ()
     idle_power_w: float | None = None
     settings: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class RunDocument:
     generate: tuple[GenerateTax, ...] = ()
     ragged: tuple[RaggedStep, ...] = ()
     fresh_starts: tuple[FreshStart, ...] = ()
-    after_silence: tuple[AfterSilence, ...] = ()
+    after_silence: tuple[AfterIdle, ...] = ()
     answer: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -20,8 +20,8 @@ from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import RunDocument, document_of
 from profiler.store.migrations import ADDED_COLUMNS, migrated
 from profiler.store.operators_csv import read_operators
-from profiler.store.samples import SAMPLES_FILE, Gathered, read_facts_of
-from profiler.units import formula_again, no_formula, visible, visible_in
+from profiler.store.samples import SAMPLES_FILE, GatheredFacts, read_facts_of
+from profiler.units import escape_formula, unescape_formula, visible, visible_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +85,7 @@ def cells_text(results: Sequence[CellResult]) -> str:
 def _shown(value: object) -> object:
     if isinstance(value, float) and math.isnan(value):
         return ""
-    return no_formula(value) if isinstance(value, str) else value
+    return escape_formula(value) if isinstance(value, str) else value
 
 
 def read_document(folder: Path) -> RunDocument:
@@ -142,15 +142,15 @@ _RESULT = TypeAdapter(CellResult)
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """A row without what is empty, which takes the field's default; whole numbers are written whole."""
     return {
-        name: formula_again(visible(text)).removesuffix(".0")
+        name: unescape_formula(visible(text)).removesuffix(".0")
         for name in CELL_COLUMNS
         if (text := row.get(name, ADDED_COLUMNS.get(name)))
     }
 
 
-def read_gathered(folder: Path, document: RunDocument) -> Gathered:
+def read_gathered(folder: Path, document: RunDocument) -> GatheredFacts:
     """Everything that was measured in a run, finished or not. Raises RunError for samples that cannot be read."""
-    gathered = Gathered()
+    gathered = GatheredFacts()
     # Samples of older versions do not say the new tokens of their cell, since all had the same.
     for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
         gathered.add(fact)
@@ -163,7 +163,7 @@ def read_gathered(folder: Path, document: RunDocument) -> Gathered:
     return gathered
 
 
-def read_facts(folder: Path, document: RunDocument, gathered: Gathered) -> Facts:
+def read_facts(folder: Path, document: RunDocument, gathered: GatheredFacts) -> Facts:
     """What a run is judged from. Raises RunError for a folder whose facts are not complete."""
     if document.missing_facts:
         raise RunError(

@@ -15,7 +15,7 @@ from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import columns_of
-from profiler.units import formula_again, no_formula, visible_in
+from profiler.units import escape_formula, unescape_formula, visible_in
 
 OPERATORS_FILE = "operators.csv"
 OPERATOR_COLUMN_MEANINGS = {
@@ -53,13 +53,13 @@ def operators_csv(facts: Facts) -> Iterator[str]:
     yield writer.writerow(OPERATOR_COLUMNS)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
-        of_cell = {**columns_of(key), "engine": no_formula(key.cell.engine)}
+        of_cell = {**columns_of(key), "engine": escape_formula(key.cell.engine)}
         for item in operators:
             alone = replays.get(item.operator)
             row = {
                 **of_cell,
-                "operator": no_formula(item.operator),
-                "group": no_formula(item.group),
+                "operator": escape_formula(item.operator),
+                "group": escape_formula(item.group),
                 "count": item.count,
                 "flops": item.flops,
                 "weight_bytes": item.weight_bytes,
@@ -118,14 +118,14 @@ def _key(row: Mapping[str, str]) -> CellKey:
         int(row["prompt_len"]),
         int(row["context_len"]),
         int(row["new_tokens"]),
-        formula_again(row["engine"]),
+        unescape_formula(row["engine"]),
     )
 
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:
     return OperatorWork(
-        operator=intern(formula_again(row["operator"])),
-        group=intern(formula_again(row["group"])),
+        operator=intern(unescape_formula(row["operator"])),
+        group=intern(unescape_formula(row["group"])),
         count=int(row["count"]),
         dtype=intern(row["dtype"]),
         flops=_amount(row["flops"]),

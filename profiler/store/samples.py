@@ -14,7 +14,7 @@ from profiler.errors import RunError
 from profiler.facts.dispatch import Dispatch, DispatchSamples, dispatch_of
 from profiler.facts.measurements import (
     Activity,
-    AfterSilence,
+    AfterIdle,
     FreshStart,
     GenerateSteps,
     Hooked,
@@ -28,7 +28,7 @@ from profiler.facts.measurements import (
     Trial,
 )
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings, Look, RoofsAgain
+from profiler.facts.roofs import Ceilings, DriftReading, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import Reading
 from profiler.facts.visits import Gap, Visit
@@ -42,9 +42,9 @@ SAMPLES_FILE = "samples.jsonl"
 Fact = (
     Visit
     | Gap
-    | Look
+    | DriftReading
     | Ceilings
-    | RoofsAgain
+    | RoofsRemeasured
     | DispatchSamples
     | Replays
     | Hooked
@@ -56,16 +56,16 @@ Fact = (
     | Quality
     | GenerateSteps
     | FreshStart
-    | AfterSilence
+    | AfterIdle
     | QueueTrial
 )
 
 _KINDS: dict[str, type[Fact]] = {
     "visit": Visit,
     "gap": Gap,
-    "sentinel": Look,
+    "sentinel": DriftReading,
     "roofs": Ceilings,
-    "roofs_again": RoofsAgain,
+    "roofs_again": RoofsRemeasured,
     "dispatch": DispatchSamples,
     "replay": Replays,
     "hooks": Hooked,
@@ -77,7 +77,7 @@ _KINDS: dict[str, type[Fact]] = {
     "quality": Quality,
     "generate": GenerateSteps,
     "fresh_start": FreshStart,
-    "after_silence": AfterSilence,
+    "after_silence": AfterIdle,
     "queue": QueueTrial,
 }
 _KIND_OF = {kind: name for name, kind in _KINDS.items()}
@@ -151,13 +151,13 @@ def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @dataclass
-class Gathered:
+class GatheredFacts:
     """Grows fact by fact; of what is measured once, the last holds."""
 
     visits: dict[Cell, list[Visit]] = field(default_factory=dict)
     gaps: dict[Cell, Gap] = field(default_factory=dict)
-    looks: list[Look] = field(default_factory=list)
-    roofs_again: list[RoofsAgain] = field(default_factory=list)
+    looks: list[DriftReading] = field(default_factory=list)
+    roofs_again: list[RoofsRemeasured] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class Gathered:
     rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
     fresh_starts: dict[str, FreshStart] = field(default_factory=dict)
-    after_silence: dict[float, AfterSilence] = field(default_factory=dict)
+    after_silence: dict[float, AfterIdle] = field(default_factory=dict)
     peaks: dict[Cell, int] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     quality: Quality | None = None
@@ -181,9 +181,9 @@ class Gathered:
                 self.gaps.pop(fact.cell, None)  # a resumed run tries it once more
             case Gap():
                 self.gaps[fact.cell] = fact
-            case Look():
+            case DriftReading():
                 self.looks.append(fact)
-            case RoofsAgain():
+            case RoofsRemeasured():
                 self.roofs_again.append(fact)
             case Readings():
                 self.readings += fact.readings
@@ -213,7 +213,7 @@ class Gathered:
                 self.generate_steps[fact.cell] = fact
             case FreshStart():
                 self.fresh_starts[fact.link] = fact
-            case AfterSilence():
+            case AfterIdle():
                 self.after_silence[fact.silence_s] = fact
             case Quality():
                 self.quality = fact

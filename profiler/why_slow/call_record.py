@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import Clock
-from profiler.why_slow.observations import Kind
+from profiler.why_slow.observations import CallKind
 
 _PLACES_OF_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _NOT_THE_USERS = (
@@ -22,10 +22,10 @@ _NOT_THE_USERS = (
 
 
 @dataclass
-class Noted:
+class CallRecord:
     """One call as it was noted: marks of the device's clock, and what a trial needs to call it again."""
 
-    kind: Kind
+    kind: CallKind
     model: weakref.ref[Any]
     where: str
     settings: dict[str, str]
@@ -51,7 +51,7 @@ class Noted:
 
 
 @dataclass
-class Again:
+class RepeatableCall:
     """How often something was done again, and what that took."""
 
     count: int = 0
@@ -65,7 +65,7 @@ class Again:
 @dataclass
 class Thread(threading.local):
     depth: int = 0
-    noted: Noted | None = None
+    noted: CallRecord | None = None
     text_depth: int = 0
     load_depth: int = 0
     reading: bool = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.loading.cache_argument import given_cache
-from profiler.why_slow.observations import Kind
+from profiler.why_slow.observations import CallKind
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
 _OF_A_CONFIG = (
@@ -28,7 +28,7 @@ class KnownSettings:
     _kept: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     """By model: its first parameter, and by what may change them its settings and device."""
 
-    def of(self, kind: Kind, model: Any, named: dict[str, Any]) -> tuple[dict[str, str], Any]:
+    def of(self, kind: CallKind, model: Any, named: dict[str, Any]) -> tuple[dict[str, str], Any]:
         """(settings, device) of a call. A forward's are kept until something tells that they may have changed: reading
         them from a config takes as long as a small model's own work."""
         if kind == "generate":
@@ -72,7 +72,7 @@ def _seen_cheaply(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[
     )
 
 
-def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str]:
+def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> dict[str, str]:
     import torch
 
     generates = kind == "generate"
@@ -86,7 +86,7 @@ def _settings(kind: Kind, model: Any, named: Mapping[str, Any]) -> dict[str, str
     return {
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
-        "placement": in_turn(model) or "-",
+        "placement": pipelined_devices(model) or "-",
         "attention": str(getattr(config, "_attn_implementation", None) or "-"),
         "kernel": _kernel(),
         "experts": str(getattr(config, "_experts_implementation", None) or "-"),
@@ -123,7 +123,7 @@ def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> st
     return str((option(model, named, "cache_implementation") if generates else None) or "DynamicCache")
 
 
-def in_turn(model: Any) -> str:
+def pipelined_devices(model: Any) -> str:
     """What a `device_map` over several cards comes to, in words; empty where one card does all.
 
     accelerate's hooks hand the hidden states from card to card, so that a step takes as long as on one of them.

@@ -13,24 +13,30 @@ from typing import Any
 import torch
 
 from profiler.device.memory import available_bytes
-from profiler.why_slow.call_record import Noted
-from profiler.why_slow.call_settings import in_turn
-from profiler.why_slow.loop_changes import grows_by_a_token, loop_without_cache, padding, together, without_reads
+from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.call_settings import pipelined_devices
+from profiler.why_slow.loop_changes import (
+    batching_changes,
+    grows_by_a_token,
+    loop_without_cache,
+    padding_changes,
+    without_reads,
+)
 from profiler.why_slow.observations import Call
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import Candidate, Group, Run, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
 
-def candidates(group: Group, recorder: Recorder) -> Iterator[Candidate]:
+def candidates(group: CallGroup, recorder: Recorder) -> Iterator[Candidate]:
     """What may be changed about some calls, each only where it applies."""
     call, noted = group.middle
     model, settings = group.model, call.settings
     again = repeat(noted, call, model)
 
-    def with_options(**options: object) -> Run:
+    def with_options(**options: object) -> RepeatedRun:
         return repeat(noted, call, model, options)
 
-    def candidate(name: str, evidence: str, change: str, changed: Run = again, **more: Any) -> Candidate:
+    def candidate(name: str, evidence: str, change: str, changed: RepeatedRun = again, **more: Any) -> Candidate:
         return Candidate(
             name, evidence, change, more.pop("where", call.where), again, changed, group.like(call), **more
         )
@@ -59,7 +65,7 @@ def candidates(group: Group, recorder: Recorder) -> Iterator[Candidate]:
             "leave requires_grad_(False) out: within torch.inference_mode() no gradient is recorded",
             within=lambda: _trainable(weight),
         )  # fmt: skip
-    yield from padding(call, noted, model, again, group.like(call))
+    yield from padding_changes(call, noted, model, again, group.like(call))
     if call.kind == "forward" and _only_last_is_used(group, recorder):
         yield candidate(
             "all-logits", f"logits of all {call.prompt_len} positions are computed", "pass logits_to_keep=1",
@@ -87,12 +93,12 @@ def candidates(group: Group, recorder: Recorder) -> Iterator[Candidate]:
         )
     yield from _with_copies(group, call, noted, candidate)
     if call.kind == "generate":
-        yield from together(group)
+        yield from batching_changes(group)
     # Threads that wait for each other may take very long on a busy machine.
     yield from _threads(call, candidate)
 
 
-def _in_other_kernels(group: Group, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
+def _in_other_kernels(group: CallGroup, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
     """Attention and experts by the kernels that the model was not told to take."""
     model, settings = group.model, group.middle[0].settings
     if settings["attention"] == "eager" and getattr(model, "_supports_sdpa", False):
@@ -167,7 +173,7 @@ def _has_experts(model: Any) -> bool:
     return any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
-def _only_last_is_used(group: Group, recorder: Recorder) -> bool:
+def _only_last_is_used(group: CallGroup, recorder: Recorder) -> bool:
     """Whether these forwards are prompts of a loop, which goes on with their cache or without, and could be told so."""
     call, noted = group.middle
     arguments = noted.arguments[1] if noted.arguments else {}
@@ -195,7 +201,9 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
     )  # fmt: skip
 
 
-def _with_copies(group: Group, call: Call, noted: Noted, candidate: Callable[..., Candidate]) -> Iterator[Candidate]:
+def _with_copies(
+    group: CallGroup, call: Call, noted: CallRecord, candidate: Callable[..., Candidate]
+) -> Iterator[Candidate]:
     """The same call of a copy of the model, where there is room for one."""
     for other in other_copies(group.model, call.settings["dtype"]):
         made: list[Any] = []
@@ -234,7 +242,9 @@ def other_copies(model: Any, dtype: str) -> Iterator[Copy]:
             spread = f"weights are spread over {', '.join(places)}"
             yield Copy(
                 "offload",
-                f"{spread}: {turns}" if (turns := in_turn(model)) else f"{spread}, and cross a link at every step",
+                f"{spread}: {turns}"
+                if (turns := pipelined_devices(model))
+                else f"{spread}, and cross a link at every step",
                 f'device_map={{"": "{model.device}"}}: there is room for all of them',
                 lambda: _gathered(model),
             )

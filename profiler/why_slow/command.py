@@ -14,10 +14,10 @@ from pathlib import Path
 
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
-from profiler.errors import RequestError, told
+from profiler.errors import RequestError, describe_error
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import Floor, Why, judge
-from profiler.why_slow.observations import Seen
+from profiler.why_slow.findings import CallFloor, Why, judge_calls
+from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_json
@@ -82,7 +82,7 @@ def _told_before_exit(end: Callable[[int], None]) -> Iterator[None]:
                 sys.stdout.flush()
                 sys.stderr.flush()
             except Exception as error:  # the script is left as it asked, whatever becomes of the answer
-                print(f"roofscope: {told(error)}", file=sys.stderr, flush=True)
+                print(f"roofscope: {describe_error(error)}", file=sys.stderr, flush=True)
         leave(code)
 
     os._exit = told_first  # type: ignore[assignment]
@@ -112,7 +112,7 @@ def explained(
     if foreign is not None:
         seen = replace(seen, warnings=tuple(_others(seen, foreign)))
     if interrupted or not seen.calls:
-        return judge(seen, [])
+        return judge_calls(seen, [])
     # torch is there by now: the script has used it.
     from profiler.why_slow.trials import once_warm, try_changes
 
@@ -120,10 +120,10 @@ def explained(
     start_s = now_s()
     seen = once_warm(recorder, seen, _FOR_FIRST_CALLS * budget_s)
     trials, missed = try_changes(recorder, seen, budget_s - (now_s() - start_s))
-    return judge(seen, trials, _floor(recorder, seen), missed)
+    return judge_calls(seen, trials, _floor(recorder, seen), missed)
 
 
-def _others(seen: Seen, foreign: ForeignLoad) -> list[str]:
+def _others(seen: Observations, foreign: ForeignLoad) -> list[str]:
     """What is said of others that kept cores busy which the calls needed; a card's calls are dispatched by one."""
     from profiler.run.warnings import busy_words
 
@@ -132,7 +132,7 @@ def _others(seen: Seen, foreign: ForeignLoad) -> list[str]:
     return busy_words(max(threads, default=1), foreign)
 
 
-def _floor(recorder: Recorder, seen: Seen) -> Floor | None:
+def _floor(recorder: Recorder, seen: Observations) -> CallFloor | None:
     """The least seconds of all calls here that did not fail; None where a model cannot be counted."""
     from profiler.why_slow.floor import floor_of_calls
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.why_slow.observations import Seen, covered_s, steady_s
+from profiler.why_slow.observations import Observations, covered_s, steady_s
 
 LEAST_SHARE = 0.02
 """Of the watched time: what costs less is not worth a word."""
@@ -24,7 +24,7 @@ _WORTH_ANOTHER_LOOK = 0.1
 
 
 @dataclass(frozen=True)
-class Trial:
+class ChangeTrial:
     """The same call as it was and with one thing changed, in turn, on that very model."""
 
     id: str
@@ -80,7 +80,7 @@ class FirstCall:
 
 
 @dataclass(frozen=True)
-class Floor:
+class CallFloor:
     """What the same calls need at least on this machine: each prompt once, then a step a token behind a cache."""
 
     seconds: float
@@ -92,11 +92,11 @@ class Floor:
 class Why:
     """The answer to: why is my script slow?"""
 
-    seen: Seen
+    seen: Observations
     findings: tuple[Finding, ...]
-    floor: Floor | None
+    floor: CallFloor | None
     """None where it is not known."""
-    tried: tuple[Trial, ...]
+    tried: tuple[ChangeTrial, ...]
     not_tried: tuple[str, ...] = ()
     """What could not be tried, and why."""
 
@@ -114,25 +114,27 @@ class Why:
         return tuple(found)
 
     @property
-    def undecided(self) -> tuple[Trial, ...]:
+    def undecided(self) -> tuple[ChangeTrial, ...]:
         """Trials that would save a tenth of the watched time by their median pair, but whose pairs do not agree."""
         return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
 
     @property
-    def too_close(self) -> tuple[Trial, ...]:
+    def too_close(self) -> tuple[ChangeTrial, ...]:
         """The same of those that would save less than that, and more than is passed over."""
         return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
 
     @property
-    def _no_claims(self) -> list[Trial]:
+    def _no_claims(self) -> list[ChangeTrial]:
         return [trial for trial in self.tried if not trial.is_claim]
 
-    def share_of(self, trial: Trial) -> float:
+    def share_of(self, trial: ChangeTrial) -> float:
         """What a trial would save of the watched time, by its median pair."""
         return _saves_s(trial, self.seen) / self.seen.steady_s
 
 
-def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_tried: Sequence[str] = ()) -> Why:
+def judge_calls(
+    seen: Observations, trials: Sequence[ChangeTrial], floor: CallFloor | None = None, not_tried: Sequence[str] = ()
+) -> Why:
     """Findings from what was seen and tried, the dearest first; what saves under 2 % is left out."""
     found = [_of_trial(trial, seen) for trial in trials if trial.is_claim]
     found += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
@@ -140,13 +142,13 @@ def judge(seen: Seen, trials: Sequence[Trial], floor: Floor | None = None, not_t
     return Why(seen, tuple(_merged(kept)), floor, tuple(trials), tuple(not_tried))
 
 
-def _saves_s(trial: Trial, seen: Seen) -> float:
+def _saves_s(trial: ChangeTrial, seen: Observations) -> float:
     """A trial is of warm calls: its share is of what its calls take once warm, and of the time that they cover."""
     numbers = set(trial.calls)
     return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
 
 
-def _of_trial(trial: Trial, seen: Seen) -> Finding:
+def _of_trial(trial: ChangeTrial, seen: Observations) -> Finding:
     saves_s = _saves_s(trial, seen)
     how = "changed, against the script's own calls" if trial.against_its_own else "as it was and changed, in turn"
     basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
@@ -169,7 +171,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(merged.values(), key=lambda item: -item.saves_s)
 
 
-def _callbacks(seen: Seen) -> list[Finding]:
+def _callbacks(seen: Observations) -> list[Finding]:
     """What the script's own objects took within `generate` on a CPU; a card's host waits in them for other work too."""
     found = []
     calls = [call for call in seen.calls if call.callbacks_s and call.settings.get("device", "cpu") == "cpu"]
@@ -191,7 +193,7 @@ def _callbacks(seen: Seen) -> list[Finding]:
     return found
 
 
-def _texts_again(seen: Seen) -> list[Finding]:
+def _texts_again(seen: Observations) -> list[Finding]:
     """Tokenizing what was tokenized before."""
     return [
         Finding(
@@ -207,7 +209,7 @@ def _texts_again(seen: Seen) -> list[Finding]:
     ]
 
 
-def _reloads(seen: Seen) -> list[Finding]:
+def _reloads(seen: Observations) -> list[Finding]:
     """Loads of one source behind the first."""
     found = []
     for source in dict.fromkeys(load.source for load in seen.loads):
@@ -229,7 +231,7 @@ def _reloads(seen: Seen) -> list[Finding]:
     return found
 
 
-def _recompilations(seen: Seen) -> list[Finding]:
+def _recompilations(seen: Observations) -> list[Finding]:
     """Compilations of the same code behind the first; they take place within the calls."""
     again = seen.recompilations
     if not again:

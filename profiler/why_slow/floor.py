@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from profiler.counting.floor import Under, least
+from profiler.counting.floor import RoofSet, roof_times
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
@@ -18,7 +18,7 @@ from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
-from profiler.why_slow.findings import Floor
+from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.observations import Call
 
 
@@ -27,14 +27,14 @@ class _Subject:
     """A model as it is counted: its work, the roofs that it stands under, and what dispatching it takes."""
 
     work: ModelWork
-    under: Under
+    under: RoofSet
     dtype: str
     dispatch_s: tuple[float, float] | None
     """(prefill, decode step)."""
     overlaps: bool
 
 
-def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> Floor:
+def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> CallFloor:
     """The least seconds of all calls together: the sum of their operators' roofs, and of the hollow twin's steps.
 
     A call whose model is gone is counted on another of the same class. Raises RequestError where there is none.
@@ -53,7 +53,7 @@ def floor_of_calls(calls: Sequence[tuple[Call, nn.Module | None]]) -> Floor:
         total_s += seconds
         dispatch_s += exposed_s
     known = all(subject.dispatch_s is not None for subject in subjects.values())
-    return Floor(total_s, dispatch_s if known else None)
+    return CallFloor(total_s, dispatch_s if known else None)
 
 
 def _subject(model: nn.Module) -> _Subject:
@@ -84,7 +84,7 @@ def _call_floor(call: Call, subject: _Subject, *, decodes: bool) -> tuple[float,
         contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
     step = Step(np.full(len(queries), call.batch_size), queries, contexts)
     none = np.zeros(len(queries))
-    device_s = np.add(*least(subject.work, step, subject.under, subject.dtype, none, none))
+    device_s = np.add(*roof_times(subject.work, step, subject.under, subject.dtype, none, none))
     # Compiled code is dispatched otherwise, as one call: it is bound by none of this.
     dispatched = call.settings.get("compiled") != "yes"
     prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)

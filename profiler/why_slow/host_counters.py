@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.why_slow.call_record import Again, Thread, users_line
+from profiler.why_slow.call_record import RepeatableCall, Thread, users_line
 from profiler.why_slow.observations import GraphBreak, Read, Recompilation
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
@@ -28,7 +28,7 @@ class Reads:
     touched: int = 0
     """How often a wrapper was entered."""
     watched: bool = False
-    _found: dict[tuple[str, str], Again] = field(default_factory=dict)
+    _found: dict[tuple[str, str], RepeatableCall] = field(default_factory=dict)
     """By the line that read and the line of the call before it."""
 
     def watch(self) -> None:
@@ -64,14 +64,14 @@ class Reads:
             return run(*args, **named)
         finally:
             here.reading = False
-            self._found.setdefault((users_line(), here.last), Again()).add(now_s() - start_s)
+            self._found.setdefault((users_line(), here.last), RepeatableCall()).add(now_s() - start_s)
 
     def by_line(self, behind: str | None = None) -> tuple[Read, ...]:
         """The lines that read values of a device; of those alone that did so behind a call of the line `behind`."""
-        found: dict[str, Again] = {}
+        found: dict[str, RepeatableCall] = {}
         for (where, last), item in self._found.items():
             if behind in (None, last):
-                whole = found.setdefault(where, Again())
+                whole = found.setdefault(where, RepeatableCall())
                 whole.count += item.count
                 whole.seconds += item.seconds
         ordered = sorted(found.items(), key=lambda pair: -pair[1].seconds)

@@ -13,16 +13,18 @@ import torch
 
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
-from profiler.why_slow.call_record import Noted
+from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.observations import Call, Read, most_at_once, steady_s
-from profiler.why_slow.repeat_call import Candidate, Group, Run, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
 # Prompts that are tried as one batch, and from how many calls on that is worth a trial.
 _TOGETHER = 8
 _FEWEST_ONE_BY_ONE = 4
 
 
-def padding(call: Call, noted: Noted, model: Any, again: Run, own_s: tuple[float, ...]) -> Iterator[Candidate]:
+def padding_changes(
+    call: Call, noted: CallRecord, model: Any, again: RepeatedRun, own_s: tuple[float, ...]
+) -> Iterator[Candidate]:
     """Padding that all sequences share is cut off; else sequences of like length are passed together."""
     mask = noted.mask
     if mask is None or mask.dim() != 2 or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
@@ -51,7 +53,7 @@ def padding(call: Call, noted: Noted, model: Any, again: Run, own_s: tuple[float
     )  # fmt: skip
 
 
-def _on_parts(noted: Noted, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> Run:
+def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> RepeatedRun:
     """The same call on some of the rows at a time, each without the columns that are padding in all of its rows."""
     args, named = noted.arguments or ((), {})
     shape = tuple(noted.mask.shape)
@@ -78,7 +80,7 @@ def _on_parts(noted: Noted, call: Call, model: Any, parts: Sequence[Sequence[int
     return run
 
 
-def together(group: Group) -> Iterator[Candidate]:
+def batching_changes(group: CallGroup) -> Iterator[Candidate]:
     """Prompts that were passed one by one, as one batch; those that go on from an earlier answer are no such."""
     kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
     prompts = [_prompt(noted) for _, noted in kept]
@@ -123,7 +125,7 @@ def together(group: Group) -> Iterator[Candidate]:
     )
 
 
-def _prompt(noted: Noted) -> Any:
+def _prompt(noted: CallRecord) -> Any:
     args, named = noted.arguments or ((), {})
     for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
         if isinstance(value, torch.Tensor) and value.dim() == 2:
@@ -153,7 +155,7 @@ def grows_by_a_token(calls: Sequence[Call]) -> bool:
     return len(grows) >= _FEWEST_IN_A_LOOP and grows.count(1) >= 0.8 * len(grows) and not calls[0].context_len
 
 
-def loop_without_cache(group: Group) -> Candidate | None:
+def loop_without_cache(group: CallGroup) -> Candidate | None:
     """Forwards that hand over one more token each time: a loop that decodes without a cache."""
     calls = group.calls
     if not grows_by_a_token(calls):
@@ -187,7 +189,7 @@ def loop_without_cache(group: Group) -> Candidate | None:
     )
 
 
-def without_reads(group: Group, read: Read) -> Candidate:
+def without_reads(group: CallGroup, read: Read) -> Candidate:
     """Forwards of a loop with as many reads behind each as the loop has, and without."""
     kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
     middle = len(kept) // 2

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["generate", "forward"]
+CallKind = Literal["generate", "forward"]
 
 _AT_ONCE_S = 1e-5
 """Intervals overlap where they share more: marks of a card are a microsecond off."""
@@ -18,7 +18,7 @@ class Call:
     """One call of a model that the script itself made."""
 
     number: int
-    kind: Kind
+    kind: CallKind
     model: str
     """The class of the model, and its number where there are several of it."""
     batch_size: int
@@ -124,7 +124,7 @@ class Unnoted:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observations:
     """All that was seen of a script."""
 
     script: str

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import OwnTime, clock_for, now_s
-from profiler.errors import told
+from profiler.errors import describe_error
 from profiler.loading.cache_argument import without_cache
-from profiler.why_slow.call_record import Again, Noted, Thread, users_line
+from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
 from profiler.why_slow.call_settings import KnownSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads
-from profiler.why_slow.observations import Between, Call, Kind, Load, Seen, TextAgain, Unnoted
+from profiler.why_slow.observations import Between, Call, CallKind, Load, Observations, TextAgain, Unnoted
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
@@ -33,13 +33,13 @@ _CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "
 class Recorder:
     """Takes notes of calls, loads and text work; `patches` calls it."""
 
-    notes: list[Noted] = field(default_factory=list)
+    notes: list[CallRecord] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     text_s: float = 0.0
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Gives back the classes whose methods are timed."""
-    again: dict[str, Again] = field(default_factory=dict)
+    again: dict[str, RepeatableCall] = field(default_factory=dict)
     """Texts that were tokenized before, by the line that did so."""
     trained: bool = False
     """Whether anything was differentiated: gradients are wanted then."""
@@ -64,7 +64,7 @@ class Recorder:
 
     def call(
         self,
-        kind: Kind,
+        kind: CallKind,
         model: Any,
         run: Callable[..., Any],
         args: tuple[Any, ...],
@@ -100,7 +100,7 @@ class Recorder:
 
     def _ended(
         self,
-        noted: Noted | None,
+        noted: CallRecord | None,
         began_s: float,
         model: Any = None,
         result: Any = None,
@@ -114,7 +114,7 @@ class Recorder:
             noted.end = noted.clock.mark()
             noted.began_s, noted.ended_s = began_s, ended_s
             if error is not None:
-                noted.failed, noted.arguments = told(error), None
+                noted.failed, noted.arguments = describe_error(error), None
             elif noted.kind == "generate":
                 noted.new_tokens = new_tokens(result, noted.shape[1], model)
             self.notes.append(noted)
@@ -127,7 +127,7 @@ class Recorder:
         try:
             yield
         except Exception as error:
-            known = self.unnoted or Unnoted(0, told(error))
+            known = self.unnoted or Unnoted(0, describe_error(error))
             self.unnoted = replace(known, count=known.count + 1)
 
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -189,7 +189,7 @@ class Recorder:
         if texts is None:
             return
         if key in self._texts:
-            self.again.setdefault(users_line(), Again()).add(spent_s)
+            self.again.setdefault(users_line(), RepeatableCall()).add(spent_s)
         self._texts.add(key)
 
     def _time_callbacks(self, named: Mapping[str, Any]) -> None:
@@ -220,19 +220,19 @@ class Recorder:
             functools.partial(setattr, owner, method, original) if is_own else functools.partial(delattr, owner, method)
         )
 
-    def seen(self, script: str, *, interrupted: bool = False) -> Seen:
+    def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was noted so far, read from the clocks once the devices are done."""
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
             clock.synchronize()
         wall_s = now_s() - self._start_s
-        firsts: dict[str, Noted] = {}
+        firsts: dict[str, CallRecord] = {}
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
             firsts.setdefault(noted.settings["device"], noted)
         calls = tuple(
             self._call(number, noted, firsts[noted.settings["device"]]) for number, noted in enumerate(self.notes)
         )
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
-        return Seen(
+        return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             tuple(self._compiling.recompilations()), tuple(self._between()),
             tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
@@ -251,7 +251,7 @@ class Recorder:
         for where, gaps in found.items():
             yield Between(where, len(gaps), sum(gaps))
 
-    def _call(self, number: int, noted: Noted, first: Noted) -> Call:
+    def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A call as values; when it began is told by its device's clock, from the `first` one there on."""
         batch, tokens, context = noted.shape
         padding = 0.0 if noted.mask is None else 1 - float(noted.mask.bool().float().mean())
@@ -273,7 +273,9 @@ class Recorder:
             failed=noted.failed,
         )
 
-    def _note(self, kind: Kind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool) -> Noted:
+    def _note(
+        self, kind: CallKind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool
+    ) -> CallRecord:
         import torch
 
         ids = tokens_of(args, named)
@@ -282,7 +284,7 @@ class Recorder:
         settings, device = self._settings.of(kind, model, named)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
         shape = (rows * times_computed(settings), tokens, context_len(named) if ids is not None else 0)
-        noted = Noted(
+        noted = CallRecord(
             kind=kind,
             model=weakref.ref(model),
             where=users_line(),

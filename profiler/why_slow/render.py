@@ -8,11 +8,11 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from profiler.report.console import table
+from profiler.report.console import long_table
 from profiler.report.html import templates
 from profiler.units import duration
-from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, Finding, FirstCall, Floor, Why
-from profiler.why_slow.observations import Call, Seen, Unnoted, covered_s, most_at_once, steady_s
+from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, CallFloor, Finding, FirstCall, Why
+from profiler.why_slow.observations import Call, Observations, Unnoted, covered_s, most_at_once, steady_s
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
@@ -93,7 +93,7 @@ def _first_call(first: FirstCall) -> str:
     )
 
 
-def _failed(seen: Seen) -> list[str]:
+def _failed(seen: Observations) -> list[str]:
     """That calls raised, which the script may have caught: their time counts, and what they computed was lost."""
     failed = [call for call in seen.calls if call.failed]
     if not failed:
@@ -105,7 +105,7 @@ def _failed(seen: Seen) -> list[str]:
     ]
 
 
-def _without_calls(seen: Seen) -> str:
+def _without_calls(seen: Observations) -> str:
     if seen.unnoted:
         return f"{seen.script} ran, and no call was noted: {_unnoted_words(seen.unnoted)}"
     return f"{seen.script} loaded a model and called none"
@@ -142,7 +142,7 @@ def _nothing(why: Why) -> str:
     )
 
 
-def _floor_words(floor: Floor) -> str:
+def _floor_words(floor: CallFloor) -> str:
     """`9.80 s on this machine`, and what of that is dispatch."""
     if floor.dispatch_s is None:
         return f"{duration(floor.seconds)} on this machine, without dispatch, which is not known"
@@ -284,7 +284,7 @@ def print_why(why: Why, console: Console) -> None:
     for sentence in why_sentences(why):
         console.print(Text(sentence, style="bold"))
     console.print()
-    console.print(table(CALL_COLUMNS, call_rows(why)))
+    console.print(long_table(CALL_COLUMNS, call_rows(why)))
     for warning in why.seen.warnings:
         console.print(Text(f"! {warning}", style="yellow"))
     for line in note_lines(why):

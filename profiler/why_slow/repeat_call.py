@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from profiler.loading.cache_argument import argument_name, cache_of
-from profiler.why_slow.call_record import Noted
+from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.observations import Call, steady_s
 
 # Arguments that act on their own, or that hold the length: a trial has the length that the call came to.
 _NOT_AGAIN = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 
-Run = Callable[[], Any]
+RepeatedRun = Callable[[], Any]
 Mode = Callable[[], contextlib.AbstractContextManager[object]]
 
 
@@ -30,8 +30,8 @@ class Candidate:
     evidence: str
     change: str
     where: str
-    as_is: Run
-    changed: Run
+    as_is: RepeatedRun
+    changed: RepeatedRun
     own_s: tuple[float, ...]
     """What it took in the script, each time that it had this shape."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -46,16 +46,16 @@ class Candidate:
 
 
 @dataclass
-class Group:
+class CallGroup:
     """Calls of one kind from one line with one model and the same settings."""
 
     calls: list[Call]
-    notes: list[Noted]
+    notes: list[CallRecord]
     model: Any
     loaded_at: str
 
     @property
-    def middle(self) -> tuple[Call, Noted]:
+    def middle(self) -> tuple[Call, CallRecord]:
         """The call that took the median time, of those that can be repeated."""
         pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
         pairs.sort(key=lambda pair: pair[0].steady_s)
@@ -66,9 +66,9 @@ class Group:
         return steady_s(self.calls)
 
     @property
-    def firsts(self) -> list[tuple[Call, Noted]]:
+    def firsts(self) -> list[tuple[Call, CallRecord]]:
         """The first call of each shape, the dearest first."""
-        found: dict[str, tuple[Call, Noted]] = {}
+        found: dict[str, tuple[Call, CallRecord]] = {}
         for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
             found.setdefault(call.words, (call, noted))
         return sorted(found.values(), key=lambda pair: -pair[0].seconds)
@@ -85,14 +85,14 @@ class Group:
 
 
 def repeat(
-    noted: Noted,
+    noted: CallRecord,
     call: Call,
     model: Any,
     options: Mapping[str, object] | None = None,
     *,
     inference: bool = False,
     ids: Any = None,
-) -> Run:
+) -> RepeatedRun:
     """The same call again, of the same length, with some of its arguments changed."""
     args, named = noted.arguments or ((), {})
     named = {name: value for name, value in named.items() if name not in _NOT_AGAIN}
@@ -115,7 +115,7 @@ def repeat(
     return run
 
 
-def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> Run:
+def _behind(model: Any, call: Call, args: tuple[Any, ...], named: dict[str, Any], mode: Mode) -> RepeatedRun:
     """A forward behind a cache, which is filled before the first run and cut back before each other."""
     filled: list[Any] = []
     name = argument_name(model)

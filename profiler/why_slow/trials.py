@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from profiler.device.clock import Clock, now_s
-from profiler.errors import first_line, told
+from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
 from profiler.why_slow.changes import candidates
-from profiler.why_slow.findings import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, Trial
-from profiler.why_slow.observations import Seen, steady_s
+from profiler.why_slow.findings import DECISIVE, LEAST_ROUNDS, LEAST_SHARE, ChangeTrial
+from profiler.why_slow.observations import Observations, steady_s
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import Candidate, Group, Run, repeat
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, repeat
 
 _DECISIVE_ROUNDS = 3
 # Calls that took less are repeated within a round, up to so many times.
@@ -26,11 +26,11 @@ _HOPELESS = 2.0
 _MOST_FIRSTS = 8
 
 
-def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[Trial], list[str]]:
+def try_changes(recorder: Recorder, seen: Observations, budget_s: float) -> tuple[list[ChangeTrial], list[str]]:
     """(trials, what could not be tried and why): the dearest calls first, until `budget_s` seconds are spent, or until
     somebody interrupts, which keeps what was tried so far."""
     deadline_s = now_s() + budget_s
-    trials: list[Trial] = []
+    trials: list[ChangeTrial] = []
     missed: list[str] = []
     with quiet_libraries(), torch.random.fork_rng(devices=[]):
         try:
@@ -44,11 +44,11 @@ def try_changes(recorder: Recorder, seen: Seen, budget_s: float) -> tuple[list[T
         except KeyboardInterrupt:
             missed.append("what else there is: interrupted")
         except Exception as error:  # looking for candidates among a stranger's calls: the answer stands without more
-            missed.append(f"what else there is: {told(error)}")
+            missed.append(f"what else there is: {describe_error(error)}")
     return trials, missed
 
 
-def _tried(candidate: Candidate, group: Group, budget_s: float, deadline_s: float) -> Trial | str:
+def _tried(candidate: Candidate, group: CallGroup, budget_s: float, deadline_s: float) -> ChangeTrial | str:
     """One thing changed about some calls; or why that could not be tried."""
     left_s = deadline_s - now_s()
     here = f"{candidate.id} at {candidate.where}"
@@ -62,7 +62,7 @@ def _tried(candidate: Candidate, group: Group, budget_s: float, deadline_s: floa
         return f"{here}: {first_line(error)}"
     if not rounds:
         return f"{here}: there was time for a single run alone"
-    return Trial(
+    return ChangeTrial(
         candidate.id,
         tuple(call.number for call in group.calls),
         rounds,
@@ -74,7 +74,7 @@ def _tried(candidate: Candidate, group: Group, budget_s: float, deadline_s: floa
     )
 
 
-def _groups(recorder: Recorder, seen: Seen, missed: list[str], least_s: float = 0.0) -> list[Group]:
+def _groups(recorder: Recorder, seen: Observations, missed: list[str], least_s: float = 0.0) -> list[CallGroup]:
     """Calls that belong together and take `least_s` seconds, the dearest first; those whose model is gone borrow one of
     the same class. Why others cannot be called again is added to `missed`."""
     alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
@@ -99,11 +99,11 @@ def _groups(recorder: Recorder, seen: Seen, missed: list[str], least_s: float = 
             why = f"they failed ({calls[0].failed})" if calls[0].failed else "their model is gone"
             missed.append(f"the calls at {calls[0].where}: {why}")
             continue
-        groups.append(Group(calls, notes, model, loaded_at or calls[0].where))
+        groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
     return sorted(groups, key=lambda group: -group.seconds)
 
 
-def once_warm(recorder: Recorder, seen: Seen, budget_s: float) -> Seen:
+def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
     """What was seen, with what first calls take once more: trials are of warm calls, and what the first alone paid for
     (code that is loaded, memory that is asked for) is no part of what a change saves.
 
@@ -128,7 +128,7 @@ def once_warm(recorder: Recorder, seen: Seen, budget_s: float) -> Seen:
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
 
 
-def _once_s(run: Run, clock: Clock) -> float:
+def _once_s(run: RepeatedRun, clock: Clock) -> float:
     """Seconds of a call as the script's own was timed."""
     start = clock.mark()
     run()
@@ -143,13 +143,13 @@ def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float]
 
     repeats = max(1, min(_MOST_REPEATS, round(_SHORT_S / max(candidate.seconds, 1e-3))))
 
-    def once(run: Run) -> float:
+    def once(run: RepeatedRun) -> float:
         before_s = now_s()
         run()
         _synchronize()
         return now_s() - before_s
 
-    def timed(run: Run) -> float:
+    def timed(run: RepeatedRun) -> float:
         # What ran before has left its memory and its caches: a short call comes in a row, as in the script.
         if candidate.seconds < _SHORT_S:
             run()

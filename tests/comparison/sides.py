@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler.comparison.side import Asked, Side, Timed, Witness
-from profiler.facts.roofs import Look
+from profiler.comparison.side import CellId, MachineState, Side, Timed
+from profiler.facts.roofs import DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 
 SETTINGS = {"model": "m", "device": "card", "precision": "bfloat16", "threads": "2", "transformers": "5.22.0"}
 
 
-def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> Asked:
-    return Asked(phase, batch_size, prompt_len, 0, engine)
+def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> CellId:
+    return CellId(phase, batch_size, prompt_len, 0, engine)
 
 
 def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> Timed:
@@ -25,13 +25,13 @@ def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: 
     return Timed(median_s, low_s, high_s, visits, split, visit_s=1.0)
 
 
-def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> Witness:
+def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
     """A machine whose memory and cores take so many times as long as usual, told by sentinel and roofs alike."""
-    looks = tuple(Look(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0))
-    return Witness(100e9 / memory, 0.01, 1e12 / compute, 0.01, at, looks)
+    looks = tuple(DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0))
+    return MachineState(100e9 / memory, 0.01, 1e12 / compute, 0.01, at, looks)
 
 
-def side(cells: dict[Asked, Timed], **changes: Any) -> Side:
+def side(cells: dict[CellId, Timed], **changes: Any) -> Side:
     settings = {**SETTINGS, **changes.pop("settings", {})}
     made = Side("side", "2026-01-01", "roofscope", settings, cells, witness=witness())
     return replace(made, **changes)

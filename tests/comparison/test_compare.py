@@ -12,9 +12,9 @@ from sides import asked, side, timed, witness
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
-from profiler.comparison.compare import compare, history
+from profiler.comparison.compare import compare_sides, history
 from profiler.comparison.render import print_history
-from profiler.comparison.side import NOT_TOLD, Asked, Side, differences, read_side, side_of_file
+from profiler.comparison.side import NOT_TOLD, CellId, Side, differences, read_side, side_of_file
 from profiler.comparison.text import change_words, difference_lines, history_sentences
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
@@ -34,7 +34,7 @@ def before() -> Side:
 def test_a_slower_host_is_told_with_its_interval_and_its_term() -> None:
     """Dispatch 3.0 -> 3.7 ms of 10 ms: 7 % (+- hypot(0.5, 0.5) %) slower, 0.7 ms of 0.7 ms."""
     after = side({asked(): timed(0.0107, weights_s=0.006, dispatch_s=0.0037)})
-    [change] = compare(before(), after).changes
+    [change] = compare_sides(before(), after).changes
     assert (change.verdict, change.moved) == ("slower", "dispatch_s")
     assert change.change == pytest.approx(0.07)
     assert (change.low, change.high) == (pytest.approx(0.0625, abs=5e-4), pytest.approx(0.0776, abs=5e-4))
@@ -46,26 +46,26 @@ def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
     """0.7 ms slower, of which 10 us are known to be weights: what nobody can place is not theirs."""
     after = side({asked(): timed(0.0107, weights_s=0.00601, dispatch_s=0.003)})
     spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
-    [change] = compare(before(), replace(after, cells=spread)).changes
+    [change] = compare_sides(before(), replace(after, cells=spread)).changes
     assert (change.verdict, change.moved) == ("slower", None)
     assert change_words(change).endswith("slower: no term stands out")
 
 
 def test_what_lies_within_the_intervals_is_the_same_or_cannot_be_told() -> None:
     quiet = side({asked(): timed(0.0100)})
-    assert compare(quiet, side({asked(): timed(0.01005)})).changes[0].verdict == "same"
-    assert compare(quiet, side({asked(): timed(0.0104, 0.06)})).changes[0].verdict == "inconclusive"
-    assert compare(side({asked(): timed(0.0107)}), quiet).changes[0].verdict == "faster"
+    assert compare_sides(quiet, side({asked(): timed(0.01005)})).changes[0].verdict == "same"
+    assert compare_sides(quiet, side({asked(): timed(0.0104, 0.06)})).changes[0].verdict == "inconclusive"
+    assert compare_sides(side({asked(): timed(0.0107)}), quiet).changes[0].verdict == "faster"
 
 
 def test_one_visit_each_proves_nothing() -> None:
-    [change] = compare(side({asked(): timed(0.01, visits=1)}), side({asked(): timed(0.02, visits=1)})).changes
+    [change] = compare_sides(side({asked(): timed(0.01, visits=1)}), side({asked(): timed(0.02, visits=1)})).changes
     assert (change.verdict, change.because, change.moved) == ("inconclusive", "one visit each", None)
 
 
 def test_a_busy_neighbour_proves_nothing() -> None:
     disturbed = replace(timed(0.02), foreign_cores=0.9)
-    [change] = compare(side({asked(): timed(0.01)}), side({asked(): disturbed})).changes
+    [change] = compare_sides(side({asked(): timed(0.01)}), side({asked(): disturbed})).changes
     assert change.verdict == "inconclusive"
     assert change.because == "others kept 0.9 cores busy"
 
@@ -73,7 +73,7 @@ def test_a_busy_neighbour_proves_nothing() -> None:
 def test_the_machine_is_divided_out() -> None:
     """Memory and cores of a CPU both 4 % slower: a step that took 4 % longer did not change."""
     after = side({asked(): timed(0.0104, weights_s=0.00624, dispatch_s=0.00312)}, witness=witness(1.04, 1.04, at=1.0))
-    comparison = compare(before(), after)
+    comparison = compare_sides(before(), after)
     [change] = comparison.changes
     assert all(shift.is_claim for shift in comparison.shifts)
     assert change.machine == pytest.approx(0.04, abs=1e-3)
@@ -83,14 +83,14 @@ def test_the_machine_is_divided_out() -> None:
 
 def test_a_sentinel_that_wavers_divides_nothing() -> None:
     after = side({asked(): timed(0.0104)}, witness=witness(1.04, 1.04, spread=0.2, at=1.0))
-    assert compare(before(), after).changes[0].machine == 0
+    assert compare_sides(before(), after).changes[0].machine == 0
 
 
 def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
     fallen = witness(1.04, 1.04, at=1.0)
     risen = replace(fallen, memory_bytes_per_s=104e9, compute_flops_per_s=1.04e12)
     after = side({asked(): timed(0.0104)}, witness=risen)
-    assert compare(before(), after).changes[0].machine == 0
+    assert compare_sides(before(), after).changes[0].machine == 0
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.9])
@@ -103,7 +103,7 @@ def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
         settings={"threads": "1"},
         witness=witness(1.0, 2.0, spread=spread, at=1.0),
     )
-    comparison = compare(first, halved)
+    comparison = compare_sides(first, halved)
     assert comparison.shifts[1].is_claim == (spread < 0.5)
     [change] = comparison.changes
     assert comparison.comparable
@@ -119,7 +119,7 @@ def test_a_roof_that_was_measured_otherwise_moves_no_term() -> None:
         {asked(): timed(0.0107, weights_s=0.005, kernel_s=0.002, dispatch_s=0.0007)},
         witness=replace(witness(at=1.0), memory_bytes_per_s=120e9),
     )
-    [change] = compare(first, after).changes
+    [change] = compare_sides(first, after).changes
     assert change.moved == "dispatch_s"
     assert change.terms["weights_s"] == pytest.approx(0, abs=1e-12)
     assert change.terms["kernel_s"] == pytest.approx(0, abs=1e-12)
@@ -129,7 +129,7 @@ def test_a_roof_that_was_measured_otherwise_moves_no_term() -> None:
 def test_a_precision_that_changed_moves_the_weights() -> None:
     first = side({asked(): timed(0.010, weights_s=0.009)}, settings={"precision": "float32"})
     after = side({asked(): timed(0.0055, weights_s=0.0045)})
-    [change] = compare(first, after).changes
+    [change] = compare_sides(first, after).changes
     assert (change.verdict, change.moved) == ("faster", "weights_s")
 
 
@@ -149,8 +149,8 @@ def test_processors_of_one_name_are_told_apart() -> None:
     )
     assert [item.weight for item in differences(zen4, zen5)] == ["refuses"]
     assert [item.weight for item in differences(older, zen5)] == ["explains"]
-    assert difference_lines(compare(zen4, zen4)) == ["nothing that is known differs between the two"]
-    assert "several are named AMD EPYC" in difference_lines(compare(older, older))[1]
+    assert difference_lines(compare_sides(zen4, zen4)) == ["nothing that is known differs between the two"]
+    assert "several are named AMD EPYC" in difference_lines(compare_sides(older, older))[1]
 
 
 def test_clocks_of_one_card_may_differ_a_little() -> None:
@@ -160,7 +160,7 @@ def test_clocks_of_one_card_may_differ_a_little() -> None:
 
 
 def test_another_card_gets_no_verdict() -> None:
-    comparison = compare(before(), side({asked(): timed(0.02)}, settings={"device": "another card"}))
+    comparison = compare_sides(before(), side({asked(): timed(0.02)}, settings={"device": "another card"}))
     assert not comparison.comparable
     assert [item.verdict for item in comparison.changes] == ["inconclusive"]
     with pytest.raises(RequestError, match=r"not comparable: device .* -> AMD EPYC.* --anyway"):
@@ -204,29 +204,29 @@ def test_a_run_of_schema_1_is_held_against_one_of_today() -> None:
     today = read_side(ROOT / "runs" / "reference" / "smollm2-135m-zen4")
     with pytest.raises(RequestError, match="not comparable: parameters 78144 -> 134515008"):
         compared(OLD, ROOT / "runs" / "reference" / "smollm2-135m-zen4")
-    shown = compare(read_side(OLD), today)
+    shown = compare_sides(read_side(OLD), today)
     assert not shown.comparable
     assert [(item.asked.phase, item.asked.prompt_len) for item in shown.changes] == [("prefill", 16), ("decode", 16)]
     old = replace(read_side(OLD), settings=today.settings)
-    decode = compare(old, today).changes[1]
+    decode = compare_sides(old, today).changes[1]
     assert (decode.verdict, decode.before.median_s) == ("slower", pytest.approx(671e-6, rel=0.01))
 
 
 def test_two_engines_alone_are_compared_cell_by_cell() -> None:
     first = side({asked(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
     second = side({asked(engine="static"): timed(0.008)}, settings={"engine": "static"})
-    comparison = compare(first, second)
+    comparison = compare_sides(first, second)
     assert [item.verdict for item in comparison.changes] == ["faster"]
     assert [item.words for item in comparison.differences] == ["engine eager -> static"]
     both = side({asked(engine=name): timed(0.010) for name in ("eager", "static")})
-    assert [item.asked.engine for item in compare(first, both).changes] == ["eager"]
+    assert [item.asked.engine for item in compare_sides(first, both).changes] == ["eager"]
 
 
 def test_another_tools_file_is_a_side() -> None:
     """llama-bench knows depths alone: its tg16 @ d128 meets our decode behind a prompt of 128."""
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
     ours = side({asked(prompt_len=128): timed(0.029)})
-    [change] = compare(ours, file).changes
+    [change] = compare_sides(ours, file).changes
     assert change.after.median_s == pytest.approx(1 / 68.49)
     assert change.verdict == "inconclusive", "its table does not tell how many repetitions it has"
 
@@ -235,9 +235,9 @@ def test_of_two_cells_of_a_depth_none_is_lost_beside_another_tool() -> None:
     """Ours behind a prompt of 128 (29 ms) and behind a context of 128 (31 ms): the file's 128 meets the first, and the
     second, in either order, is a cell that is on one side alone."""
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
-    cells = {asked(prompt_len=128): timed(0.029), Asked("decode", 1, 0, 128, "eager"): timed(0.031)}
+    cells = {asked(prompt_len=128): timed(0.029), CellId("decode", 1, 0, 128, "eager"): timed(0.031)}
     for ordered in (cells, dict(reversed(cells.items()))):
-        found = compare(side(ordered), file)
+        found = compare_sides(side(ordered), file)
         assert [item.before.median_s for item in found.changes if item.asked.phase == "decode"] == [0.029]
         assert found.only_before == 1
 

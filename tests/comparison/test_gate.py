@@ -14,7 +14,7 @@ from sides import asked, side, timed
 
 from profiler.comparison.command import gated as gated_files
 from profiler.comparison.command import thresholds
-from profiler.comparison.compare import compare
+from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import Gate, gate
 from profiler.comparison.gate_formats import budget_words, gate_github, gate_json, gate_junit, gate_line, gate_rows
 from profiler.errors import RequestError
@@ -34,7 +34,7 @@ def gated(changes: Sequence[float], half_width: float = 0.01, visits: int = 4, a
             for batch, change in zip(BATCHES, changes, strict=False)
         }
     )
-    return gate(compare(before, after), {"decode": allowed})
+    return gate(compare_sides(before, after), {"decode": allowed})
 
 
 def test_nothing_changed_passes() -> None:
@@ -57,7 +57,7 @@ def test_no_visits_narrow_what_the_machine_did_meanwhile() -> None:
     still = timed(0.01, 0.03)
     for drift, endless in ((0.02, True), (0.0, False)):
         drifted = replace(still, drift=drift)
-        found = gate(compare(side({asked(): drifted}), side({asked(): drifted})), {"decode": 0.03})
+        found = gate(compare_sides(side({asked(): drifted}), side({asked(): drifted})), {"decode": 0.03})
         assert found.outcome == "inconclusive"
         assert math.isinf(found.more_s) == endless
         assert ("the machine itself drifted by as much as is allowed" in budget_words(found)) == endless
@@ -100,7 +100,7 @@ def test_at_the_threshold_itself_no_budget_tells() -> None:
 def test_a_busy_neighbour_leaves_it_open() -> None:
     before = side({asked(): timed(0.01)})
     after = side({asked(): replace(timed(0.02), foreign_cores=1.0)})
-    found = gate(compare(before, after), {"decode": 0.03})
+    found = gate(compare_sides(before, after), {"decode": 0.03})
     assert found.outcome == "inconclusive"
     assert "measure again in quiet" in gate_line(found)
 
@@ -109,7 +109,7 @@ def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
     """One visit each beside others: what is said is that it was disturbed, and no number has 304 digits."""
     before = side({asked(batch): timed(0.01, visits=1) for batch in BATCHES})
     after = side({asked(batch): replace(timed(0.02, visits=1), foreign_cores=1.4) for batch in BATCHES})
-    found = gate(compare(before, after), {"decode": 0.03})
+    found = gate(compare_sides(before, after), {"decode": 0.03})
     assert gate_line(found) == (
         "cannot tell (allowed: decode +3.0 %): decode unknown; 6 cells were measured while others kept up to 1.4 cores"
         " busy: measure again in quiet"
@@ -122,7 +122,7 @@ def test_another_tools_file_tells_no_budget() -> None:
     """How long one of its repetitions took is not known: +-5 % about 0 need more of them."""
     found = gated([0.0], half_width=0.05)
     untimed = side({key: replace(cell, visit_s=0.0) for key, cell in found.comparison.before.cells.items()})
-    again = gate(compare(untimed, untimed), {"decode": 0.03})
+    again = gate(compare_sides(untimed, untimed), {"decode": 0.03})
     assert again.outcome == "inconclusive"
     assert budget_words(again) == "1 cell needs more repetitions"
 
@@ -130,7 +130,7 @@ def test_another_tools_file_tells_no_budget() -> None:
 def test_of_what_is_not_comparable_no_format_decides() -> None:
     """Twice as slow on another card is no failure of a cell."""
     other = side({asked(): timed(0.02)}, settings={"device": "another card"})
-    found = gate(compare(side({asked(): timed(0.01)}), other), {"decode": 0.03})
+    found = gate(compare_sides(side({asked(): timed(0.01)}), other), {"decode": 0.03})
     assert found.outcome == "not comparable"
     assert "device card -> another card; `roofscope compare --anyway`" in gate_line(found)
     suite = ElementTree.fromstring(gate_junit(found))[0]
@@ -178,7 +178,7 @@ def test_every_format_says_the_same(changes: list[float]) -> None:
 def test_names_cannot_break_out_of_a_format() -> None:
     evil = '<b>&"\n::error::\u2028%'
     before = side({asked(engine=evil): timed(0.01)})
-    found = gate(compare(before, side({asked(engine=evil): timed(0.02)})), {"decode": 0.03})
+    found = gate(compare_sides(before, side({asked(engine=evil): timed(0.02)})), {"decode": 0.03})
     ElementTree.fromstring(gate_junit(found))
     assert all(line.startswith("::") for line in gate_github(found).split("\n"))
     assert "%0A" in gate_github(found)

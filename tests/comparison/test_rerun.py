@@ -20,7 +20,7 @@ from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
 from profiler.measure.sweep import Plan
-from profiler.measure.visit import Bench
+from profiler.measure.visit import VisitContext
 from profiler.store.folder import read_document, read_gathered
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -52,7 +52,7 @@ def test_open_cells_are_visited_in_rounds_behind_those_of_the_sweep(monkeypatch:
     def swept(*args: object, **named: object) -> Iterator[Visit]:
         yield from (replace(visit, round=number) for number in range(2) for visit in known.values())
 
-    def visited(_engine: object, cell: Cell, number: int, bench: Bench) -> Visit:
+    def visited(_engine: object, cell: Cell, number: int, bench: VisitContext) -> Visit:
         assert bench.own_bytes == own_bytes
         return replace(known[cell], round=number)
 

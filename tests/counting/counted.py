@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.counting.meta import counted_on_meta
-from profiler.counting.preset_counts import FILE, as_json
+from profiler.counting.preset_counts import FILE, counts_json
 from profiler.errors import RequestError
 from profiler.loading.source import card_names, resolve
 from profiler.quant.formats import QUANTS, Quant
@@ -18,7 +18,7 @@ def documents(card: str, quants: Sequence[Quant] = QUANTS) -> dict[str, dict[str
     found = {}
     for quant in quants:
         try:
-            found[quant] = as_json(counted_on_meta(resolve(card), "auto", quant))
+            found[quant] = counts_json(counted_on_meta(resolve(card), "auto", quant))
         except RequestError:  # no group of int4 divides every layer
             continue
         assert found[quant]["understood_params"] == found[quant]["params"]

@@ -10,7 +10,7 @@ from counted import documents
 
 from profiler.counting.count import model_work
 from profiler.counting.operators import Convolution, ModelWork, Operator, RecurrentState
-from profiler.counting.preset_counts import Counted, as_json, counted, from_json
+from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
 from profiler.facts.step import Step
 from profiler.loading.source import card_names
 from profiler.quant.formats import QUANTS
@@ -26,27 +26,27 @@ def test_what_is_kept_is_what_is_counted(card: str) -> None:
     """Where this fails after a change that is meant, `python tests/counting/counted.py` writes the file anew."""
     quants = QUANTS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
     for quant, document in documents(card, quants).items():
-        kept = counted(card, quant)
+        kept = preset_counts(card, quant)
         assert kept is not None
-        assert as_json(kept) == document
+        assert counts_json(kept) == document
 
 
 @pytest.mark.parametrize("quant", ["none", "nf4", "int8", "int4wo"])
 def test_what_is_kept_counts_as_what_was_walked(quant: str) -> None:
-    kept, walked = counted("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
+    kept, walked = preset_counts("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
     assert kept is not None
     assert [kept.work.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
 
 
 def test_what_is_not_kept_is_none() -> None:
-    assert counted("a model that has no card") is None
-    assert counted("gpt2", "int4wo") is None  # no group divides its layers
-    assert counted("gpt2", "model") is None  # the file's own word is no format
+    assert preset_counts("a model that has no card") is None
+    assert preset_counts("gpt2", "int4wo") is None  # no group divides its layers
+    assert preset_counts("gpt2", "model") is None  # the file's own word is no format
 
 
 def test_a_format_has_its_own_bytes() -> None:
     """Llama-2-7B's 6.476 billion weights but for table and head, in 4 bits and a float32 scale for 64 of them."""
-    kept = counted("llama-2-7b", "nf4")
+    kept = preset_counts("llama-2-7b", "nf4")
     assert kept is not None
     head_and_norms = 2 * (32_000 * 4096 + 65 * 4096)
     expected = 32 * (4 * 4096**2 + 3 * 4096 * 11_008) * (4 / 8 + 4 / 64) + head_and_norms
@@ -65,7 +65,7 @@ def test_a_format_has_its_own_bytes() -> None:
 def test_operators_that_no_card_has(operator: Operator, document: dict[str, object]) -> None:
     """And what the walk did not understand comes back with them."""
     work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
-    written = json.loads(json.dumps(as_json(Counted(work, 200))))
+    written = json.loads(json.dumps(counts_json(CountedModel(work, 200))))
     assert written["operators"][0].items() >= document.items()
     model = from_json(written)
     assert model.weight_bytes == 200

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
-from profiler.counting.crosscheck import Difference, crosscheck
+from profiler.counting.crosscheck import CounterDifference, crosscheck
 from profiler.facts.step import Step
 
 HEADS, KV_HEADS, WIDTH, LAYERS = 4, 2, 16, 2
@@ -44,7 +44,7 @@ def test_a_model_in_sdpa_is_counted_in_eager_attention(batch: int, query: int, c
     assert check.equal, check.differences
     assert check.flops == check.walk_flops == by_hand(batch, query, context)
     # `inv_freq @ position_ids` up to transformers 5.17: [width / 2, 1] x [1, query], once for all sequences.
-    assert set(check.left_out) <= {Difference("model.rotary_emb", 0, 2 * query * WIDTH // 2)}
+    assert set(check.left_out) <= {CounterDifference("model.rotary_emb", 0, 2 * query * WIDTH // 2)}
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -76,4 +76,4 @@ def test_rotary_angles_that_are_a_matrix_product_are_named_and_left_out(monkeypa
     check = crosscheck(tiny_llama(), Step(3, 8, 0))
     assert check.equal, check.differences
     assert check.flops == by_hand(3, 8, 0)
-    assert check.left_out == (Difference("model.rotary_emb", 0, 2 * 1 * 8 * WIDTH // 2),)
+    assert check.left_out == (CounterDifference("model.rotary_emb", 0, 2 * 1 * 8 * WIDTH // 2),)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler.counting.attention import AttentionCore, causal_pairs
-from profiler.counting.intensity import attention_steps, fused_attention, matmul, together
+from profiler.counting.intensity import attention_steps, combined, fused_attention, matmul
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.facts.operators import Cause
@@ -149,6 +149,6 @@ def test_attention_in_one_kernel() -> None:
 
 def test_attention_written_out_stays_below_any_ridge() -> None:
     """(4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits, however long the sequence."""
-    whole = together("all", *attention_steps(65536, 65536, 128, 2))
+    whole = combined("all", *attention_steps(65536, 65536, 128, 2))
     assert whole.intensity == pytest.approx((4 * 128 + 5) / 8, rel=0.01)
     assert whole.attainable_flops_per_s(989.4e12, 3.35e12) < 0.25 * 989.4e12

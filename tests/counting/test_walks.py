@@ -10,22 +10,22 @@ import pytest
 
 from profiler.counting import cache as walks
 from profiler.counting.operators import ModelWork
-from profiler.counting.preset_counts import Counted
+from profiler.counting.preset_counts import CountedModel
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.loading.source import Source, load_card, resolve
+from profiler.loading.source import ModelSource, load_card, resolve
 
 STEP = Step(2, 1, 100)
 
 
 @pytest.fixture
-def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Source, str, str]]:
+def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[ModelSource, str, str]]:
     """What was really walked, in an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found: list[tuple[Source, str, str]] = []
+    found: list[tuple[ModelSource, str, str]] = []
     walk = walks._walked
 
-    def noted(source: Source, dtype: str, quant: str, *more: Any) -> Counted:
+    def noted(source: ModelSource, dtype: str, quant: str, *more: Any) -> CountedModel:
         found.append((source, dtype, quant))
         return walk(source, dtype, quant, *more)
 
@@ -47,7 +47,7 @@ def _write(folder: Path, **changed: object) -> None:
 
 
 def work_of(model: str | Path, dtype: str = "auto", quant: str = "none") -> ModelWork:
-    return walks.known_model(resolve(str(model)), dtype, quant).work
+    return walks.counted_model(resolve(str(model)), dtype, quant).work
 
 
 def test_a_folder_is_walked_once(folder: Path, walked: list[object]) -> None:
@@ -58,7 +58,7 @@ def test_a_folder_is_walked_once(folder: Path, walked: list[object]) -> None:
 
 def test_the_bytes_of_the_weights_are_kept_with_it(folder: Path, walked: list[object]) -> None:
     """134,515,008 parameters of 2 bytes, and the 32 frequencies of its positions twice, in float32."""
-    first, again = (walks.known_model(resolve(str(folder))) for _ in range(2))
+    first, again = (walks.counted_model(resolve(str(folder))) for _ in range(2))
     assert first.weight_bytes == again.weight_bytes == 2 * 134_515_008 + 2 * 32 * 4
     assert len(walked) == 1
 

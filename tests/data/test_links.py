@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.data import links
-from profiler.data.links import Point, bus_share, fitted, link_called, published_link, published_links
+from profiler.data.links import MessageTime, bus_share, fit_link, link_called, published_link, published_links
 from profiler.errors import RequestError
 
 KIB = 1 << 10
@@ -17,7 +17,7 @@ SIZES = [KIB << n for n in range(17)]
 
 def test_the_formulas_are_those_of_nccl_tests() -> None:
     """nccl-tests prints algbw and busbw; rows of its log for 8 H100 (aws-samples, links.csv): 16 MiB in 124 us."""
-    point = Point(8, 16 << 20, 124e-6)
+    point = MessageTime(8, 16 << 20, 124e-6)
     assert point.alg_bytes_per_s / 1e9 == pytest.approx(135.33, abs=0.05)
     assert point.bus_bytes_per_s / 1e9 == pytest.approx(236.82, abs=0.05)
     assert bus_share("all_gather", 8) == 7 / 8
@@ -26,8 +26,8 @@ def test_the_formulas_are_those_of_nccl_tests() -> None:
 
 @pytest.mark.parametrize(("alpha_s", "per_s", "ranks"), [(16e-6, 450e9, 8), (500e-6, 2e9, 2), (0.0, 1e9, 4)])
 def test_a_planted_link_is_found(alpha_s: float, per_s: float, ranks: int) -> None:
-    points = [Point(ranks, size, alpha_s + size * bus_share("all_reduce", ranks) / per_s) for size in SIZES]
-    link = fitted("planted", points, "")
+    points = [MessageTime(ranks, size, alpha_s + size * bus_share("all_reduce", ranks) / per_s) for size in SIZES]
+    link = fit_link("planted", points, "")
     assert link.alpha_s == pytest.approx(alpha_s, abs=1e-9)
     assert link.bus_bytes_per_s == pytest.approx(per_s, rel=1e-6)
 
@@ -39,7 +39,7 @@ def test_published_rows_carry_their_sources_and_agree_with_their_own_bandwidth()
     for row in rows:
         assert row["source"].startswith(("github:", "https://")), row
         if row["time_us"] and row["busbw_gb_per_s"]:
-            point = Point(int(row["gpu_count"]), int(row["message_bytes"]), float(row["time_us"]) * 1e-6)
+            point = MessageTime(int(row["gpu_count"]), int(row["message_bytes"]), float(row["time_us"]) * 1e-6)
             printed = float(row["busbw_gb_per_s"])
             assert point.bus_bytes_per_s / 1e9 == pytest.approx(printed, rel=0.02, abs=0.011), row
 

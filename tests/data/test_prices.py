@@ -8,7 +8,7 @@ import pytest
 
 from profiler.data import prices
 from profiler.data.prices import Price, cheapest
-from profiler.rent.command import Asked, rent
+from profiler.rent.command import RentRequest, rent
 
 TODAY = datetime.date(2026, 11, 1)
 
@@ -66,7 +66,9 @@ def test_a_price_without_its_host_is_in_the_table_as_such() -> None:
 def test_no_day_that_passes_changes_a_ranking() -> None:
     """A price that turned 90 days old once made way for another, and rankings changed by themselves."""
     cards = "L4,L40S,A100 80GB SXM,H100 SXM"
-    told = [rent("mistral-7b-v0.1", Asked(cards=cards), TODAY + datetime.timedelta(days)) for days in (0, 40, 400)]
+    told = [
+        rent("mistral-7b-v0.1", RentRequest(cards=cards), TODAY + datetime.timedelta(days)) for days in (0, 40, 400)
+    ]
     orders = {tuple((offer.card, offer.usd_per_h, offer.verdict) for offer in each.offers) for each in told}
     assert len(orders) == 1
     ages = [[offer.price_age_days for offer in each.offers] for each in told]

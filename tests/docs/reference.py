@@ -226,7 +226,7 @@ def documents() -> dict[str, list[Key]]:
         "compare A B": _Reader(comparison_json).read(),
         "compare A B C ...": _Reader(history_json).read(),
         "gate": _Reader(gate_json).read(),
-        "place": _Reader(compare.place).read(),
+        "place": _Reader(compare.place_command).read(),
         "forecast": _Reader(forecast_json).read(),
         "forecast --check: also": _Reader(check_json).read(),
         "rent": _Reader(rented_json).read(),
@@ -234,7 +234,7 @@ def documents() -> dict[str, list[Key]]:
         "count": _Reader(StepCount.as_json).read(),
         "ceilings": _Reader(look.ceilings).read(),
         "doctor": _Reader(look.doctor).read(),
-        "gpus: a list of": _Reader(look.gpus).read(),
+        "gpus: a list of": _Reader(look.gpus_command).read(),
         "selftest: a list of": _Reader(look.selftest).read(),
         "models: by the card's name": _of_type(Card, "", 0),
     }

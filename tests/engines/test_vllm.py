@@ -13,12 +13,12 @@ import torch
 from machines import CPU, HOST
 
 import profiler
-from profiler.engines.vllm import VllmEngine, Wanted
+from profiler.engines.vllm import VllmEngine, VllmRequirements
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
-from profiler.measure.visit import Bench, visit_safely
+from profiler.measure.visit import VisitContext, visit_safely
 from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options
 from profiler.run.validate import prepare
@@ -64,7 +64,7 @@ def engine(folder: Path) -> VllmEngine:
 
     config = AutoConfig.from_pretrained(folder)
     return VllmEngine(
-        Wanted(config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES), HOST
+        VllmRequirements(config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES), HOST
     )
 
 
@@ -123,7 +123,7 @@ def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) ->
         NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were computed again"
     ):
         call(engine, 9, 500, 20)
-    found = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, Bench(HOST, VOCAB))
+    found = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, VisitContext(HOST, VOCAB))
     assert isinstance(found, Gap)
     assert found.status == "oom"
     assert "preempted" in found.reason
@@ -140,7 +140,7 @@ def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> N
     """A machine that stops between two marks may disturb one visit, not three."""
     shares = []
     for number in range(3):
-        visit = visit_safely(engine, Cell(4, 256, 64, engine="vllm"), number, Bench(HOST, VOCAB))
+        visit = visit_safely(engine, Cell(4, 256, 64, engine="vllm"), number, VisitContext(HOST, VOCAB))
         assert isinstance(visit, Visit)
         assert visit.prefill_s is not None
         shares.append((visit.prefill_s + sum(visit.decode_s)) / visit.wall_s)

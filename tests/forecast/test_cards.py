@@ -13,10 +13,10 @@ from machines import HOST
 
 from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
-from profiler.forecast.command import Wanted
+from profiler.forecast.command import ForecastRequest
 from profiler.forecast.render import rank_rows, worse_lines
 from profiler.forecast.tensor_parallel import AskedRanks, RankCell, RankTime, forecast_ranks, parse_ranks
-from profiler.judge.device_health import Measured, healths
+from profiler.judge.device_health import DeviceRun, healths
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document, read_run
@@ -32,13 +32,13 @@ MESSAGES = 2 * 30 + 2
 def _read_once() -> Iterator[None]:
     """Reading the run trains its forecast, which is the same in every test; its device is another one than this."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards, "known_of", cache(cards.known_of))
+        patch.setattr(cards, "run_facts", cache(cards.run_facts))
         patch.setattr(cards, "machine_of", lambda _: "this is another one")
         yield
 
 
 def cell_of(link: str, batch: int = 1) -> RankCell:
-    wanted = Wanted(batch_sizes=str(batch), prompt_lens="128")
+    wanted = ForecastRequest(batch_sizes=str(batch), prompt_lens="128")
     answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY, QuietListener())
     return next(cell for cell in answer.cells if cell.phase == "decode")
 
@@ -70,7 +70,7 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
 
 
 def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> None:
-    wanted = Wanted(batch_sizes="1,64", prompt_lens="512")
+    wanted = ForecastRequest(batch_sizes="1,64", prompt_lens="512")
     answer, card = forecast_ranks(
         "llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY, QuietListener()
     )
@@ -93,13 +93,13 @@ def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> Non
     ],
 )
 def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
-    wanted = Wanted(batch_sizes="1", prompt_lens="64")
+    wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
     answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY, QuietListener())
     assert words in answer.notes[0]
 
 
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
-    wanted = Wanted(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
+    wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
     answer, card = forecast_ranks(
         "llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY, QuietListener()
     )
@@ -122,7 +122,7 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
 )
 def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        forecast_ranks(str(EPYC), "", Wanted(), asked, TODAY, QuietListener())
+        forecast_ranks(str(EPYC), "", ForecastRequest(), asked, TODAY, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
 
 
@@ -132,21 +132,21 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkey
     def replayed(*_: object) -> str:
         raise AssertionError("replayed")
 
-    monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_narrower", replayed)
+    monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_shards", replayed)
     monkeypatch.setattr("profiler.forecast.tensor_parallel.machine_of", lambda _: HOST)
     with pytest.raises(RequestError, match="do not divide by 2"):
-        forecast_ranks(str(EPYC), "", Wanted(), AskedRanks("2,3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(EPYC), "", ForecastRequest(), AskedRanks("2,3", "8,20"), TODAY, QuietListener())
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be cut; give a run of the model as it is"):
-        forecast_ranks(str(NF4), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(NF4), "", ForecastRequest(), AskedRanks("3", "8,20"), TODAY, QuietListener())
     document = replace(read_document(EPYC), ranks=2)
     monkeypatch.setattr("profiler.forecast.command.read_document", lambda _: document)
     with pytest.raises(RunError, match="holds one rank's share of 2: forecast a run on one card, with --tp"):
-        forecast_ranks(str(tmp_path), "", Wanted(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(tmp_path), "", ForecastRequest(), AskedRanks("3", "8,20"), TODAY, QuietListener())
 
 
 def test_worse_is_told_among_the_numbers_that_fit() -> None:
@@ -165,7 +165,7 @@ def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
         replace(row, latency_low_s=0.99 * row.latency_s, latency_high_s=1.01 * row.latency_s) for row in run.measured
     ]
 
-    def card(name: str, slower: float, memory: float, width: float = 0.01) -> Measured:
+    def card(name: str, slower: float, memory: float, width: float = 0.01) -> DeviceRun:
         rows = [
             replace(
                 row,
@@ -175,7 +175,7 @@ def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
             )
             for row in narrow
         ]
-        return Measured(name, "float32", rows, run.document.ceilings.ceilings.times(memory, 1.0))
+        return DeviceRun(name, "float32", rows, run.document.ceilings.ceilings.times(memory, 1.0))
 
     found = healths([card("cuda:0", 1.0, 1.0), card("cuda:1", 1.2, 0.8)])
     assert [item.ill for item in found] == [False, True]

@@ -12,9 +12,9 @@ import profiler
 from profiler.forecast import check as checking
 from profiler.forecast.check import check_forecast
 from profiler.forecast.check_log import CheckedCell, append_checks, checks_line, read_checks
-from profiler.forecast.command import Wanted
+from profiler.forecast.command import ForecastRequest
 from profiler.grid.cells import Cell, Grid, Phase
-from profiler.predict.result import Answer, ForecastCell, Told
+from profiler.predict.result import Answer, ForecastCell, ForecastError
 from profiler.run.validate import Prepared
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -81,7 +81,7 @@ def test_only_cells_of_up_to_65536_tokens_are_run(monkeypatch: pytest.MonkeyPatc
         for cell in (foretold("prefill", batch, length, 0), foretold("decode", batch, length, length + 4))
     )
     cells += tuple(foretold("decode", batch, 0, context + 4) for batch in (1, 128) for context in (16, 1024))
-    told = Told(None, None, 0, "")
+    told = ForecastError(None, None, 0, "")
     answer = Answer("a run", "smollm2-135m", "float32", "a CPU", "", told, None, cells)
     tried: list[Cell] = []
 
@@ -97,7 +97,7 @@ def test_only_cells_of_up_to_65536_tokens_are_run(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(checking, "sweep", swept)
     monkeypatch.setattr(checking, "execute", execute)
-    wanted = Wanted(new_tokens=8, engine="eager", dtype="float32")
+    wanted = ForecastRequest(new_tokens=8, engine="eager", dtype="float32")
     with pytest.raises(Swept):
         check_forecast(REFERENCE, wanted, answer, 1.0, "smollm2-135m")
     run = {(1, 32, 0), (128, 32, 0), (1, 1024, 0), (1, 0, 16), (128, 0, 16), (1, 0, 1024)}

@@ -14,26 +14,26 @@ import numpy as np
 import pytest
 
 from profiler.errors import RequestError
-from profiler.forecast.command import Known, Wanted, forecast_run, known_of
+from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, run_facts
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
 from profiler.predict.cross_validation import HeldOut, Trained, beyond, held_out, one_at_a_time, train
-from profiler.predict.kernel_times import Device, Measured, Replayed
-from profiler.predict.operator_arrays import Steps
+from profiler.predict.kernel_times import DeviceRates, MeasuredCells, Replayed
+from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
-from profiler.predict.result import BETWEEN
+from profiler.predict.result import BETWEEN_CELLS
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 QUIET = Path(__file__).parents[1] / "data" / "forecast" / "smollm2-135m-zen4-float32"
 
 
 @pytest.fixture(scope="module")
-def known() -> Known:
+def known() -> RunFacts:
     """A run of SmolLM2-135M on two cores of an EPYC, of 32 cells; only its folder is left."""
-    return known_of(REFERENCE / "smollm2-135m-epyc")
+    return run_facts(REFERENCE / "smollm2-135m-epyc")
 
 
-def test_cells_are_counted_from_the_config_alone(known: Known) -> None:
+def test_cells_are_counted_from_the_config_alone(known: RunFacts) -> None:
     """The walk on the meta device agrees with what the run's loaded model was counted to be, to the last byte."""
     columns = {column.operator: column for column in known.trained.measured.demanded.columns}
     for index, key in enumerate(known.facts.grid.keys):
@@ -50,7 +50,7 @@ def test_cells_are_counted_from_the_config_alone(known: Known) -> None:
 
 def test_the_model_is_the_split() -> None:
     """At the measured cells the terms are those that the run is judged by: what these leave is the residual."""
-    known = known_of(QUIET)
+    known = run_facts(QUIET)
     terms = known.trained.fitted.terms(known.trained.measured.demanded)
     results = {result.key: result for result in judge_run(known.facts).cells}
     for index, key in enumerate(known.facts.grid.keys):
@@ -65,7 +65,7 @@ def test_the_model_is_the_split() -> None:
     assert np.all(terms.avoidable_s <= 1.001 * np.array([result.avoidable_s for result in judged]))
 
 
-def test_held_out_cells_are_not_seen(known: Known) -> None:
+def test_held_out_cells_are_not_seen(known: RunFacts) -> None:
     """A cell that is forecast from the others is forecast the same whatever its own time was."""
     measured, device = known.trained.measured, known.trained.fitted.device
     group = np.array([5])
@@ -76,7 +76,7 @@ def test_held_out_cells_are_not_seen(known: Known) -> None:
     assert other.errors[0] > 0.9
 
 
-def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen(known: Known) -> None:
+def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen(known: RunFacts) -> None:
     within = known.trained.within
     assert len(within.errors) == 32
     assert np.mean(within.widths <= within.half_width) >= 0.9
@@ -84,7 +84,9 @@ def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen
     assert within.median < 0.10
 
 
-def planted(known: Known, noise: float = 0.0, overlaps: bool = False) -> tuple[Measured, Device, Callable[[Any], Any]]:
+def planted(
+    known: RunFacts, noise: float = 0.0, overlaps: bool = False
+) -> tuple[MeasuredCells, DeviceRates, Callable[[Any], Any]]:
     """The same cells on a made device: every kernel at 40 % of its roof, the whole step 7 % above its split."""
     device = replace(known.trained.fitted.device, overlaps=overlaps)
     demanded = known.trained.measured.demanded
@@ -113,7 +115,7 @@ def planted(known: Known, noise: float = 0.0, overlaps: bool = False) -> tuple[M
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_a_planted_device_is_forecast_where_nobody_measured(known: Known, overlaps: bool) -> None:
+def test_a_planted_device_is_forecast_where_nobody_measured(known: RunFacts, overlaps: bool) -> None:
     """Trained on 8 of 32 cells: the other 24, and batches and contexts four times beyond them."""
     measured, device, truth = planted(known, overlaps=overlaps)
     steps = measured.demanded.steps
@@ -124,17 +126,17 @@ def test_a_planted_device_is_forecast_where_nobody_measured(known: Known, overla
     off = np.abs(fitted.forecast(measured.demanded.at(rest)).latency_s / measured.latency_s[rest] - 1)
     assert np.median(off) < 0.02
     assert np.quantile(off, 0.9) < 0.05
-    far = known.demanded(Steps.of(make_grid("1024,2048", "16,32", 32).keys))
+    far = known.demanded(StepArrays.of(make_grid("1024,2048", "16,32", 32).keys))
     off = np.abs(fitted.forecast(far).latency_s / truth(far) - 1)
     assert np.median(off) < 0.05
 
 
-def test_noise_is_told_as_error_and_widens_the_interval(known: Known) -> None:
+def test_noise_is_told_as_error_and_widens_the_interval(known: RunFacts) -> None:
     quiet, device, _ = planted(known, noise=0.005)
     loud, _, _ = planted(known, noise=0.05)
     told = [held_out(measured, device, one_at_a_time(measured)) for measured in (quiet, loud)]
     assert told[0].median < 0.01 < 0.02 < told[1].median < 0.08
-    wanted = Steps.of(make_grid("200", "3", 32).keys)
+    wanted = StepArrays.of(make_grid("200", "3", 32).keys)
     widths = []
     for measured in (quiet, loud):
         trained = train(measured, device)
@@ -143,7 +145,7 @@ def test_noise_is_told_as_error_and_widens_the_interval(known: Known) -> None:
     assert widths[0] < 1.1 < widths[1]
 
 
-def test_extremes_are_left_out_together(known: Known) -> None:
+def test_extremes_are_left_out_together(known: RunFacts) -> None:
     measured = known.trained.measured
     groups = beyond(measured)
     assert len(groups) == 4
@@ -151,9 +153,9 @@ def test_extremes_are_left_out_together(known: Known) -> None:
 
 
 def test_what_carries_a_forecast_beyond_the_grid_is_told() -> None:
-    answer = forecast_run(REFERENCE / "smollm2-135m-epyc", Wanted(prompt_lens="100,4096", batch_sizes="2,64"))
+    answer = forecast_run(REFERENCE / "smollm2-135m-epyc", ForecastRequest(prompt_lens="100,4096", batch_sizes="2,64"))
     by = {(cell.phase, cell.batch_size, cell.prompt_len): cell for cell in answer.cells}
-    assert by["decode", 2, 100].basis == BETWEEN
+    assert by["decode", 2, 100].basis == BETWEEN_CELLS
     assert "nearest batch" in by["decode", 64, 100].basis
     assert "nearest length" in by["decode", 2, 4096].basis
     near, far = by["decode", 2, 100], by["decode", 64, 4096]
@@ -164,12 +166,12 @@ def test_what_carries_a_forecast_beyond_the_grid_is_told() -> None:
 
 def test_out_of_memory_is_a_forecast() -> None:
     """Llama's cache of SmolLM2-135M is 2 x 3 heads x 64 x 30 layers x 4 bytes = 92,160 bytes a token."""
-    answer = forecast_run(REFERENCE / "smollm2-135m-epyc", Wanted(prompt_lens="8000", batch_sizes="1,4000"))
+    answer = forecast_run(REFERENCE / "smollm2-135m-epyc", ForecastRequest(prompt_lens="8000", batch_sizes="1,4000"))
     assert {(cell.batch_size, cell.fits) for cell in answer.cells} == {(1, True), (4000, False)}
     assert 4000 * 8000 * 92_160 > 2e12
 
 
-def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, known: Known) -> None:
+def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, known: RunFacts) -> None:
     few = known.trained.measured.at(np.array([0, 1, 16, 17]))
     trained: Trained = train(few, known.trained.fitted.device)
     assert not trained.within.told
@@ -180,21 +182,21 @@ def test_a_run_too_small_says_that_its_error_cannot_be_told(tmp_path: Path, know
 
 def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     run = REFERENCE / "smollm2-135m-zen4"
-    plain = forecast_run(run, Wanted(batch_sizes="1", prompt_lens="16"))
-    tried = forecast_run(run, Wanted(batch_sizes="1", prompt_lens="16", dtype="bfloat16"))
+    plain = forecast_run(run, ForecastRequest(batch_sizes="1", prompt_lens="16"))
+    tried = forecast_run(run, ForecastRequest(batch_sizes="1", prompt_lens="16", dtype="bfloat16"))
     both = zip(plain.cells, tried.cells, strict=True)
     ratios = {before.phase: after.latency_s / before.latency_s for before, after in both}
     assert ratios["decode"] < 0.95
     with pytest.raises(RequestError, match=r"no basis for nf4 in every phase.*it tried bfloat16, int4wo, nf4"):
-        forecast_run(run, Wanted(quant="nf4"))
+        forecast_run(run, ForecastRequest(quant="nf4"))
 
 
 @pytest.mark.timing
-def test_100_000_cells_take_under_a_second(known: Known) -> None:
+def test_100_000_cells_take_under_a_second(known: RunFacts) -> None:
     """Once the model is walked: 0.4 s on two busy cores. Held against 100 of them, so that any machine can tell."""
     count, rng = 100_000, np.random.default_rng(0)
     prefill = rng.random(count) < 0.5
-    steps = Steps(
+    steps = StepArrays(
         prefill, rng.integers(1, 64, count), rng.integers(16, 2048, count),
         np.where(prefill, 0, rng.integers(16, 2048, count)), np.full(count, 32),
     )  # fmt: skip
@@ -254,4 +256,4 @@ def test_a_folder_without_its_config_is_refused(tmp_path: Path) -> None:
     shutil.copytree(REFERENCE / "smollm2-135m-zen4", folder)
     (folder / "config.json").unlink()
     with pytest.raises(RequestError, match=r"no config\.json"):
-        known_of(folder)
+        run_facts(folder)

@@ -7,9 +7,9 @@ from datetime import date
 import pytest
 
 from profiler.errors import RequestError
-from profiler.forecast.command import Wanted, forecast_on
+from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.predict.result import Answer, ForecastCell
-from profiler.rent.command import Asked, rent
+from profiler.rent.command import RentRequest, rent
 
 CARD = "A100 80GB SXM"
 BYTES_PER_S = 2.039e12
@@ -22,57 +22,57 @@ def cell(answer: Answer, phase: str) -> ForecastCell:
 
 def test_float32_runs_under_the_peak_of_float32() -> None:
     """Llama-3.1-8B, 512 tokens: 2 FLOPs for each of the 6.979 B weights of its layers and token, and the triangle."""
-    wanted = Wanted(prompt_lens="512", batch_sizes="1", dtype="float32")
+    wanted = ForecastRequest(prompt_lens="512", batch_sizes="1", dtype="float32")
     answer = forecast_on("llama-3.1-8b", CARD, wanted)
     flops = 2 * 6.979e9 * 512 + 32 * 2 * 32 * (128 + 128) * 512 * 513 / 2
     assert cell(answer, "prefill").low_s > flops / 19.5e12
     assert any("float32" in note for note in answer.notes)
-    half = forecast_on("llama-3.1-8b", CARD, Wanted(prompt_lens="512", batch_sizes="1"))
+    half = forecast_on("llama-3.1-8b", CARD, ForecastRequest(prompt_lens="512", batch_sizes="1"))
     assert cell(answer, "prefill").latency_s / cell(half, "prefill").latency_s == pytest.approx(312 / 19.5, rel=0.01)
     assert not any("float32" in note for note in half.notes)
     with pytest.raises(RequestError, match=r"no rate of its products in float32"):
         forecast_on("llama-3.1-8b", "Max 1550 (one stack)", wanted)
     with pytest.raises(RequestError, match=r"would undo its point"):
-        forecast_on("llama-3.1-8b", CARD, Wanted(dtype="float32", quant="nf4"))
+        forecast_on("llama-3.1-8b", CARD, ForecastRequest(dtype="float32", quant="nf4"))
 
 
 def test_what_a_format_leaves_dense_is_in_16_bits() -> None:
     """Gemma-2's checkpoint is in float32; nobody packs its linears and keeps the rest in it."""
-    assert forecast_on("gemma-2-9b", CARD, Wanted(quant="nf4")).precision == "bfloat16, nf4"
-    assert forecast_on("gpt-oss-20b", CARD, Wanted()).precision == "bfloat16, mxfp4"
+    assert forecast_on("gemma-2-9b", CARD, ForecastRequest(quant="nf4")).precision == "bfloat16, nf4"
+    assert forecast_on("gpt-oss-20b", CARD, ForecastRequest()).precision == "bfloat16, mxfp4"
 
 
 def test_a_cache_that_is_copied_is_moved_thrice_here_as_in_rent() -> None:
     """64 x 2064 tokens of 131,072 bytes each beside 15.0 GB of weights: at least 33 ms at the datasheet's bandwidth."""
-    found = cell(forecast_on("llama-3.1-8b", CARD, Wanted("2048", "64", new_tokens=32)), "decode")
+    found = cell(forecast_on("llama-3.1-8b", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
     assert found.context_len == 2064
     at_least = (15.0e9 + 3 * 64 * 2064 * 131_072) / BYTES_PER_S
     assert found.low_s > at_least > 32e-3
-    [offer] = rent("llama-3.1-8b", Asked(2048, 32, 64, cards=CARD), date(2026, 11, 20)).offers
+    [offer] = rent("llama-3.1-8b", RentRequest(2048, 32, 64, cards=CARD), date(2026, 11, 20)).offers
     assert offer.tpot_s is not None
     assert (found.low_s, found.latency_s, found.high_s) == pytest.approx(offer.tpot_s.ends)
 
 
 def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
     """DeepSeek-V2-Lite: 27 layers expand the latents (512) of 64 x 2064 tokens to 16 heads of 256 in every step."""
-    found = cell(forecast_on("deepseek-v2-lite", CARD, Wanted("2048", "64", new_tokens=32)), "decode")
+    found = cell(forecast_on("deepseek-v2-lite", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
     tokens = 64 * 2064
     expanded_flops = 27 * 2 * 512 * 16 * 256 * tokens
     # What is expanded is written (16 x 256), then keys and values are written out by head (192 + 128) and read.
     moved_bytes = 27 * 2 * tokens * (16 * 256 + 2 * 16 * 320 + 3 * 576)
     assert found.low_s > max(expanded_flops / 312e12, moved_bytes / BYTES_PER_S) > 40e-3
-    [offer] = rent("deepseek-v2-lite", Asked(2048, 32, 64, cards=CARD), date(2026, 11, 20)).offers
+    [offer] = rent("deepseek-v2-lite", RentRequest(2048, 32, 64, cards=CARD), date(2026, 11, 20)).offers
     assert offer.tpot_s is not None
     assert (found.low_s, found.latency_s, found.high_s) == pytest.approx(offer.tpot_s.ends)
 
 
 def test_no_figure_of_a_mixture_is_behind_a_range() -> None:
-    assert any("mixture of experts" in note for note in forecast_on("qwen3-30b-a3b", CARD, Wanted()).notes)
-    assert not any("mixture" in note for note in forecast_on("qwen3-8b", CARD, Wanted()).notes)
+    assert any("mixture of experts" in note for note in forecast_on("qwen3-30b-a3b", CARD, ForecastRequest()).notes)
+    assert not any("mixture" in note for note in forecast_on("qwen3-8b", CARD, ForecastRequest()).notes)
 
 
 def test_no_sequence_is_longer_than_the_model_knows() -> None:
     """GPT-2 has 1024 positions."""
     with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024"):
-        forecast_on("gpt2", "L4", Wanted("1000", "1", new_tokens=25))
-    assert forecast_on("gpt2", "L4", Wanted("1000", "1", new_tokens=24)).cells
+        forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=25))
+    assert forecast_on("gpt2", "L4", ForecastRequest("1000", "1", new_tokens=24)).cells

@@ -20,11 +20,11 @@ from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import linear_modules
 from profiler.device.contention import ForeignLoad
 from profiler.facts.measurements import Replay, Replays
-from profiler.forecast.command import Wanted, known_of, skeleton_of
-from profiler.forecast.shards import machine_of, narrower, shorten, trained_alike
+from profiler.forecast.command import ForecastRequest, run_facts, skeleton_of
+from profiler.forecast.shards import machine_of, shard_times, shorten, trained_alike
 from profiler.forecast.tensor_parallel import AskedRanks, forecast_ranks
 from profiler.grid.cells import Cell, CellKey
-from profiler.predict.operator_arrays import Steps
+from profiler.predict.operator_arrays import StepArrays
 from profiler.quant.storage import model_storage_bytes
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document
@@ -44,18 +44,18 @@ def in_turn(key: CellKey, **shares: float) -> tuple[Replays, Replays]:
 
 def test_a_rank_takes_of_the_runs_own_time_what_both_take_here_of_each_other() -> None:
     """Half at 1 row and 0.8 at 16: between them straight in logarithms, beyond them level; each phase by itself."""
-    known = known_of(EPYC)
+    known = run_facts(EPYC)
     cells = [Cell(batch, 128, 32) for batch in (1, 4, 16, 32)]
     keys = [CellKey("decode", cell) for cell in cells] + [CellKey("prefill", cells[0])]
-    steps = Steps.of(keys)
+    steps = StepArrays.of(keys)
     told = [in_turn(keys[0], gate=0.5), in_turn(keys[2], gate=0.8)]
-    found = narrower(known.trained.fitted, known.demanded(steps), keys, told)
+    found = shard_times(known.trained.fitted, known.demanded(steps), keys, told)
     [column] = [column for column in known.demanded(steps).columns if column.operator == GATE]
     whole_s = known.trained.fitted.kernels.seconds(column, steps, np.zeros(len(steps)))
     kept_s = found.whole.seconds(column, steps, np.zeros(len(steps)))
     alone_s = found.alone_s[GATE]
     between = known.demanded(steps)
-    bare = narrower(known.trained.fitted, between, keys, [in_turn(keys[0], gate=1.0)]).alone_s[GATE]
+    bare = shard_times(known.trained.fitted, between, keys, [in_turn(keys[0], gate=1.0)]).alone_s[GATE]
     assert alone_s[:4] / bare[:4] == pytest.approx([0.5, np.sqrt(0.5 * 0.8), 0.8, 0.8])
     assert np.isnan(alone_s[4]), "no prefill was replayed"
     assert whole_s is not None
@@ -65,7 +65,7 @@ def test_a_rank_takes_of_the_runs_own_time_what_both_take_here_of_each_other() -
     assert found.seconds(column, steps, roofs_s)[0] == 1.0, "nothing is faster than its roof"  # type: ignore[index]
     heads = next(column for column in between.columns if column.operator == HEAD)
     assert found.seconds(heads, steps, roofs_s) == pytest.approx(found.whole.seconds(heads, steps, roofs_s))
-    phased = narrower(
+    phased = shard_times(
         known.trained.fitted, between, keys, [in_turn(keys[0], head=0.5), in_turn(keys[4], head=3.0)]
     ).alone_s[HEAD]
     assert phased[4] / phased[0] == pytest.approx(6.0, rel=0.5), "one row each, of a decode step and of a prefill"
@@ -136,13 +136,13 @@ def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
         out=tmp_path / "run",
     )  # fmt: skip
     listener = Told()
-    wanted, free = Wanted(prompt_lens="8", batch_sizes="1"), AskedRanks("2", "0,1e9")
+    wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), AskedRanks("2", "0,1e9")
     answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, TODAY, listener)
     assert listener.stages == ["replaying linears of one of 2 ranks beside whole ones, 10.0 s"]
     assert answer.notes[0].startswith("A rank's linears were replayed here")
-    known = known_of(tmp_path / "run")
+    known = run_facts(tmp_path / "run")
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
-    steps = Steps.of([CellKey("decode", Cell(1, 8, 8))])
+    steps = StepArrays.of([CellKey("decode", Cell(1, 8, 8))])
     forecast = known.forecast(steps)
     unexplained = float(forecast.latency_s[0] / forecast.terms.total_s[0])
     saved_s = decode.times[0].latency_s - decode.times[1].latency_s

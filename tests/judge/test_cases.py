@@ -9,7 +9,7 @@ import pytest
 
 from profiler.facts.dispatch import Dispatch
 from profiler.judge.breakdown import Demand, Roofs, of_engine, split
-from profiler.judge.regimes import Flag, Measurement, Verdict, judge
+from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
 
 W, P = 1e12, 100e12
 MS = 1e-3
@@ -45,7 +45,7 @@ def verdict(case: dict[str, str]) -> Verdict:
     roofs = Roofs(W, None if owns else Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
     latency_s, width = ms["latency_ms"], float(case["half_width"])
     parts = split(latency_s, demands, ms["avoidable_ms"], roofs)
-    return judge(
+    return judge_cell(
         Measurement(
             split=of_engine(parts) if owns else parts,
             model_flops=times["compute"] * P,

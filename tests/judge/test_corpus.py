@@ -12,7 +12,7 @@ from profiler.facts.dispatch import Dispatch
 from profiler.judge.breakdown import TERMS, Roofs, Split
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_run
-from profiler.judge.regimes import Measurement, Regime, judge
+from profiler.judge.regimes import Measurement, Regime, judge_cell
 from profiler.store.folder import Run, read_document, read_facts, read_gathered, read_run
 
 FOLDERS = sorted(
@@ -67,7 +67,7 @@ def _of_terms(run: Run, result: CellResult) -> Regime:
     parts = Split(latency_s=result.latency_s, **terms, device_s=device_s, floor_s=result.floor_s, replayed_share=1.0)
     ceilings = run.document.ceilings.ceilings
     roofs = Roofs(ceilings.memory_bytes_per_s, Dispatch(result.dispatch_s, 0.0), run.document.device.overlaps_dispatch)
-    return judge(
+    return judge_cell(
         Measurement(
             split=parts,
             model_flops=result.model_flops,

@@ -13,7 +13,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings, CurvePoint, Roof, RoofsAgain, Witness
+from profiler.facts.roofs import Ceilings, CurvePoint, Roof, RoofsRemeasured, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
 from profiler.facts.telemetry import Reading
 from profiler.facts.visits import Visit
@@ -71,13 +71,15 @@ def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = No
     )
 
 
-def again(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsAgain:
+def again(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsRemeasured:
     """The roofs at the end, as shares of those at the beginning; the slower stream decides nothing."""
-    return RoofsAgain({"read": roof(memory * W), "gemv": roof(0.4 * W)}, {"float32": roof(compute * P, clock_hz)}, 1.0)
+    return RoofsRemeasured(
+        {"read": roof(memory * W), "gemv": roof(0.4 * W)}, {"float32": roof(compute * P, clock_hz)}, 1.0
+    )
 
 
 def with_witness(base: Facts, share: float) -> Facts:
-    witness = Witness(GB, roof(share * W))
+    witness = WeightReadRoof(GB, roof(share * W))
     return replace(base, ceilings=replace(base.ceilings, weights=witness))
 
 
@@ -188,21 +190,23 @@ def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
 def test_a_witness_is_held_against_the_roof_of_its_size() -> None:
     """A model of 4 MiB lies in a cache that is read at 400 GB/s; 100 would be memory's."""
     ceilings = replace(STEADY.ceilings, curve=(CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve))
-    small = Witness(4 << 20, roof(W))
+    small = WeightReadRoof(4 << 20, roof(W))
     assert witness_share(replace(ceilings, weights=small)) == pytest.approx(0.25)
-    assert witness_share(replace(ceilings, weights=Witness(GB, roof(W)))) == 1.0
+    assert witness_share(replace(ceilings, weights=WeightReadRoof(GB, roof(W)))) == 1.0
 
 
 def test_a_witness_beside_a_stream_in_the_same_pieces_is_held_against_that() -> None:
     """Short reads reach 70 of 100 GB/s, whoever's they are: the weights' own pages lose nothing, or half of that."""
     pieces = roof(0.7 * W)
-    assert witness_share(replace(STEADY.ceilings, weights=Witness(GB, roof(0.69 * W), pieces))) == 1.0
-    assert witness_share(replace(STEADY.ceilings, weights=Witness(GB, roof(0.35 * W), pieces))) == pytest.approx(0.5)
+    assert witness_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.69 * W), pieces))) == 1.0
+    assert witness_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.35 * W), pieces))) == pytest.approx(
+        0.5
+    )
 
 
 def test_an_uncertain_witness_says_nothing() -> None:
     """20 % below, from five samples whose quartiles lie 30 % apart."""
-    vague = Witness(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
+    vague = WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
     assert witness_share(replace(STEADY.ceilings, weights=vague)) == 1.0
 
 
@@ -274,7 +278,7 @@ def test_a_folder_of_an_older_version_is_judged_as_it_was_and_one_with_a_second_
     assert before.ceilings.weights is None
     assert not any("roofs moved" in warning or "own weights" in warning for warning in before.warnings)
     read = before.ceilings.memory["read"]
-    look = RoofsAgain({"read": read.times(0.5)}, {}, before.ceilings.measured_at_unix_s + 600)
+    look = RoofsRemeasured({"read": read.times(0.5)}, {}, before.ceilings.measured_at_unix_s + 600)
     with (folder / "samples.jsonl").open("a") as samples:
         samples.write(line_of(look) + "\n")
     after = judge_folder(folder).document

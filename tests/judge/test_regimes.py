@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiler.facts.dispatch import Dispatch
 from profiler.judge.breakdown import Demand, Roofs, split
-from profiler.judge.regimes import Measurement, Verdict, judge
+from profiler.judge.regimes import Measurement, Verdict, judge_cell
 
 
 def verdict(
@@ -32,7 +32,7 @@ def verdict(
     operator = Demand("all", "mlp", flops, weight_bytes, kv_bytes, flops_per_s / scale, replayed_s)
     dispatch = None if dispatch_s is None else Dispatch(dispatch_s * scale, 0.0)
     roofs = Roofs(bytes_per_s / scale, dispatch, overlaps)
-    return judge(
+    return judge_cell(
         Measurement(
             split=split(latency_s * scale, [operator], avoidable_bytes / roofs.memory_bytes_per_s, roofs),
             model_flops=flops,
@@ -229,7 +229,7 @@ class TestEveryDevice:
         roofs = Roofs(bytes_per_s, Dispatch(1e-4, 0.0), overlaps)
         flops, bytes_ = product.flops + stream.flops, stream.kv_bytes + product.weight_bytes
         parts = split(10e-3, [product, stream], 0.0, roofs)
-        found = judge(Measurement(parts, flops, bytes_, flops_per_s, roofs, 9.9e-3, 10.1e-3))
+        found = judge_cell(Measurement(parts, flops, bytes_, flops_per_s, roofs, 9.9e-3, 10.1e-3))
         assert found.regime == "mixed"
 
 
@@ -238,7 +238,7 @@ def graph_case(graph_step_s: float | None, **beside: object) -> Verdict:
     roofs = Roofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
     parts = split(10e-3, [operator], 0.0, roofs)
-    return judge(
+    return judge_cell(
         Measurement(parts, 1e9, 6e9, 680e12, roofs, 9.95e-3, 10.05e-3, graph_step_s=graph_step_s, **beside)  # type: ignore[arg-type]
     )
 
@@ -287,9 +287,9 @@ def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float,
     operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
     bare = Measurement(split(1e-2, [operator], 0.0, roofs), 1e9, share * 1e10, 1e14, roofs, 0.995e-2, 1.005e-2)
     more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
-    assert RANK[judge(more).confidence] >= RANK[judge(bare).confidence]
+    assert RANK[judge_cell(more).confidence] >= RANK[judge_cell(bare).confidence]
     against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")
-    assert RANK[judge(against).confidence] <= RANK[judge(bare).confidence]
+    assert RANK[judge_cell(against).confidence] <= RANK[judge_cell(bare).confidence]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from profiler.judge.cells import CellResult
-from profiler.judge.scaling import Point, crossover, doubling_tests, scaling, sentences
+from profiler.judge.scaling import ScalingPoint, crossover, doubling_tests, scaling, scaling_sentences
 
 A100_P, A100_W = 312e12, 2.039e12
 # Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
@@ -22,12 +22,12 @@ def decode(batch: int, context: int) -> tuple[float, float]:
     return flops, 2 * WEIGHTS + batch * KV_TOKEN_BYTES * context
 
 
-def points(context: int, batches: list[int], overhead_s: float = 0.0) -> list[Point]:
+def points(context: int, batches: list[int], overhead_s: float = 0.0) -> list[ScalingPoint]:
     found = []
     for batch in batches:
         flops, bytes_ = decode(batch, context)
         time_s = max(flops / A100_P, bytes_ / A100_W, overhead_s)
-        found.append(Point(batch, time_s, 0.99 * time_s, 1.01 * time_s, flops, bytes_, batch / time_s))
+        found.append(ScalingPoint(batch, time_s, 0.99 * time_s, 1.01 * time_s, flops, bytes_, batch / time_s))
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
     assert all(item.slope > 0.8 for item in result.doublings)
     assert {item.side for item in result.doublings} == {"undecided"}
     assert not result.ever_compute_bound
-    assert any("no batch is ever compute-bound" in sentence for sentence in sentences(result))
+    assert any("no batch is ever compute-bound" in sentence for sentence in scaling_sentences(result))
 
 
 def test_overhead_hides_the_bytes() -> None:
@@ -79,7 +79,7 @@ def test_overhead_hides_the_bytes() -> None:
 
 def test_a_wide_interval_decides_nothing() -> None:
     wide = [
-        Point(p.size, p.time_s, 0.5 * p.time_s, 2 * p.time_s, p.flops, p.bytes, p.tokens_per_s)
+        ScalingPoint(p.size, p.time_s, 0.5 * p.time_s, 2 * p.time_s, p.flops, p.bytes, p.tokens_per_s)
         for p in points(16, [1, 2])
     ]
     assert scaling(wide, A100_P, A100_W).doublings[0].side == "undecided"
@@ -110,11 +110,11 @@ def test_a_knee_is_a_claim_of_whole_intervals(
     widths = [1.01, *(1.2 if slope is None else 1.01 for slope in slopes)]
     for slope, width in zip([0.0, *slopes], widths, strict=True):
         time_s *= 2 ** (0.5 if slope is None else slope)
-        found.append(Point(size, time_s, time_s / width, time_s * width, size * 1e9, 1e9, size / time_s))
+        found.append(ScalingPoint(size, time_s, time_s / width, time_s * width, size * 1e9, 1e9, size / time_s))
         size *= 2
     result = scaling(found, 1e12, 1e12)
     assert (result.knee_measured, result.knee_between) == (knee, between)
-    assert any("cannot be told" in sentence for sentence in sentences(result)) == (between is not None)
+    assert any("cannot be told" in sentence for sentence in scaling_sentences(result)) == (between is not None)
 
 
 def test_advice_rests_on_no_less_than_the_machine_drifted() -> None:
@@ -130,7 +130,7 @@ def test_advice_rests_on_no_less_than_the_machine_drifted() -> None:
     assert still.knee_measured is not None
     assert drifted.knee_measured is None
     assert drifted.rivals == (128, 512)
-    text = " ".join(sentences(drifted))
+    text = " ".join(scaling_sentences(drifted))
     assert "cannot be told" in text
     assert "The machine drifted by 50 % meanwhile, so that most may as well be at batch 128, 512." in text
 

@@ -9,7 +9,7 @@ from made_facts import KEY
 from test_levers import SETTING, cell
 
 from profiler.facts.measurements import Stepped, Trial
-from profiler.judge.cells import tried, whole_step
+from profiler.judge.cells import trial_results, whole_step
 from profiler.judge.levers import levers
 
 
@@ -26,7 +26,7 @@ def test_layers_that_were_left_out_cost_what_the_others_do() -> None:
 def test_a_form_is_weighed_against_the_model_as_it_is() -> None:
     """Layers at a third of their time under the same head: (4 + 10) / 34 of the step."""
     trial = Trial(KEY, "bfloat16", 6, 30, before=stepped(6, 1e-3, 4e-3), after=stepped(6, 1e-3 / 3, 4e-3))
-    [found] = tried([trial])
+    [found] = trial_results([trial])
     assert found.ratio == pytest.approx(14 / 34)
     assert found.half_width == pytest.approx(0, abs=1e-9)
     of_float32 = replace(SETTING, weight_bits=32.0)
@@ -42,7 +42,7 @@ def test_a_form_is_weighed_against_the_model_as_it_is() -> None:
 def test_a_neighbour_in_one_of_two_turns_changes_nothing() -> None:
     """30 layers of 1 ms, twice and a half as long through the first turn; the other form takes half as long."""
     before = Stepped((*[15e-3] * 5, *[6e-3] * 5), (0.0,) * 10)
-    [found] = tried([Trial(KEY, "int4wo", 6, 30, before, Stepped((3e-3,) * 10, (0.0,) * 10))])
+    [found] = trial_results([Trial(KEY, "int4wo", 6, 30, before, Stepped((3e-3,) * 10, (0.0,) * 10))])
     assert found.ratio == pytest.approx(0.5)
 
 
@@ -55,6 +55,6 @@ def test_what_costs_is_said_and_what_cannot_be_told_is_not() -> None:
 
 
 def _found(form: str, ratio: float):  # type: ignore[no-untyped-def]
-    from profiler.judge.cells import Tried
+    from profiler.judge.cells import TrialResult
 
-    return Tried(form, ratio, 0.0, 6, 30)
+    return TrialResult(form, ratio, 0.0, 6, 30)

@@ -23,7 +23,7 @@ from profiler.loading.checkpoint import check_weights, resolve_weights
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.request import Fit, LoadedModel, ModelRequest, most_positions, resolve_dtype
+from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import Gguf, gguf_form
 from profiler.run.warnings import fit_warnings
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 def test_gguf_is_the_real_model(smollm2: LoadedModel) -> None:
     assert walk(smollm2.module).params == 134_515_008
-    assert smollm2.fit == Fit()
+    assert smollm2.fit == CheckpointFit()
     assert not smollm2.offloaded
 
 

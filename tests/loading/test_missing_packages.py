@@ -23,7 +23,7 @@ from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_form
-from profiler.quant.formats import is_installed, need_library
+from profiler.quant.formats import can_quantise, need_library
 
 HIDDEN = Path(__file__).parents[1] / "hidden.py"
 OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
@@ -106,7 +106,7 @@ def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pyte
     monkeypatch.setattr(metadata, "version", {"torchao": "0.17.0", "torch": "2.13.0"}.__getitem__)
     with pytest.raises(RequestError, match=r"torchao 0\.17\.0 is too old for it: pip install 'torchao>=0\.18'\.$"):
         need_library("int4wo")
-    assert not is_installed("int4wo"), "no lever tries it"
+    assert not can_quantise("int4wo"), "no lever tries it"
 
 
 def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

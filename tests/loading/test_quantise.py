@@ -27,7 +27,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import plan
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
-from profiler.measure.quality import check_quality, compare, text_ids
+from profiler.measure.quality import check_quality, compare_logits, text_ids
 from profiler.quant.conversions import conversion_calls
 from profiler.quant.formats import PLAIN, Quant, QuantOptions, quantise_linears
 from profiler.quant.storage import model_storage_bytes, stored
@@ -179,7 +179,7 @@ def test_divergence_of_two_known_distributions() -> None:
     """KL((1/2, 1/2) || (1/4, 3/4)) = ln(2 / sqrt 3) nats; the same first choice at one of two positions."""
     reference = torch.log(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
     other = torch.log(torch.tensor([[0.25, 0.75], [0.9, 0.1]]))
-    found = compare(reference, other)
+    found = compare_logits(reference, other)
     assert found.mean_kl_nats == pytest.approx(math.log(2 / math.sqrt(3)) / 2, rel=1e-5)
     assert (found.top1_agreement, found.tokens) == (0.5, 2)
 

@@ -20,13 +20,13 @@ from profiler.facts.measurements import COMPILED, Stepped
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.cells import CellEvidence, tried
+from profiler.judge.cells import CellEvidence, trial_results
 from profiler.loading.load import load
 from profiler.measure.short_model import Pattern, pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import Plan, sweep
-from profiler.measure.trials import _cut_like, copies_of, try_forms
-from profiler.measure.variants import Form, forms_of
+from profiler.measure.trials import _cut_like, copies_of, try_variants
+from profiler.measure.variants import Variant, variants_of
 from profiler.quant.storage import model_storage_bytes
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
@@ -93,9 +93,9 @@ def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path / "mixture")
     dense, mixture = subject_of(str(tiny_folder))[0], subject_of(str(tmp_path / "mixture"))[0]
     assert dense.loaded.config._experts_implementation
-    assert [form.name for form in forms_of(dense) if form.experts] == []
+    assert [form.name for form in variants_of(dense) if form.experts] == []
     current = mixture.experts
-    others = [form.experts for form in forms_of(mixture) if form.experts]
+    others = [form.experts for form in variants_of(mixture) if form.experts]
     assert sorted([current, *others]) == ["batched_mm", "eager", "grouped_mm"]
 
 
@@ -114,12 +114,13 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
     monkeypatch.setattr(
-        "profiler.measure.trials.forms_of", lambda subject, _: [form for form in forms_of(subject) if form.holds_alike]
+        "profiler.measure.trials.variants_of",
+        lambda subject, _: [form for form in variants_of(subject) if form.holds_alike],
     )
     [cell] = subject.grid.cells
     hidden: dict[tuple[str, str], list[int]] = {}
     ceilings = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
-    for trial in try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
+    for trial in try_variants(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
         found = [mask for mask in masks if mask is not None]
         hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
         masks.clear()
@@ -162,10 +163,10 @@ def test_a_step_that_could_not_be_cut_keeps_what_lies_beside_its_layers() -> Non
 def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
     """Its prefills are eager, and each shape would be compiled anew."""
     subject, _ = subject_of(str(tiny_folder))
-    forms = forms_of(subject, compiling=True)
+    forms = variants_of(subject, compiling=True)
     [compiled] = [form for form in forms if form.name == COMPILED]
     others = [form for form in forms if form != compiled]
-    assert others == forms_of(subject)
+    assert others == variants_of(subject)
     assert [form.preparing_s for form in others] == [0.0] * len(others)
     keys = [CellKey(phase, Cell(batch, 6, 4)) for batch in (1, 2) for phase in PHASES]
     assert [(key.phase, key.cell.batch_size) for key in compiled.corners(keys)] == [("decode", 1)]
@@ -190,8 +191,8 @@ def test_nothing_is_compiled_where_too_little_time_is_left(tiny_folder: Path, mo
     monkeypatch.setattr("torch.compile", None)
     late = replace(subject, machine=Late())
     [cell] = subject.grid.cells
-    found = list(try_forms(late, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, compiling=True))
-    assert {trial.form for trial in found} == {form.name for form in forms_of(subject)}
+    found = list(try_variants(late, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0, compiling=True))
+    assert {trial.form for trial in found} == {form.name for form in variants_of(subject)}
 
 
 def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) -> None:
@@ -200,7 +201,7 @@ def test_steps_that_no_hook_sees_are_not_cut_at_their_layers(tiny_folder: Path) 
     [cell] = subject.grid.cells
     engine: Any = SimpleNamespace(hookable=False, eager_phases=PHASES)
     recorded = replace(subject, engines={"eager": engine})
-    assert not list(try_forms(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
+    assert not list(try_variants(recorded, config, of_caches(4 << 20), dict.fromkeys(cell.keys, 1e-4), 60.0))
 
 
 @pytest.mark.slow
@@ -211,14 +212,14 @@ def test_torch_compile_is_tried_where_there_is_time(tiny_folder: Path, monkeypat
     ceilings = of_caches(4 << 20)
     [cell] = subject.grid.cells
 
-    def of_engines(subject: Subject, compiling: bool) -> list[Form]:
-        return [form for form in forms_of(subject, compiling) if form.engine]
+    def of_engines(subject: Subject, compiling: bool) -> list[Variant]:
+        return [form for form in variants_of(subject, compiling) if form.engine]
 
-    monkeypatch.setattr("profiler.measure.trials.forms_of", of_engines)
+    monkeypatch.setattr("profiler.measure.trials.variants_of", of_engines)
 
     def told(compiling: bool) -> dict[tuple[str, str], float]:
-        trials = list(try_forms(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))
-        return {(trial.form, trial.key.phase): item.ratio for trial in trials for item in tried([trial])}
+        trials = list(try_variants(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0, compiling))
+        return {(trial.form, trial.key.phase): item.ratio for trial in trials for item in trial_results([trial])}
 
     found = told(compiling=True)
     assert found.pop((COMPILED, "decode")) < 0.8

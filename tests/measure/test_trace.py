@@ -17,7 +17,7 @@ from machines import CPU
 
 import profiler
 from profiler.device.machine import CudaMachine, Machine
-from profiler.facts.measurements import BETWEEN
+from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.module_hooks import Pieces
 from profiler.measure.trace import TRACE, activity, trace_cell
@@ -155,7 +155,7 @@ def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatc
     pieces.enter("attention")
     pieces.leave()
     pieces.leave()
-    assert pieces.finish() == {BETWEEN: 2.0, "attention_proj": 2.0, "attention": 1.0}
+    assert pieces.finish() == {BETWEEN_MODULES: 2.0, "attention_proj": 2.0, "attention": 1.0}
     assert calls == ["attention_proj", "attention", "pop", "pop"]
     quiet = Pieces(Machine(CPU, clock=FakeClock()))
     quiet.start()

@@ -10,7 +10,7 @@ import pytest
 from left_out import LeftOut, as_published_again, left_out
 
 from profiler.data.published_results import published
-from profiler.predict.published_efficiency import Shares, Steps, attained, fitted, steps_of
+from profiler.predict.published_efficiency import CardSteps, Shares, attained, fit_efficiency, steps_of
 
 
 def inside_and_width(found: list[LeftOut]) -> tuple[float, float]:
@@ -81,7 +81,7 @@ def test_a_planted_engine_is_found_again() -> None:
     from dataclasses import replace
 
     planted = [replace(point, latency_s=float(value)) for point, value in zip(points, seconds, strict=True)]
-    found = fitted(planted, Shares(0.75, 0.60, layer_cycles=1e5))
+    found = fit_efficiency(planted, Shares(0.75, 0.60, layer_cycles=1e5))
     assert found.memory == pytest.approx(truth.memory, rel=0.05)
     assert found.compute == pytest.approx(truth.compute, rel=0.05)
     assert found.layer_cycles == pytest.approx(truth.layer_cycles, rel=0.05)
@@ -101,7 +101,7 @@ def test_no_figure_beats_its_datasheet() -> None:
 def test_a_range_stands_above_the_floor_and_takes_the_host_in() -> None:
     told = attained("eager", "dense")
     one = np.ones(1)
-    small = Steps(2e9 * one, 1e9 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, 1.8e9 * one, one, one)
+    small = CardSteps(2e9 * one, 1e9 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, 1.8e9 * one, one, one)
     fast = told.range_s(small, "decode")
     assert fast.low_s[0] > small.floor_s()[0]
     from dataclasses import replace
@@ -114,7 +114,9 @@ def test_a_captured_step_takes_its_bytes_and_cycles_of_each_layer_whatever_the_h
     """By hand: 8.04 GB at 0.9 of 1008 GB/s are 8.9 ms, 36 layers of 150,000 cycles at 2.52 GHz 2.1 ms. pegainfer
     publishes 10.31 ms of such a step (Qwen3-4B on an RTX 4090, github:pegainfer-project/pegainfer pull 69)."""
     one = np.ones(1)
-    step = Steps(8.04e9 * one, 8.04e9 * one, 0 * one, 36 * one, 165e12 * one, 1008e9 * one, 2.52e9 * one, 3 * one, one)
+    step = CardSteps(
+        8.04e9 * one, 8.04e9 * one, 0 * one, 36 * one, 165e12 * one, 1008e9 * one, 2.52e9 * one, 3 * one, one
+    )
     by_hand = Shares(0.9, 0.6, layer_cycles=1.5e5).step_s(step)[0]
     assert by_hand == pytest.approx(8.04e9 / (0.9 * 1008e9) + 36 * 1.5e5 / 2.52e9)
     assert by_hand == pytest.approx(10.31e-3, rel=0.1)

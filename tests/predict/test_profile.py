@@ -22,10 +22,10 @@ from profiler.facts.card_profile import (
     SmallPoint,
 )
 from profiler.facts.roofs import Ceilings, Roof
-from profiler.forecast.command import Wanted, forecast_on
+from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.grid.cells import Cell, CellKey
 from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_called, profile_json, read_profile
-from profiler.predict.operator_arrays import OperatorColumn, Shape, Steps
+from profiler.predict.operator_arrays import OperatorColumn, Shape, StepArrays
 
 FLOPS_PER_S, BYTES_PER_S = 1.0e11, 2.0e10
 LAYER_S, CALLS_S = 3e-4, 1e-4
@@ -77,7 +77,7 @@ def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
     """SmolLM2-135M on the planted card: its linears at their planted share, its layers' dispatch, added on a CPU."""
     path = tmp_path / "card.json"
     path.write_text(profile_json(planted()))
-    wanted = Wanted(prompt_lens="64", batch_sizes="1,4", dtype="float32")
+    wanted = ForecastRequest(prompt_lens="64", batch_sizes="1,4", dtype="float32")
     answer = forecast_on("smollm2-135m", str(path), wanted)
     layers = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
     for cell in answer.cells:
@@ -107,9 +107,9 @@ def test_layouts_and_formats_have_kernels_of_their_own(tmp_path: Path) -> None:
     plain, more = tmp_path / "plain.json", tmp_path / "more.json"
     plain.write_text(profile_json(card))
     more.write_text(profile_json(replace(card, products=(*card.products, *other))))
-    wanted = Wanted(prompt_lens="64", batch_sizes="1", dtype="float32")
+    wanted = ForecastRequest(prompt_lens="64", batch_sizes="1", dtype="float32")
 
-    def decode_s(model: str, path: Path, asked: Wanted = wanted) -> float:
+    def decode_s(model: str, path: Path, asked: ForecastRequest = wanted) -> float:
         [found] = [cell.latency_s for cell in forecast_on(model, str(path), asked).cells if cell.phase == "decode"]
         return found
 
@@ -130,7 +130,7 @@ def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) ->
         smalls = () if ratio is None else tuple(SmallPoint("float32", s, ratio * s) for s in (1e-6, 1e-4, 1e-2))
         path = tmp_path / "card.json"
         path.write_text(profile_json(replace(planted(), smalls=smalls)))
-        wanted = Wanted(prompt_lens="64", batch_sizes="1", dtype="float32")
+        wanted = ForecastRequest(prompt_lens="64", batch_sizes="1", dtype="float32")
         return {cell.phase: cell.latency_s for cell in forecast_on("smollm2-135m", str(path), wanted).cells}
 
     untold, once, thrice, twice = times(None), times(1.0), times(3.0), times(2.0)
@@ -150,7 +150,7 @@ def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
     )  # 20 MB at 20 GB/s: 1 ms
     card = replace(planted(), products=points)
     kernels = fitted_on(card, "float32", 1).kernels
-    steps = Steps.of([CellKey("decode", Cell(batch_size=1, prompt_len=8, new_tokens=4))])
+    steps = StepArrays.of([CellKey("decode", Cell(batch_size=1, prompt_len=8, new_tokens=4))])
     one = np.array([1.0])
     column = OperatorColumn(
         "mlp", "mlp", 1, "float32", one, 1e7 * one, 2e7 * one, 0 * one, 0 * one, {}, {},
@@ -189,7 +189,7 @@ def test_a_profile_survives_its_file_and_bad_ones_are_told(tmp_path: Path, roofs
 
 def test_a_card_without_a_profile_gets_a_range() -> None:
     """Mistral-7B streams 14.2 GB a step: on an L4 of 300 GB/s at least 47 ms."""
-    answer = forecast_on("mistral-7b-v0.1", "L4", Wanted(prompt_lens="512", batch_sizes="1"))
+    answer = forecast_on("mistral-7b-v0.1", "L4", ForecastRequest(prompt_lens="512", batch_sizes="1"))
     [decode] = [cell for cell in answer.cells if cell.phase == "decode"]
     assert 47e-3 < decode.low_s < decode.latency_s < decode.high_s
     assert answer.error.median is None

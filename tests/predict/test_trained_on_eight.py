@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.forecast import ASKED, MORE, as_run, crossed
 
-from profiler.forecast.command import known_of
+from profiler.forecast.command import run_facts
 from profiler.predict.interpolation import line
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import fit
@@ -18,7 +18,7 @@ FOLDERS = sorted(MORE.glob("smollm2-*"))
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_eight_cells_tell_of_the_other_twenty_four(folder: Path) -> None:
-    known = known_of(folder)
+    known = run_facts(folder)
     measured, device = known.trained.measured, known.trained.fitted.device
     chosen = crossed(known)
     rest = np.setdiff1d(np.arange(len(measured)), chosen)

@@ -27,7 +27,7 @@ from profiler.errors import RequestError
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
 from profiler.run.options import Options
-from profiler.run.tensor_parallel import Alone, together
+from profiler.run.tensor_parallel import RankTiming, rank_shares
 from profiler.run.validate import prepare
 from profiler.store.folder import read_run
 from profiler.store.operators_csv import read_operators
@@ -188,19 +188,19 @@ def test_who_waits_for_a_rank_that_will_not_come_ends_when_torchrun_asks() -> No
         process.kill()
 
 
-def _passes(*pieces_s: tuple[float, float]) -> Alone:
+def _passes(*pieces_s: tuple[float, float]) -> RankTiming:
     """A prefill and three steps of two exchanges, 1 ms each, all ranks in them every 11 ms: behind them this rank waits
     for its core and then works, from when to when is given for each piece of a pass."""
     works = list(pieces_s) * 4
     begun = [0.011 * number + until_s for number, (_, until_s) in enumerate(works)]
     ended = [0.011 * (number + 1) + from_s for number, (from_s, _) in enumerate([*works[1:], works[0]])]
-    return Alone(0.022, (0.022,) * 3, tuple(begun), tuple(ended))
+    return RankTiming(0.022, (0.022,) * 3, tuple(begun), tuple(ended))
 
 
 @pytest.mark.parametrize("one_clock", [True, False])
 def test_every_exchange_waits_for_the_rank_that_comes_to_it_last(one_clock: bool) -> None:
     """Two ranks on cores of their own, pieces of 10 and 4 ms on one, of 7 and 10 on the other: 20 ms together."""
-    found = together(
+    found = rank_shares(
         Cell(1, 8, 4), [_passes((0, 0.010), (0, 0.004)), _passes((0, 0.007), (0, 0.010))], one_clock=one_clock
     )
     assert found.seconds("decode") == pytest.approx((0.014, 0.017))
@@ -210,13 +210,13 @@ def test_every_exchange_waits_for_the_rank_that_comes_to_it_last(one_clock: bool
 
 def test_ranks_that_take_turns_on_a_core() -> None:
     """5 ms each behind every exchange, one after the other: each works for half of the 20 that both take."""
-    found = together(Cell(1, 8, 4), [_passes((0, 0.005), (0, 0.005)), _passes((0.005, 0.010), (0.005, 0.010))])
+    found = rank_shares(Cell(1, 8, 4), [_passes((0, 0.005), (0, 0.005)), _passes((0.005, 0.010), (0.005, 0.010))])
     assert found.seconds("decode") == pytest.approx((0.010, 0.010))
     assert found.last_s("decode") == pytest.approx(0.020)
 
 
 def test_cells_without_exchanges_or_prefills() -> None:
-    found = together(Cell(1, 8, 4), [Alone(None, (0.010,) * 3, (), ()), Alone(None, (0.012,) * 3, (), ())])
+    found = rank_shares(Cell(1, 8, 4), [RankTiming(None, (0.010,) * 3, (), ()), RankTiming(None, (0.012,) * 3, (), ())])
     assert found.seconds("prefill") == ()
     assert found.last_s("decode") == pytest.approx(0.012)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from profiler.comparison.command import compared, gated
-from profiler.comparison.compare import Comparison, compare
+from profiler.comparison.compare import Comparison, compare_sides
 from profiler.comparison.gate_formats import budget_words
 from profiler.comparison.side import read_side, side_of_file
 from profiler.errors import RequestError, RunError
@@ -206,7 +206,7 @@ def test_and_different_ones_are(tmp_path: Path) -> None:
 
 def _sides(tmp_path: Path, rows: Sequence[Sequence[dict[str, Any]]]) -> Comparison:
     before, after = (side_of_file(read_foreign(written(tmp_path / "file", *of_side))) for of_side in rows)
-    return compare(before, after)
+    return compare_sides(before, after)
 
 
 def test_what_a_user_waits_for_is_a_token(tmp_path: Path) -> None:

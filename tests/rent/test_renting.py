@@ -20,12 +20,12 @@ from profiler.data import prices as price_table
 from profiler.data.datasheets import gpus
 from profiler.data.prices import prices
 from profiler.errors import RequestError
-from profiler.predict.costs import Curve, crossover
+from profiler.predict.costs import Curve, price_crossover
 from profiler.predict.published_efficiency import Range
-from profiler.rent.command import Asked, rent
+from profiler.rent.command import RentRequest, rent
 from profiler.rent.offers import Limits, Rented
 from profiler.rent.render import LOAD_COLUMNS, RENT_COLUMNS, load_rows, rent_rows
-from profiler.report.forecast import table
+from profiler.report.forecast import forecast_table
 from profiler.report.plots.costs import cost_figure
 from profiler.store.forecasts import read_costs
 
@@ -35,7 +35,7 @@ REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen
 
 @pytest.fixture(scope="module")
 def mistral() -> Rented:
-    return rent("mistral-7b-v0.1", Asked(quants=("none", "nf4"), cards="T4,L4,A100 80GB SXM,H100 SXM"), TODAY)
+    return rent("mistral-7b-v0.1", RentRequest(quants=("none", "nf4"), cards="T4,L4,A100 80GB SXM,H100 SXM"), TODAY)
 
 
 def test_prices_are_of_cards_in_the_table_and_have_a_source() -> None:
@@ -64,7 +64,7 @@ def test_what_fits_is_arithmetic(mistral: Rented) -> None:
 def test_16_bits_are_two_bytes_a_weight() -> None:
     """Gemma-2-9B's checkpoint is in float32: its 9.242 B weights (arXiv:2408.00118 with its table of 256,000 words) are
     18.5 GB as anybody rents for them, which an L4 holds."""
-    found = rent("gemma-2-9b", Asked(cards="RTX 4090,L4", quants=("none", "nf4")), TODAY)
+    found = rent("gemma-2-9b", RentRequest(cards="RTX 4090,L4", quants=("none", "nf4")), TODAY)
     assert {(offer.card, offer.precision) for offer in found.offers if offer.fits} == {
         (card, precision) for card in ("RTX 4090", "L4") for precision in ("none", "nf4")
     }
@@ -87,14 +87,14 @@ def test_no_figure_of_a_mixture_is_behind_its_range(roofscope: Callable[..., Any
     asked = ("rent", "qwen3-30b-a3b", "--cards", "A100 80GB SXM")
     assert "No published figure of a mixture of experts" in roofscope(*asked, "--plain").out
     assert any("mixture" in note for note in json.loads(roofscope(*asked, "--format", "json").out)["notes"])
-    assert not any("mixture" in note for note in rent("qwen3-8b", Asked(cards="A100 80GB SXM"), TODAY).notes)
+    assert not any("mixture" in note for note in rent("qwen3-8b", RentRequest(cards="A100 80GB SXM"), TODAY).notes)
 
 
 def test_no_prompt_is_longer_than_the_model_knows() -> None:
     """GPT-2 has 1024 positions (its paper's context)."""
-    rent("gpt2", Asked(prompt_len=1000, new_tokens=24, cards="L4"), TODAY)
+    rent("gpt2", RentRequest(prompt_len=1000, new_tokens=24, cards="L4"), TODAY)
     with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
-        rent("gpt2", Asked(prompt_len=1000, new_tokens=25, cards="L4"), TODAY)
+        rent("gpt2", RentRequest(prompt_len=1000, new_tokens=25, cards="L4"), TODAY)
 
 
 def test_costs_are_price_times_time_over_tokens(mistral: Rented) -> None:
@@ -117,7 +117,7 @@ def test_costs_are_price_times_time_over_tokens(mistral: Rented) -> None:
 def test_the_range_holds_a_figure_that_was_published_since() -> None:
     """Mistral-7B in 16 bits on an A100 streams 14.2 GB a token: at 2039 GB/s at least 7.0 ms. transformers took 30.4 ms
     for the 40 layers of Llama-2-13B there (huggingface/optimum, tests/benchmark/README.md): 24 ms for 32."""
-    found = rent("mistral-7b-v0.1", Asked(batch=1, cards="A100 80GB SXM"), TODAY)
+    found = rent("mistral-7b-v0.1", RentRequest(batch=1, cards="A100 80GB SXM"), TODAY)
     [offer] = found.offers
     assert offer.tpot_s is not None
     assert 7.0e-3 < offer.tpot_s.low < 24.3e-3 < offer.tpot_s.high
@@ -142,16 +142,16 @@ def curve(card: str, usd_per_h: float, fixed_s: float, each_s: float, largest: i
 def test_a_planted_crossover_is_found() -> None:
     """1 USD/h: 10 ms + 1 ms a sequence. 3 USD/h: 10 ms + 0.2 ms. Equal at (10 + b) = 3 (10 + 0.2 b): b = 50."""
     cheaper, dearer = curve("small", 1, 0.010, 0.001, 500), curve("large", 3, 0.010, 0.0002, 500)
-    assert crossover(dearer, cheaper) == 51
+    assert price_crossover(dearer, cheaper) == 51
     # The small card holds 20: what waits for it costs as much a token as its fullest batch, 1 x 30 ms / 20 = 3 x b'.
-    assert crossover(dearer, curve("small", 1, 0.010, 0.001, 20)) == next(
+    assert price_crossover(dearer, curve("small", 1, 0.010, 0.001, 20)) == next(
         batch for batch in range(1, 500) if 3 * (10 + 0.2 * batch) / batch < min(10 + batch, 30) / min(batch, 20)
     )
-    assert crossover(curve("large", 30, 0.010, 0.0009, 500), cheaper) is None
+    assert price_crossover(curve("large", 30, 0.010, 0.0009, 500), cheaper) is None
 
 
 def test_limits_choose_the_batch_and_your_price_the_order() -> None:
-    asked = Asked(cards="L4,A100 80GB SXM", limits=Limits(tpot_s=0.060))
+    asked = RentRequest(cards="L4,A100 80GB SXM", limits=Limits(tpot_s=0.060))
     found = rent("mistral-7b-v0.1", asked, TODAY)
     for offer in found.offers:
         assert offer.tpot_s is not None
@@ -162,7 +162,7 @@ def test_limits_choose_the_batch_and_your_price_the_order() -> None:
 
 
 def test_a_slower_host_makes_eager_steps_dearer() -> None:
-    asked = Asked(batch=1, cards="H100 SXM")
+    asked = RentRequest(batch=1, cards="H100 SXM")
     plain, slow = (
         rent("mistral-7b-v0.1", replace(asked, host_index=index), TODAY).offers[0].tpot_s for index in (1.0, 3.0)
     )
@@ -173,10 +173,10 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
 
 def test_a_card_without_a_price_is_named() -> None:
     """Nobody rents an RTX 2080 Ti in the table: it is told, and not left out without a word."""
-    found = rent("smollm2-135m", Asked(cards="T4,RTX 2080 Ti"), TODAY)
+    found = rent("smollm2-135m", RentRequest(cards="T4,RTX 2080 Ti"), TODAY)
     assert {offer.card for offer in found.offers} == {"T4"}
     assert found.notes == ("no price is known of RTX 2080 Ti: give one, --price 'RTX 2080 Ti=USD_PER_HOUR'.",)
-    assert rent("smollm2-135m", Asked(cards="T4"), TODAY).notes == ()
+    assert rent("smollm2-135m", RentRequest(cards="T4"), TODAY).notes == ()
 
 
 def test_a_price_without_its_host_says_so(roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,12 +232,12 @@ def test_the_table_shows_loads_ages_and_fits(roofscope: Callable[..., Any], tmp_
 @pytest.mark.parametrize("width", [100, 80])
 def test_no_cell_is_cut(width: int) -> None:
     """Every sign of every cell is on the screen, of names as long as `never (RTX PRO 6000 Blackwell Server)`."""
-    offers = rent("smollm2-135m", Asked(), TODAY).offers
+    offers = rent("smollm2-135m", RentRequest(), TODAY).offers
     console = Console(file=io.StringIO(), width=width)
     for columns, rows in ((RENT_COLUMNS, rent_rows(offers)), (LOAD_COLUMNS, load_rows(offers))):
         for row in rows:
             with console.capture() as shown:
-                console.print(table(columns, [row]))
+                console.print(forecast_table(columns, [row]))
             missing = Counter("".join((*columns, *row))) - Counter(shown.get())
             assert not missing, (row, missing)
 

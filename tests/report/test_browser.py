@@ -16,7 +16,8 @@ from made_runs import whole_run
 from profiler.grid.cells import PHASES
 from profiler.report.html import html_report
 from profiler.store.folder import Run
-from profiler.why_slow.findings import Finding, Seen, Why
+from profiler.why_slow.findings import Finding, Why
+from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import html_why
 
 BROWSER = next(
@@ -127,7 +128,7 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
         "call model.eval(), and generate under torch.inference_mode()",
         "tried: 5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
     )  # fmt: skip
-    found = Why(Seen("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
+    found = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
     assert finding.basis in html_why(found)
     assert dumped(html_why(found), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"
 

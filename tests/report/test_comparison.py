@@ -11,7 +11,7 @@ from made_runs import PRECISIONS, key, old_run, result, with_document
 from pages import Page
 
 from profiler.grid.cells import Cell
-from profiler.judge.precisions import sentences
+from profiler.judge.precisions import precision_sentences
 from profiler.report.console import screen
 from profiler.report.html import html_comparison
 from profiler.report.precisions import (
@@ -56,11 +56,11 @@ def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
     often = replace(pair[0], results=(replace(pair[0].results[0], visits=6),))
     [row] = against_rows([often, once])
     assert row[-1] == "one visit: no claim"
-    assert sentences([often, once]) == [
+    assert precision_sentences([often, once]) == [
         "nf4 takes 4x less memory than none in bfloat16; decode was visited once (2x to 2x as fast then): no claim."
     ]
     twice = replace(once, results=(replace(once.results[0], visits=2),))
-    assert "is faster throughout (up to 2x" in sentences([often, twice])[0]
+    assert "is faster throughout (up to 2x" in precision_sentences([often, twice])[0]
 
 
 def in_many_cells(quant: str, step_s: float, more_s: float, visits: dict[int, int]) -> Run:

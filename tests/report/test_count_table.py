@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from profiler.report.console import screen
-from profiler.report.count import operators_csv, print_count
+from profiler.report.count import count_csv, print_count
 
 
 @pytest.fixture
@@ -87,4 +87,4 @@ def test_numbers_are_whole(document: dict[str, Any], capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "140,000,000,000 FLOPs over 140,000,000,000 bytes, intensity 1.000 FLOP/byte" in out
     assert "cache copies 1.00 MB" in out
-    assert operators_csv(document).splitlines()[1].startswith("head,head,1,bfloat16,140000000000")
+    assert count_csv(document).splitlines()[1].startswith("head,head,1,bfloat16,140000000000")

@@ -6,27 +6,27 @@ import pytest
 from made_runs import old_run, whole_run
 
 from profiler.errors import RequestError
-from profiler.report.glossary import TERMS, explain, footnotes
+from profiler.report.glossary import GLOSSARY, explanation, footnotes
 
 
-@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("name", GLOSSARY)
 def test_a_term_fits_two_lines(name: str) -> None:
     run = old_run()
-    assert len(TERMS[name].meaning) <= 130
-    assert len(explain(name, run).splitlines()) <= 2
+    assert len(GLOSSARY[name].meaning) <= 130
+    assert len(explanation(name, run).splitlines()) <= 2
 
 
 def test_figures_are_those_of_the_run() -> None:
     run = old_run()
     fastest = min(result.latency_s for result in run.measured if result.phase == "decode")
-    assert f"{1e6 * fastest:.0f} us" in explain("decode", run)
+    assert f"{1e6 * fastest:.0f} us" in explanation("decode", run)
     regimes = {result.regime for result in run.measured}
     assert all(any(line.startswith(f"**{regime}**") for line in footnotes(run)) for regime in regimes)
 
 
 def test_an_unknown_word_names_a_near_one() -> None:
     with pytest.raises(RequestError, match="roofline"):
-        explain("rooflne")
+        explanation("rooflne")
 
 
 @pytest.mark.parametrize("term", ["MFU", "MBU"])
@@ -35,5 +35,5 @@ def test_without_a_datasheet_a_share_of_it_is_none(term: str) -> None:
     run = whole_run()
     assert run.document.device.kind == "cpu"
     told = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"
-    assert explain(term, run).endswith(told)
+    assert explanation(term, run).endswith(told)
     assert not any(line.startswith(f"**{term}**") for line in footnotes(run))

@@ -16,7 +16,7 @@ from profiler.report.sections import (
     host_line,
     noise_lines,
     own_noise,
-    regimes,
+    regime_names,
     stage_line,
     visited_once,
 )
@@ -148,7 +148,7 @@ def test_a_flag_stands_behind_its_regime() -> None:
         evidence(KEYS[0], regime="compute-bound", flags=flags),
         evidence(KEYS[2], regime="kernel-bound", flags=(Flag.INEFFICIENT_KERNELS,)),
     )
-    assert regimes(with_document(old_run(), evidence=told)) == {
+    assert regime_names(with_document(old_run(), evidence=told)) == {
         KEYS[1]: "memory-bound (kernels)",
         KEYS[0]: "compute-bound (KV)",
         KEYS[2]: "kernel-bound",

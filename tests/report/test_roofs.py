@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from made_runs import key, old_run, result, roof, with_document
 
-from profiler.facts.roofs import CurvePoint, Witness
+from profiler.facts.roofs import CurvePoint, WeightReadRoof
 from profiler.report.roofline_data import MOST_POINTS, RoofLine, cell_points, roof_lines
 from profiler.store.folder import Run
 
@@ -57,7 +57,7 @@ def test_another_dtype_is_a_plateau_alone(run: Run) -> None:
 
 def test_a_witness_is_drawn_where_it_disagrees(run: Run) -> None:
     def drawn(bytes_per_s: float) -> list[str]:
-        witness = Witness(256 << 20, roof(bytes_per_s))
+        witness = WeightReadRoof(256 << 20, roof(bytes_per_s))
         seen = with_document(run, ceilings=replace(run.document.ceilings, weights=witness))
         return [line.label for line in roof_lines(seen) if "weights" in line.label]
 

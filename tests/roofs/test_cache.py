@@ -11,7 +11,7 @@ from machines import CPU, HOST
 
 from profiler.device.device import Device
 from profiler.device.machine import Machine
-from profiler.device.telemetry import Facts, NoSource
+from profiler.device.telemetry import DeviceSettings, NoSource
 from profiler.facts.roofs import Ceilings
 from profiler.roofs.measure import cached
 
@@ -23,7 +23,7 @@ class Driven(NoSource):
         super().__init__()
         self._settings = settings
 
-    def facts(self) -> Facts:
+    def facts(self) -> DeviceSettings:
         return {**self._settings, "pcie_lanes": 16}
 
 

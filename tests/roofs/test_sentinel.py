@@ -8,12 +8,12 @@ import pytest
 from machines import CPU, HOST
 
 from profiler.device.machine import Machine
-from profiler.facts.roofs import Look, drift
-from profiler.roofs.drift_probe import Sentinel
+from profiler.facts.roofs import DriftReading, drift
+from profiler.roofs.drift_probe import DriftProbe
 
 
 def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
-    steady, slower = Look(10e-3, 5e-3), Look(10e-3, 6e-3)
+    steady, slower = DriftReading(10e-3, 5e-3), DriftReading(10e-3, 6e-3)
     assert drift([steady] * 3 + [slower] * 3) == pytest.approx(0.2)
     assert drift([steady] * 5 + [slower]) == 0.0
     assert drift([steady]) == 0.0
@@ -22,7 +22,7 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
 
 @pytest.mark.timing
 def test_the_same_work_takes_about_the_same_time() -> None:
-    sentinel = Sentinel(HOST)
+    sentinel = DriftProbe(HOST)
     first, second = sentinel.look(), sentinel.look()
     assert second.memory == pytest.approx(first.memory, rel=0.5)
     assert second.compute == pytest.approx(first.compute, rel=0.5)
@@ -49,7 +49,7 @@ class Settling:
 
 
 def test_a_look_waits_until_the_machine_has_settled() -> None:
-    sentinel = Sentinel(Machine(CPU, clock=Settling([1.2, 1.1, 1.0, 1.0, 1.0, 1.0])))
+    sentinel = DriftProbe(Machine(CPU, clock=Settling([1.2, 1.1, 1.0, 1.0, 1.0, 1.0])))
     assert sentinel.look().memory == pytest.approx(1.0)
-    never = Sentinel(Machine(CPU, clock=Settling([float(power) for power in range(1, 40)])))
+    never = DriftProbe(Machine(CPU, clock=Settling([float(power) for power in range(1, 40)])))
     assert never.look().memory > 4  # it does not wait for ever

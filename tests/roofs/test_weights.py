@@ -11,7 +11,7 @@ from memories import SimulatedMachine, SimulatedMemory
 from torch import nn
 
 from profiler.device.memory import storage_bytes
-from profiler.facts.roofs import Witness
+from profiler.facts.roofs import WeightReadRoof
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
@@ -21,7 +21,9 @@ from profiler.roofs.memory_bandwidth import _storages, measure_weights
 MIB = 1 << 20
 
 
-def read(tensors: list[torch.Tensor | None], call_s: float = 20e-6, available_bytes: int = 64 << 30) -> Witness | None:
+def read(
+    tensors: list[torch.Tensor | None], call_s: float = 20e-6, available_bytes: int = 64 << 30
+) -> WeightReadRoof | None:
     """By a memory of 60 GB/s, with what fits into a cache of a MiB at no cost."""
     memory = SimulatedMemory(lambda nbytes: 60e9 if nbytes > MIB else 1e15, call_s)
     with memory:

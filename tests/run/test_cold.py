@@ -17,7 +17,7 @@ from profiler.errors import RequestError
 from profiler.facts.measurements import FirstCalls, FreshStart
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import EngineDifference
-from profiler.measure.idle import steps_after_silence
+from profiler.measure.idle import steps_after_idle
 from profiler.report.optional_sections import break_even, cold_lines
 from profiler.run import cold_start as cold
 
@@ -83,7 +83,7 @@ def test_the_first_step_after_a_silence_is_told_apart() -> None:
     def wait(seconds: float) -> None:
         engine.rested = seconds > 0
 
-    found = {item.silence_s: item for item in steps_after_silence(engine, Cell(1, 16, 4), HOST, wait)}
+    found = {item.silence_s: item for item in steps_after_idle(engine, Cell(1, 16, 4), HOST, wait)}
     assert list(found) == [0.0, 1.0, 5.0, 30.0]
     for silence_s, item in found.items():
         first = min(steps[0] for steps in item.steps_s)

@@ -12,13 +12,13 @@ from machines import HOST, small
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 import profiler
-from profiler.device.process_group import Group
+from profiler.device.process_group import ProcessGroup
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError
 from profiler.facts.visits import Gap
 from profiler.grid.cells import Cell
 from profiler.measure import trials
-from profiler.measure.visit import Bench, visit_safely, warm_up
+from profiler.measure.visit import VisitContext, visit_safely, warm_up
 from profiler.report.progress import QuietListener
 from profiler.run.stages import Stages
 
@@ -46,7 +46,7 @@ class Hears(QuietListener):
 
 
 def visited(error: BaseException) -> Any:
-    return visit_safely(Failing(error), CELL, 0, Bench(HOST, 64))  # type: ignore[arg-type]
+    return visit_safely(Failing(error), CELL, 0, VisitContext(HOST, 64))  # type: ignore[arg-type]
 
 
 def no_memory() -> BaseException:
@@ -114,13 +114,13 @@ def test_a_device_that_is_lost_since_a_failure_ends_the_run(monkeypatch: pytest.
     with lost, stages.optional("the replays", "kernels have no times"):
         raise KeyError("x")
     with pytest.raises(DeviceError, match="lost since 1 x 8"):
-        visit_safely(Failing(KeyError("x")), CELL, 0, Bench(machine, 64))  # type: ignore[arg-type]
+        visit_safely(Failing(KeyError("x")), CELL, 0, VisitContext(machine, 64))  # type: ignore[arg-type]
 
 
 def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for the rest of it."""
-    monkeypatch.setattr(Group, "failure", lambda _self, error: RankError(f"told of {error}"))
-    group = object.__new__(Group)
+    monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"told of {error}"))
+    group = object.__new__(ProcessGroup)
     for error in (RuntimeError("x"), AttributeError("x")):
         with pytest.raises(RankError, match="told of x"), group.together():
             raise error
@@ -145,7 +145,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
         raise KeyError("what nobody foresaw")
 
     monkeypatch.setattr(EagerEngine, "prefill", failing)
-    monkeypatch.setattr(trials, "in_turn", lambda *given: tried.append(given) or unforeseen())
+    monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.run.measure.look_again", unforeseen)
     monkeypatch.setattr("profiler.run.measure._LEVERS_SHARE", 15.0)
     listener = Hears()

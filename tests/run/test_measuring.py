@@ -9,7 +9,7 @@ import pytest
 
 import profiler
 from profiler.facts.dispatch import DispatchSamples
-from profiler.forecast.command import known_of
+from profiler.forecast.command import run_facts
 from profiler.run import measure as measuring
 from profiler.run import setup as foundation
 from profiler.store.samples import read_records
@@ -59,7 +59,7 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
         no_levers=True,
         out=tmp_path / "run",
     )
-    known = known_of(run.folder)
+    known = run_facts(run.folder)
     between = known.trained.measured.between
     assert between is not None
     assert between.demanded.steps.tokens.tolist() == [2, 16]

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.activations import ACT2FN
 
 import profiler
-from profiler.comparison.compare import Change, compare
+from profiler.comparison.compare import Change, compare_sides
 from profiler.comparison.side import read_side
 from profiler.device.clock import CoreClock, time_calls
 from profiler.device.machine import Machine
@@ -102,7 +102,7 @@ def base(run: Run) -> Path:
 
 def changes(before: Path, after: Path) -> dict[str, Change]:
     """By phase."""
-    return {change.asked.phase: change for change in compare(read_side(before), read_side(after)).changes}
+    return {change.asked.phase: change for change in compare_sides(read_side(before), read_side(after)).changes}
 
 
 def test_work_of_the_host_is_dispatch(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "XDG_CACHE_HOME": str(tmp_path / "roofs")}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(profiler.__file__).parents[1]), *sys.path])
     subprocess.run([sys.executable, __file__, model, tmp_path, "2", "1"], env=environment, timeout=300, check=True)
-    found = compare(read_side(tmp_path / "2 threads"), read_side(tmp_path / "1 threads"))
+    found = compare_sides(read_side(tmp_path / "2 threads"), read_side(tmp_path / "1 threads"))
     assert "threads 2 -> 1" in [item.words for item in found.differences if item.weight == "explains"]
     fell = {shift.resource: shift for shift in found.shifts}["compute"]
     if fell.roof_ratio is None or min(fell.roof_ratio, fell.ratio) < 1.3:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.errors import RequestError
-from profiler.judge.precisions import against_first, sentences
+from profiler.judge.precisions import compare_with_first, precision_sentences
 from profiler.report.precisions import warnings_of
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import run_precisions
@@ -37,7 +37,7 @@ def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
 
 
 def test_speed_up_is_the_ratio_of_times_with_its_interval() -> None:
-    found = against_first([scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)])
+    found = compare_with_first([scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)])
     assert {item.key.phase for item in found} == {"prefill", "decode"}
     for item in found:
         assert item.speed_up == pytest.approx(2.0)
@@ -47,22 +47,22 @@ def test_speed_up_is_the_ratio_of_times_with_its_interval() -> None:
 
 def test_words_say_where_it_wins_and_loses() -> None:
     base = scaled_run("none", 1.0, 1.0)
-    [faster] = sentences([base, scaled_run("nf4", 0.5, 0.25)])
+    [faster] = precision_sentences([base, scaled_run("nf4", 0.5, 0.25)])
     assert "nf4 takes 4x less memory" in faster
     assert "decode is faster throughout (up to 2x" in faster
-    [slower] = sentences([base, scaled_run("int8", 4.0, 0.5)])
+    [slower] = precision_sentences([base, scaled_run("int8", 4.0, 0.5)])
     assert "decode is slower throughout (down to 0.25x" in slower
-    [same] = sentences([base, scaled_run("fp4", 1.0, 0.25)])
+    [same] = precision_sentences([base, scaled_run("fp4", 1.0, 0.25)])
     assert "decode is the same within 3 %" in same
     loose = scaled_run("fp4", 1.0, 0.25)
     rows = [replace(row, latency_low_s=row.latency_s / 1e4, latency_high_s=12 * row.latency_s) for row in loose.results]
-    [unknown] = sentences([base, replace(loose, results=tuple(rows))])
+    [unknown] = precision_sentences([base, replace(loose, results=tuple(rows))])
     assert "decode cannot be told apart" in unknown
     assert "the same" not in unknown
     decodes = [row.key for row in base.measured if row.phase == "decode"]
     run = scaled_run("int8", 4.0, 0.5)
     wide = [replace(row, latency_low_s=row.latency_s / 5) if row.key in decodes[1:] else row for row in run.results]
-    [partly] = sentences([base, replace(run, results=tuple(wide))])
+    [partly] = precision_sentences([base, replace(run, results=tuple(wide))])
     assert f"decode is slower in 1 of {len(decodes)} cells (down to 0.25x at batch {decodes[0].cell.name})" in partly
 
 

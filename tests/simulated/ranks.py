@@ -22,7 +22,7 @@ from torch import nn
 from profiler.counting.tensor_parallel import _SENDS
 from profiler.counting.walk import collapse_numbers
 from profiler.data.links import CollectiveKind, bus_share
-from profiler.device.process_group import Group, _Peer
+from profiler.device.process_group import ProcessGroup, _Peer
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.tensor_parallel import Share
 
@@ -40,7 +40,7 @@ class LinkTruth:
         return self.alpha_s + nbytes * bus_share(kind, ranks) / self.bus_bytes_per_s
 
 
-class SimulatedGroup(Group):
+class SimulatedGroup(ProcessGroup):
     """Rank 0 of `size` equal cards."""
 
     def __init__(self, size: int) -> None:
@@ -82,7 +82,7 @@ def linked(card: Card, link: LinkTruth, size: int) -> Iterator[SimulatedGroup]:
         yield SimulatedGroup(size)
 
 
-def _share(request: ModelRequest, config: Any, group: Group, skeleton: nn.Module) -> Share:
+def _share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
     """A share whose joined model sends behind each module what transformers' plan says."""
     alone: Any = skeleton.to_empty(device=group.device).eval()
     rows = alone.get_input_embeddings().weight.shape[0]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from profiler.checks.doctor import examine
-from profiler.checks.installation import Finding
+from profiler.checks.installation import CheckResult
 from profiler.device.machine import CudaMachine
 from profiler.errors import RequestError
 
@@ -76,7 +76,7 @@ def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
 Fault = Callable[[World], contextlib.AbstractContextManager[object]]
 
 
-def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[str, Finding]:
+def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[str, CheckResult]:
     """What only a card is asked, by its name, on a card with a fault."""
     with simulated(truth) as world, fault(world):
         found = {item.name: item for item in examine().findings}
@@ -84,7 +84,7 @@ def on(truth: Truth, fault: Fault = lambda _: contextlib.nullcontext()) -> dict[
     return {name: found[name] for name in ON_A_CARD}
 
 
-def bad(found: dict[str, Finding]) -> list[str]:
+def bad(found: dict[str, CheckResult]) -> list[str]:
     """The names of what does not work, or is slow."""
     return [item.name for item in found.values() if item.works is False or item.slow]
 
@@ -118,7 +118,7 @@ def test_a_t4_has_no_fused_attention_for_grouped_heads() -> None:
     assert found["attention"].slow
     assert found["attention"].says.startswith("math; with a mask memory-efficient; math copies K and V")
     assert "--engine static decodes with a mask" in found["attention"].says
-    assert found["fp8 by row"] == Finding("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
+    assert found["fp8 by row"] == CheckResult("fp8 by row", None, "no fp8 units: --quant fp8 multiplies in 16 bits")
 
 
 @pytest.mark.usefixtures("one_model")
@@ -325,7 +325,7 @@ def test_nothing_is_asked_for_where_others_may_feel_it(truth: Truth, nvml: bool,
             asked.append(sizes)
             yield
 
-    assert on(truth, watched)["out of memory"] == Finding("out of memory", None, says)
+    assert on(truth, watched)["out of memory"] == CheckResult("out of memory", None, says)
     assert asked == [[]]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiler.device.machine import machine_for
-from profiler.forecast.command import known_of
+from profiler.forecast.command import run_facts
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.card_profile import measure_card
 from profiler.predict.card_profile import fitted_on
@@ -36,7 +36,7 @@ def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> N
         ceilings = measure(machine, ["float16"], model_dtype="float16", stage_budget_s=0.2)
         profile = measure_card(machine, ceilings, ["float16"], 0.1)
     run, _ = said(Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128, 512], batch_sizes=[1, 8]), [A100], tmp_path)
-    known = known_of(run.folder)
+    known = run_facts(run.folder)
     assert known.trained.within.median < 0.05
     assert known.trained.outside.median < 0.05
     told = fitted_on(profile, "float16", LAYERS).forecast(known.trained.measured.demanded)

@@ -11,7 +11,7 @@ import pytest
 
 from profiler.engines.transformers import GraphEngine
 from profiler.errors import RequestError
-from profiler.facts.measurements import BETWEEN
+from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.judge.breakdown import TERMS
 from profiler.measure import kernels
 from profiler.store.folder import read_gathered
@@ -139,5 +139,5 @@ def test_hooks_that_set_the_pace_explain_nothing(event_s: float, disturbs: bool,
     else:
         assert disturbance < 1.1
         (group, lost_s), *_ = prefill.unexplained_in_s.items()
-        assert group == BETWEEN, "no module that the count knows"
+        assert group == BETWEEN_MODULES, "no module that the count knows"
         assert lost_s > 0.5 * row["unexplained_s"]

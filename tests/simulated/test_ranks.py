@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.data.links import link_called
-from profiler.forecast.command import Wanted
+from profiler.forecast.command import ForecastRequest
 from profiler.forecast.tensor_parallel import AskedRanks, forecast_ranks
 from profiler.grid.cells import Grid
 from profiler.report.device import health_lines
@@ -20,7 +20,7 @@ from profiler.run.multi_run import device_healths, run_devices
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.validate import prepare
-from profiler.why_slow.call_settings import in_turn
+from profiler.why_slow.call_settings import pipelined_devices
 
 from .card import Region
 from .native import why_not
@@ -118,12 +118,16 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
         execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
         typed = AskedRanks("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
         answers = [
-            forecast_ranks(str(tmp_path / "one"), "", Wanted(batch_sizes="8"), typed, date.today(), QuietListener())[0]
+            forecast_ranks(
+                str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, date.today(), QuietListener()
+            )[0]
         ]
         with linked(world.card, link, 2) as group:
             two = execute(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group=group)
     answers.append(
-        forecast_ranks(str(tmp_path / "one"), "", Wanted(batch_sizes="8"), typed, date.today(), QuietListener())[0]
+        forecast_ranks(
+            str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, date.today(), QuietListener()
+        )[0]
     )
     assert "replayed here" in answers[0].notes[0]
     assert "none was run" in answers[1].notes[0], "the card is gone"
@@ -157,12 +161,12 @@ def _step(on_second: list[str]) -> list[list[tuple[float, float]]]:
         with torch.device("meta"):
             model = LlamaForCausalLM(config).to(torch.float16).eval()
         model = model.to_empty(device="cuda:0")
-        assert in_turn(model) == ""
+        assert pipelined_devices(model) == ""
         if on_second:
             names = ["embed_tokens", "rotary_emb", *(f"layers.{number}" for number in range(4)), "norm"]
             names = [*(f"model.{name}" for name in names), "lm_head"]
             model = dispatch_model(model, {name: f"cuda:{int(name in on_second)}" for name in names})
-            assert in_turn(model) == "layers run card after card: one of 2 works at a time"
+            assert pipelined_devices(model) == "layers run card after card: one of 2 works at a time"
         ids = torch.zeros(1, 1, dtype=torch.long, device="cuda:0")
         with torch.inference_mode():
             model(input_ids=ids, use_cache=False)
@@ -186,7 +190,12 @@ def _links(folder: Path, asked: Grid) -> None:
     for text, binds in (("10,250", False), ("2000,20", True)):
         link = link_called(text, 2)
         answer, _ = forecast_ranks(
-            str(folder), "", Wanted(batch_sizes=str(batch)), AskedRanks("2", text), date.today(), QuietListener()
+            str(folder),
+            "",
+            ForecastRequest(batch_sizes=str(batch)),
+            AskedRanks("2", text),
+            date.today(),
+            QuietListener(),
         )
         cell = next(cell for cell in answer.cells if cell.phase == "decode")
         one, two = cell.times

@@ -16,7 +16,7 @@ from profiler.counting.walk import walk
 from profiler.device.machine import CudaMachine, Machine, machine_for
 from profiler.errors import DeviceError, RequestError, RunError
 from profiler.facts.roofs import DATASHEET, PINNED, Ceilings
-from profiler.forecast.command import known_of
+from profiler.forecast.command import run_facts
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
@@ -224,7 +224,7 @@ def test_a_full_card_has_no_drift_probe_and_goes_on(tmp_path: Path, monkeypatch:
     def full(_machine: Machine) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
 
-    monkeypatch.setattr("profiler.run.measure.Sentinel", full)
+    monkeypatch.setattr("profiler.run.measure.DriftProbe", full)
     run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
     assert len(run.measured) == len(run.results) == 2
     [missing] = run.document.missing
@@ -291,7 +291,7 @@ def test_without_any_roof_cells_have_times_and_counts_and_no_regime(
     for report in ("report.md", "report.html"):
         assert "the memory roof is not known" in (run.folder / report).read_text(encoding="utf-8")
     with pytest.raises(RunError, match="no roof of memory"):
-        known_of(run.folder)
+        run_facts(run.folder)
 
 
 @pytest.mark.slow

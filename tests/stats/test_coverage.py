@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from profiler import stats as sampling
 from profiler.device.machine import Machine
-from profiler.facts.roofs import Look, swing
+from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import Cell, Grid
 from profiler.measure import sweep
@@ -95,7 +95,7 @@ class World:
         gap = STEPS if cells == 1 else (cells - 1) * 2 * STEPS
         self.grid = Grid((), tuple(range(1, cells + 1)), STEPS + 2, (64,))
         self._steps = {cell: noise(self._rng, gap) for cell in self.grid.cells}
-        self._looks: list[Look] = []
+        self._looks: list[DriftReading] = []
         self.now_s = 0.0
 
     def visit(self, cell: Cell, round_number: int) -> Visit:
@@ -106,7 +106,7 @@ class World:
     def look(self) -> float:
         """The sentinel's: the machine's own time, and what it scatters itself."""
         memory, compute = self._machine(self.now_s) * self._rng.normal(1.0, LOOK_SIGMA, 2)
-        self._looks.append(Look(float(memory), float(compute)))
+        self._looks.append(DriftReading(float(memory), float(compute)))
         return swing(self._looks)
 
     def _machine(self, at_s: float) -> float:

@@ -12,7 +12,7 @@ import pytest
 from profiler.stats import (
     VISITED_ONCE,
     NoiseReport,
-    Spread,
+    VisitSpread,
     deviations,
     difference,
     estimate,
@@ -128,7 +128,7 @@ def test_few_cells_drifted_as_far_as_a_sentinel_saw_it() -> None:
 def test_more_visits_do_not_average_a_drift() -> None:
     rng = np.random.default_rng(9)
     visits = [list(rng.normal(level, 0.001, 16)) for level in (0.98, 0.99, 1.01, 1.02) * 4]
-    free, drifting = Spread(0.018, 10.0), Spread(0.018, 10.0, drift=0.016)
+    free, drifting = VisitSpread(0.018, 10.0), VisitSpread(0.018, 10.0, drift=0.016)
     assert estimate(visits, free).half_width < 0.015
     assert estimate(visits, drifting).half_width > 2 * 0.016
 
@@ -146,7 +146,7 @@ def test_a_difference_is_no_surer_than_its_sides() -> None:
 
     Moderated by the cell's own nothing, with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
     """
-    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, Spread(0.02, 10.0))
+    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, VisitSpread(0.02, 10.0))
     assert found.median_s == pytest.approx(0.01)
     sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
     assert found.high_s - found.median_s == pytest.approx(2.201 * sigma, rel=1e-3)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from profiler.comparison.command import thresholds
-from profiler.comparison.compare import compare
+from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import side_of_file
 from profiler.comparison.text import comparison_json
 from profiler.errors import RequestError, RunError
@@ -233,4 +233,4 @@ def used(file: Path) -> None:
     rows = placed(figures, floor_s, floor_s)
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(found)
-    json.dumps(comparison_json(compare(side, side)), allow_nan=False)
+    json.dumps(comparison_json(compare_sides(side, side)), allow_nan=False)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from enlarged import enlarge
 
-from profiler.counting.preset_counts import counted
+from profiler.counting.preset_counts import preset_counts
 from profiler.facts.step import Step
 from profiler.facts.telemetry import Reading, Timeline
 from profiler.report.html import html_report
@@ -94,7 +94,7 @@ def _visit_again(file: Path, times: int, steps: int) -> None:
 
 def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
     """Both phases of 100 batches by 100 prompts, in one go; each is what counting it alone gives."""
-    kept = counted("smollm2-135m")
+    kept = preset_counts("smollm2-135m")
     assert kept is not None
     work = kept.work
     batches, prompts = np.arange(1, 101)[:, None], 8 * np.arange(1, 101)[None, :]

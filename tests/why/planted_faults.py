@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.device.clock import CoreClock
-from profiler.why_slow.observations import Seen
+from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.script import run_script
@@ -124,7 +124,7 @@ def run_watched(script: Path, model: Path) -> Recorder:
     return recorder
 
 
-def taken_s(seen: Seen) -> float:
+def taken_s(seen: Observations) -> float:
     """Seconds in calls, loads and tokenizers, and between the forwards of a loop: what a call leaves behind is let go
     there, which of recorded gradients is a sixth of what they cost."""
     return seen.watched_s + sum(item.seconds for item in seen.between)

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 
 import profiler
 from profiler.device.clock import OwnTime
-from profiler.why_slow.call_settings import in_turn
+from profiler.why_slow.call_settings import pipelined_devices
 from profiler.why_slow.changes import other_copies
-from profiler.why_slow.findings import judge
-from profiler.why_slow.observations import Call, Seen
+from profiler.why_slow.findings import judge_calls
+from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.render import why_sentences
 
 IDS = torch.ones(1, 8, dtype=torch.long)
@@ -87,8 +87,13 @@ def test_layers_on_several_cards_are_told_to_take_turns() -> None:
     def placed(**places: object) -> Any:
         return SimpleNamespace(hf_device_map=places)
 
-    assert in_turn(placed(a=0, b="cuda:1", c=1)) == "layers run card after card: one of 2 works at a time"
-    assert in_turn(placed(a=0, b=0)) == in_turn(placed(a=0, b="cpu", c="disk")) == in_turn(object()) == ""
+    assert pipelined_devices(placed(a=0, b="cuda:1", c=1)) == "layers run card after card: one of 2 works at a time"
+    assert (
+        pipelined_devices(placed(a=0, b=0))
+        == pipelined_devices(placed(a=0, b="cpu", c="disk"))
+        == pipelined_devices(object())
+        == ""
+    )
 
 
 def test_a_first_call_is_no_steady_state() -> None:
@@ -97,12 +102,12 @@ def test_a_first_call_is_no_steady_state() -> None:
         Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", {})
         for number, seconds in enumerate((1.0, 0.1, 0.1, 0.1, 0.1))
     ]
-    [first] = judge(Seen("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []).first_calls
+    [first] = judge_calls(Observations("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []).first_calls
     assert (first.where, first.calls, first.first_s, first.usual_s) == ("s.py:4", 5, 1.0, 0.1)
     assert "The first of 5 like calls at s.py:4 took 1.00 s, the others 100 ms" in " ".join(
-        why_sentences(judge(Seen("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []))
+        why_sentences(judge_calls(Observations("s.py", 2.0, tuple(calls), (), 0.0, "", 0.0), []))
     )
-    assert judge(Seen("s.py", 2.0, tuple(calls[:2]), (), 0.0, "", 0.0), []).first_calls == ()
+    assert judge_calls(Observations("s.py", 2.0, tuple(calls[:2]), (), 0.0, "", 0.0), []).first_calls == ()
 
 
 @pytest.mark.parametrize(("waits", "own_s"), [((3, 3), 0.2), ((3, 4), 5.0), ((None, None), 5.0)])

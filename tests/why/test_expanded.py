@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.why_slow.findings import judge
+from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows
@@ -35,4 +35,4 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
     [call] = seen.calls
     assert set(handed) == {(computed, 8), (computed, 1)}, "a prompt, too, is computed for each of them"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
-    assert call_rows(judge(seen, []))[0][-1].endswith(told)
+    assert call_rows(judge_calls(seen, []))[0][-1].endswith(told)

@@ -23,7 +23,7 @@ from planted_faults import (
 
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import Why
-from profiler.why_slow.observations import Seen
+from profiler.why_slow.observations import Observations
 from profiler.why_slow.recorder import Recorder
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
     assert (named, cheap) == (set(), True)
 
 
-def is_cheap(seen: Seen) -> bool:
+def is_cheap(seen: Observations) -> bool:
     """Under 2 %; a script that is over in a moment has nothing to hide the first notes behind."""
     return seen.overhead_s < max(0.02 * seen.wall_s, 1e-3 * len(seen.calls))
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.counting.floor import Under
-from profiler.why_slow.findings import judge
+from profiler.counting.floor import RoofSet
+from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.floor import floor_of_calls
-from profiler.why_slow.observations import Call, Seen
+from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.render import why_sentences
 
 # A bandwidth under which bytes are all that counts, and dispatch of a prefill and of a decode step.
@@ -22,8 +22,8 @@ CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", {}
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def roofs(*_: object) -> Under:
-        return Under("here", BYTES_PER_S, {"float32": 1e18})
+    def roofs(*_: object) -> RoofSet:
+        return RoofSet("here", BYTES_PER_S, {"float32": 1e18})
 
     monkeypatch.setattr("profiler.why_slow.floor.here_roofs", roofs)
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (PREFILL_S, DECODE_S))
@@ -77,12 +77,14 @@ def test_where_dispatch_is_not_known_the_answer_says_so(model: Any, monkeypatch:
     unknown = floor_of_calls([(CALL, model)])
     assert unknown.dispatch_s is None
     assert unknown.seconds == pytest.approx(known.seconds - (known.dispatch_s or 0.0))
-    seen = Seen("s.py", 70.0, (CALL,), (), 0.0, "", 0.0)
-    assert "without dispatch, which is not known" in why_sentences(judge(seen, [], unknown))[0]
+    seen = Observations("s.py", 70.0, (CALL,), (), 0.0, "", 0.0)
+    assert "without dispatch, which is not known" in why_sentences(judge_calls(seen, [], unknown))[0]
     near = replace(seen, calls=(replace(CALL, seconds=known.seconds / 0.91),))
-    assert "Nothing to change: 91 % of what this machine can do" in why_sentences(judge(near, [], known))[1]
+    assert "Nothing to change: 91 % of what this machine can do" in why_sentences(judge_calls(near, [], known))[1]
     far = replace(seen, calls=(replace(CALL, seconds=known.seconds / 0.2),))
-    assert "the floor is 20 % of its time: the rest lies in the library" in why_sentences(judge(far, [], known))[1]
+    assert (
+        "the floor is 20 % of its time: the rest lies in the library" in why_sentences(judge_calls(far, [], known))[1]
+    )
 
 
 def test_the_twin_is_no_slower_than_its_model(tiny_folder: Any) -> None:

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
 from profiler.why_slow import trials as again
-from profiler.why_slow.findings import Trial, judge
-from profiler.why_slow.loop_changes import together
-from profiler.why_slow.observations import Call, Load, Seen, covered_s, most_at_once
+from profiler.why_slow.findings import ChangeTrial, judge_calls
+from profiler.why_slow.loop_changes import batching_changes
+from profiler.why_slow.observations import Call, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_json, why_sentences
@@ -48,8 +48,8 @@ def test_time_in_calls_is_the_union_of_their_intervals(
 def test_no_finding_saves_more_than_the_time_that_its_calls_cover() -> None:
     """Four calls of 1 s at the same time, and a change that saves three quarters of each: 0.75 s of 1, not 3 of 4."""
     calls = tuple(call(number, 0.0, 1.0) for number in range(THREADS))
-    trial = Trial("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
-    found = judge(Seen("s.py", 1.5, calls, (), 0.0, "", 0.0), [trial])
+    trial = ChangeTrial("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
+    found = judge_calls(Observations("s.py", 1.5, calls, (), 0.0, "", 0.0), [trial])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(0.75), pytest.approx(0.75))
     assert why_sentences(found)[0] == (
@@ -62,9 +62,9 @@ def test_no_finding_saves_more_than_the_time_that_its_calls_cover() -> None:
 
 def test_loads_at_the_same_time_count_once() -> None:
     loads = tuple(Load("a", 2.0, "s.py:9", began_s) for began_s in (0.0, 2.0, 2.5))
-    seen = Seen("s.py", 5.0, (), loads, 0.0, "", 0.0)
+    seen = Observations("s.py", 5.0, (), loads, 0.0, "", 0.0)
     assert seen.loads_s == 4.5
-    [finding] = judge(seen, []).findings
+    [finding] = judge_calls(seen, []).findings
     assert finding.saves_s == 2.5
 
 
@@ -103,7 +103,7 @@ def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.M
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
     [group] = again._groups(recorder, seen, [])
-    [candidate] = together(group)
+    [candidate] = batching_changes(group)
     assert "up to 4 run at once in threads" in candidate.evidence
     slow.most = 0
     candidate.as_is()

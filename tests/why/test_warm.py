@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler.why_slow.findings import Trial, judge
-from profiler.why_slow.observations import Call, Seen
+from profiler.why_slow.findings import ChangeTrial, judge_calls
+from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
@@ -22,14 +22,16 @@ def call(number: int, seconds: float, warm_s: float | None = None) -> Call:
     return Call(number, "forward", "Llama", 1, 8, 0, 0, 1, seconds, "s.py:4", {}, warm_s=warm_s)
 
 
-def tried(saving: float, *numbers: int) -> Trial:
-    return Trial("grad-on", numbers, ((1.0, 1 - saving),) * 5, "s.py:4", "gradients are recorded", "no grad", "one")
+def tried(saving: float, *numbers: int) -> ChangeTrial:
+    return ChangeTrial(
+        "grad-on", numbers, ((1.0, 1 - saving),) * 5, "s.py:4", "gradients are recorded", "no grad", "one"
+    )
 
 
 def test_a_share_of_warm_calls_is_of_warm_seconds() -> None:
     """10 s, then 1 s twice, and half of a warm call saved: 1.5 s, 50 % of what is left without the first's 9 s."""
     calls = (call(0, 10.0, warm_s=1.0), call(1, 1.0), call(2, 1.0))
-    found = judge(Seen("s.py", 12.0, calls, (), 0.0, "", 0.0), [tried(0.5, 0, 1, 2)])
+    found = judge_calls(Observations("s.py", 12.0, calls, (), 0.0, "", 0.0), [tried(0.5, 0, 1, 2)])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(1.5), pytest.approx(0.5))
     assert "Shares are of 3.00 s: its calls once warm, and tokenizers." in why_sentences(found)
@@ -38,8 +40,8 @@ def test_a_share_of_warm_calls_is_of_warm_seconds() -> None:
 
 def test_a_fault_is_found_behind_a_cold_call() -> None:
     """One call of 1.75 s that takes 64 ms once warm, a quarter of it for nothing: 16 ms, and the rest told apart."""
-    seen = Seen("s.py", 2.0, (call(0, 1.75, warm_s=0.064),), (), 0.0, "", 0.0)
-    found = judge(seen, [tried(0.25, 0)])
+    seen = Observations("s.py", 2.0, (call(0, 1.75, warm_s=0.064),), (), 0.0, "", 0.0)
+    found = judge_calls(seen, [tried(0.25, 0)])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(0.016), pytest.approx(0.25))
     lines = why_sentences(found)
@@ -51,9 +53,9 @@ def test_a_fault_is_found_behind_a_cold_call() -> None:
 
 
 def test_a_call_that_was_no_slower_than_once_more_keeps_its_seconds() -> None:
-    seen = Seen("s.py", 2.0, (call(0, 1.0, warm_s=1.2),), (), 0.0, "", 0.0)
+    seen = Observations("s.py", 2.0, (call(0, 1.0, warm_s=1.2),), (), 0.0, "", 0.0)
     assert seen.steady_s == seen.calls_s == 1.0
-    assert judge(seen, []).first_calls == ()
+    assert judge_calls(seen, []).first_calls == ()
 
 
 def test_first_calls_are_run_again() -> None:

@@ -16,8 +16,8 @@ import profiler
 from profiler.device.contention import ForeignLoad
 from profiler.why_slow.call_settings import KnownSettings
 from profiler.why_slow.command import explained
-from profiler.why_slow.findings import Floor, Trial, judge
-from profiler.why_slow.observations import Between, Call, Load, Seen
+from profiler.why_slow.findings import CallFloor, ChangeTrial, judge_calls
+from profiler.why_slow.observations import Between, Call, Load, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, html_why, note_lines, why_json, why_sentences
 from profiler.why_slow.script import run_script
@@ -235,12 +235,12 @@ def call(number: int, seconds: float) -> Call:
     return Call(number, "generate", "Llama", 1, 64, 0, 32, 32, seconds, "s.py:4", settings)
 
 
-def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> Trial:
-    return Trial("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 64 + 32")
+def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> ChangeTrial:
+    return ChangeTrial("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 64 + 32")
 
 
-def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Seen:
-    return Seen("s.py", 20.0, calls, loads, 0.0, "", 1e-4)
+def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Observations:
+    return Observations("s.py", 20.0, calls, loads, 0.0, "", 1e-4)
 
 
 def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +278,8 @@ def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.Monke
 
 def test_seconds_are_those_of_all_the_calls_that_a_trial_stands_for() -> None:
     """A quarter is left of 2 + 6 seconds: 6 s are saved, 75 %."""
-    found = judge(
-        seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=Floor(1.0, 0.25)
+    found = judge_calls(
+        seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=CallFloor(1.0, 0.25)
     )
     [finding] = found.findings
     assert finding.saves_s == pytest.approx(6.0)
@@ -302,31 +302,31 @@ def test_what_rounds_do_not_agree_on_is_no_finding() -> None:
         [(1.0, 0.985)] * 5,  # under 2 % of the script
         [(1.0, 1.5)] * 5,  # it costs
     ):
-        assert not judge(watched, [trial(*rounds)]).findings
-    assert judge(watched, [trial(*[(1.0, 0.9)] * 5)]).findings
-    assert "Nothing to change of 1 tried." in why_sentences(judge(watched, [trial((1.0, 1.5))]))
+        assert not judge_calls(watched, [trial(*rounds)]).findings
+    assert judge_calls(watched, [trial(*[(1.0, 0.9)] * 5)]).findings
+    assert "Nothing to change of 1 tried." in why_sentences(judge_calls(watched, [trial((1.0, 1.5))]))
 
 
 def test_a_large_saving_that_pairs_do_not_agree_on_is_told_as_not_known() -> None:
     """Four of five pairs save half of 8 s, one is disturbed: neither a finding, nor nothing to change."""
-    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.5)] * 4, (1.0, 1.2))])
+    found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.5)] * 4, (1.0, 1.2))])
     assert not found.findings
     sentences = " ".join(why_sentences(found))
     assert "Cannot tell" in sentences
     assert "50 % less by the median of 5 pairs" in sentences
     assert "Nothing to change" not in sentences
-    alone = " ".join(why_sentences(judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.5))])))
+    alone = " ".join(why_sentences(judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.5))])))
     assert "50 % less in 1 pair, which is too few: no time was left." in alone
 
 
 def test_a_small_saving_that_pairs_do_not_agree_on_is_named() -> None:
     """Four of five pairs save 5 % of 8 s: too little to be told as not known, and more than nothing."""
-    found = judge(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
+    found = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial(*[(1.0, 0.95)] * 4, (1.0, 1.01))])
     assert not found.findings
     sentences = why_sentences(found)
     assert "Too close to tell, and less than a tenth each: cache-off (s.py:4, 5 %)." in sentences
     assert not any("Nothing to change" in sentence for sentence in sentences)
-    costs = judge(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
+    costs = judge_calls(seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 1.5))])
     assert not any("Too close" in sentence for sentence in why_sentences(costs))
 
 
@@ -347,17 +347,17 @@ def test_forwards_behind_a_cache_are_tried_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_nothing_could_be_tried_nothing_is_said_to_be_right() -> None:
-    found = judge(seen(call(0, 1.0)), [], Floor(0.1, 0.0), ["what else there is: interrupted"])
+    found = judge_calls(seen(call(0, 1.0)), [], CallFloor(0.1, 0.0), ["what else there is: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))
     assert "Nothing to change" not in " ".join(why_sentences(found))
     one = trial((1.0, 1.5), calls=(0,))
-    partly = why_sentences(judge(seen(call(0, 1.0)), [one], Floor(0.1, 0.0), ["padding: no time was left"]))
+    partly = why_sentences(judge_calls(seen(call(0, 1.0)), [one], CallFloor(0.1, 0.0), ["padding: no time was left"]))
     assert partly[1] == "Nothing was found in 1 trial, and 1 could not be made (told below).", "the rest is not known"
 
 
 def test_loads_of_the_same_model_behind_the_first_are_measured() -> None:
     loads = tuple(Load(name, 2.0, "s.py:9") for name in ("a", "a", "b", "a"))
-    [finding] = judge(seen(call(0, 2.0), loads=loads), []).findings
+    [finding] = judge_calls(seen(call(0, 2.0), loads=loads), []).findings
     assert (finding.id, finding.saves_s, finding.where) == ("reloads", 4.0, "s.py:9")
     assert finding.share == pytest.approx(0.4)
 
@@ -385,7 +385,7 @@ def test_who_else_was_on_the_cores_is_told_as_run_does(device: str, busy: float,
     here = replace(made, settings={**made.settings, "device": device, "threads": "2"})
 
     class Known(Recorder):
-        def seen(self, script: str, *, interrupted: bool = False) -> Seen:
+        def seen(self, script: str, *, interrupted: bool = False) -> Observations:
             return seen(here)
 
     found = explained(Known(), "s.py", Others(busy), interrupted=True)
@@ -398,10 +398,10 @@ def test_who_else_was_on_the_cores_is_told_as_run_does(device: str, busy: float,
 @pytest.mark.parametrize(("wall_s", "told"), [(10.0, True), (4.2, False)])
 def test_time_that_has_no_name_is_told_where_it_is_more_than_a_tenth(wall_s: float, told: bool) -> None:
     """Two seconds of calls, one of a load, half a one each in tokenizers and between forwards make four."""
-    found = Seen(
+    found = Observations(
         "s.py", wall_s, (call(0, 2.0),), (Load("a", 1.0, "s.py:1"),), 0.5, "s.py:2", 0.0,
         between=(Between("s.py:4", 8, 0.5),),
     )  # fmt: skip
     line = "Of its 10.0 s, 6.00 s (60 %) went to none of that: imports and the script's own work."
-    assert (line in why_sentences(judge(found, []))) == told
-    assert any("none of that" in text for text in why_sentences(judge(found, []))) == told
+    assert (line in why_sentences(judge_calls(found, []))) == told
+    assert any("none of that" in text for text in why_sentences(judge_calls(found, []))) == told

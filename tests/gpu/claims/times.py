@@ -12,7 +12,7 @@ from profiler.engines.transformers import EagerEngine
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
-from profiler.measure.visit import Bench as VisitBench
+from profiler.measure.visit import VisitContext as VisitBench
 from profiler.measure.visit import seeded_prompts, visit_safely, warm_up
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
