@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from profiler.facts.fact import Fact
 from profiler.grid.cells import Phase
 from profiler.stats import Undisturbed, timing_of, undisturbed
+
+if TYPE_CHECKING:
+    from profiler.facts.merged import MergedFacts
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class DispatchSamples:
+class DispatchSamples(Fact, kind="dispatch"):
     """The hollow twin's steps as they were measured, for one engine, phase and batch size."""
 
     engine: str
@@ -42,6 +47,10 @@ class DispatchSamples:
     """The twin's conversions between formats alone."""
     waits: bool = False
     """Whether such a step waits for its device on the way."""
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        step, found = (self.engine, self.phase, self.batch_size), dispatch_of(self)
+        merged.dispatch[step] = min(found, merged.dispatch.get(step, found), key=lambda item: item.step_s)
 
 
 @dataclass(frozen=True)

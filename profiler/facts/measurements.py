@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from profiler.facts.fact import Fact
 from profiler.facts.telemetry import Reading
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.stats import NOTHING, Timing, timing_of
+
+if TYPE_CHECKING:
+    from profiler.facts.merged import MergedFacts
 
 
 @dataclass(frozen=True)
@@ -31,15 +36,18 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Hooked:
+class Hooked(Fact, kind="hooks"):
     """A step cut at the entry and exit of every known module: seconds by group, step by step."""
 
     key: CellKey
     groups: Mapping[str, tuple[float, ...]]
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.hooked[self.key] = self
+
 
 @dataclass(frozen=True)
-class Activity:
+class Activity(Fact, kind="activity"):
     """What ran during one step: kernels on CUDA, operators on a CPU (where each is a call of the host)."""
 
     key: CellKey
@@ -68,25 +76,36 @@ class CellPeak:
 
 
 @dataclass(frozen=True)
-class PredictedPeaks:
+class PredictedPeaks(Fact, kind="predicted_peaks"):
     """What every cell of the grid was predicted to need."""
 
     peaks: tuple[CellPeak, ...]
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.predicted_peak_bytes.update({item.cell: item.peak_bytes for item in self.peaks})
+
 
 @dataclass(frozen=True)
-class Replays:
+class Replays(Fact, kind="replay"):
     """Operators that were run alone, at the shape that these cells share."""
 
     keys: tuple[CellKey, ...]
     operators: tuple[Replay, ...]
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        for key in self.keys:
+            known = merged.replays.setdefault(key, {})
+            known.update({item.operator: _faster(item, known.get(item.operator)) for item in self.operators})
+
 
 @dataclass(frozen=True)
-class Readings:
+class Readings(Fact, kind="readings"):
     """What the device reported since the last such record."""
 
     readings: tuple[Reading, ...]
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.readings.extend(self.readings)
 
 
 @dataclass(frozen=True)
@@ -108,7 +127,7 @@ PADDING_MASK = "a padding mask"
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Fact, kind="trial"):
     """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
 
     key: CellKey
@@ -120,9 +139,12 @@ class Trial:
     before: Stepped
     after: Stepped
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.trials.setdefault(self.key, []).append(self)
+
 
 @dataclass(frozen=True)
-class GenerateSteps:
+class GenerateSteps(Fact, kind="generate"):
     """Decode steps within `generate` and within our own loop, in turn: seconds in each part, step by step."""
 
     cell: Cell
@@ -135,15 +157,21 @@ class GenerateSteps:
     reads_a_token: float
     """Values that the host reads from the device in a step."""
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.generate_steps[self.cell] = self
+
 
 @dataclass(frozen=True)
-class QueueTrial:
+class QueueTrial(Fact, kind="queue"):
     """The prompts of a queue prefilled as they come and batched in another way, in turn: seconds of all of them."""
 
     cell: Cell
     way: str
     as_they_come_s: tuple[float, ...]
     this_way_s: tuple[float, ...]
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.queue_trials.setdefault(self.cell, {})[self.way] = self
 
 
 @dataclass(frozen=True)
@@ -164,7 +192,7 @@ class FirstCalls:
 
 
 @dataclass(frozen=True)
-class FreshStart:
+class FreshStart(Fact, kind="fresh_start"):
     """A process that was started for one model, until it had answered."""
 
     link: str
@@ -177,7 +205,7 @@ class FreshStart:
 
 
 @dataclass(frozen=True)
-class AfterIdle:
+class AfterIdle(Fact, kind="after_silence"):
     """The first decode steps after some seconds without work, time and again."""
 
     cell: Cell
@@ -186,7 +214,7 @@ class AfterIdle:
 
 
 @dataclass(frozen=True)
-class Quality:
+class Quality(Fact, kind="quality"):
     """The next-token distributions of two models over the same text, held against each other."""
 
     mean_kl_nats: float
@@ -197,7 +225,7 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class RankSteps:
+class RankSteps(Fact, kind="ranks"):
     """What each rank's own share of a cell takes, by rank, while nothing is exchanged and all work at once."""
 
     cell: Cell
@@ -207,6 +235,9 @@ class RankSteps:
     prefill_last_s: float = 0.0
     decode_last_s: float = 0.0
     """The same where every exchange waits for the rank that comes to it last; nothing in older runs."""
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.rank_steps[self.cell] = self
 
     def seconds(self, phase: Phase) -> tuple[float, ...]:
         return self.prefill_s if phase == "prefill" else self.decode_s
@@ -219,3 +250,8 @@ class RankSteps:
 
 BETWEEN_MODULES = "between modules"
 """Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""
+
+
+def _faster(replay: Replay, earlier: Replay | None) -> Replay:
+    """Of two measurements the one that was held up less."""
+    return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier

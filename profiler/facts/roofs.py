@@ -7,10 +7,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
+from profiler.facts.fact import Fact
 from profiler.stats import NOTCH
+
+if TYPE_CHECKING:
+    from profiler.facts.merged import MergedFacts
+
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
@@ -78,12 +84,15 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class DriftReading:
+class DriftReading(Fact, kind="sentinel"):
     """The same small work at one moment of a run: its seconds, by what bounds it."""
 
     memory: float
     compute: float
     at_unix_s: float = 0.0
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.looks.append(self)
 
 
 REFERENCE_HOST = "AMD EPYC (Zen 4, 2.6 GHz)"
@@ -120,7 +129,7 @@ class WeightReadRoof:
 
 
 @dataclass(frozen=True)
-class RoofsRemeasured:
+class RoofsRemeasured(Fact, kind="roofs_again"):
     """The roofs that a verdict rests on, looked at once more as a run ended."""
 
     memory: Mapping[str, Roof]
@@ -129,9 +138,12 @@ class RoofsRemeasured:
     """FLOP/s of the product in the model's dtype."""
     at_unix_s: float = 0.0
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.roofs_again.append(self)
+
 
 @dataclass(frozen=True)
-class Ceilings:
+class Ceilings(Fact, kind="roofs"):
     """What this device does at best, as measured in this run."""
 
     compute: Mapping[str, Roof]

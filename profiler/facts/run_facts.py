@@ -1,4 +1,4 @@
-"""What was measured and counted: all that a verdict is drawn from. Plain values, which a run folder keeps."""
+"""A run as it is judged: its model, its device, and all of its facts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from profiler.facts.dispatch import Dispatch
-from profiler.facts.measurements import GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
+from profiler.facts.merged import MergedFacts
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings, DriftReading, RoofsRemeasured
-from profiler.facts.telemetry import Reading, Timeline
-from profiler.facts.visits import Gap, Visit
-from profiler.grid.cells import Cell, CellKey, Grid, Phase
+from profiler.facts.roofs import Ceilings
+from profiler.facts.telemetry import Timeline
+from profiler.grid.cells import CellKey, Grid
 
 
 @dataclass(frozen=True)
@@ -91,38 +89,21 @@ class DeviceFacts:
         return "CPU" if self.kind == "cpu" else self.name.removeprefix("NVIDIA ")
 
 
-@dataclass(frozen=True)
-class Facts:
-    """One run, as far as it has come."""
+@dataclass(frozen=True, kw_only=True)
+class Facts(MergedFacts):
+    """What a run is judged from, as far as it has come: its facts, merged, and what they are about."""
 
     model: ModelFacts
     device: DeviceFacts
     grid: Grid
     ceilings: Ceilings
     operators: Mapping[CellKey, Sequence[OperatorWork]]
-    predicted_peak_bytes: Mapping[Cell, int]
-    dispatch: Mapping[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
-    """By engine, phase and batch size; empty where it was not measured."""
     graph_engines: frozenset[str] = frozenset()
     """Engines whose decode step is one launch of recorded work."""
     generate_engines: frozenset[str] = frozenset()
     """Engines that are transformers' own `generate`."""
-    generate_steps: Mapping[Cell, GenerateSteps] = field(default_factory=dict)
     owning_engines: Mapping[str, str] = field(default_factory=dict)
     """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
-    visits: Mapping[Cell, Sequence[Visit]] = field(default_factory=dict)
-    gaps: Mapping[Cell, Gap] = field(default_factory=dict)
-    looks: Sequence[DriftReading] = ()
-    roofs_again: Sequence[RoofsRemeasured] = ()
-    """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""
-    readings: Sequence[Reading] = ()
-    replays: Mapping[CellKey, Mapping[str, Replay]] = field(default_factory=dict)
-    """By cell and operator."""
-    hooked: Mapping[CellKey, Hooked] = field(default_factory=dict)
-    trials: Mapping[CellKey, Sequence[Trial]] = field(default_factory=dict)
-    queue_trials: Mapping[Cell, Mapping[str, QueueTrial]] = field(default_factory=dict)
-    """By cell and way."""
-    rank_steps: Mapping[Cell, RankSteps] = field(default_factory=dict)
 
     @cached_property
     def timeline(self) -> Timeline:

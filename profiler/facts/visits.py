@@ -5,16 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from profiler.facts.fact import Fact
 from profiler.facts.scheduler import Scheduled, prefill_iterations
 from profiler.grid.cells import Cell, Phase
+
+if TYPE_CHECKING:
+    from profiler.facts.merged import MergedFacts
+
 
 Status = Literal["ok", "oom", "skipped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(Fact, kind="visit"):
     """One visit of one cell: a prefill and the decode loop behind it, as they were measured."""
 
     cell: Cell
@@ -55,6 +60,10 @@ class Visit:
     first_decode_s: tuple[float, ...] = ()
     """The same decode steps in the first loop of this shape in the process, before any was timed (CUDA)."""
 
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.visits.setdefault(self.cell, []).append(self)
+        merged.gaps.pop(self.cell, None)  # a resumed run tries it once more
+
     @property
     def prefill_iterations(self) -> int:
         """Iterations of an engine's own scheduler until the last prompt was through; 0 where it has none."""
@@ -67,12 +76,15 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Gap:
+class Gap(Fact, kind="gap"):
     """A cell without a number, and why."""
 
     cell: Cell
     status: Status
     reason: str
+
+    def merge_into(self, merged: MergedFacts) -> None:
+        merged.gaps[self.cell] = self
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profiler.device.machine import Machine
+from profiler.facts.fact import Fact
+from profiler.facts.merged import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_cells
 from profiler.store.document import RunDocument
-from profiler.store.samples import Fact, GatheredFacts
+from profiler.store.folder import facts_of
 from profiler.store.writer import RunStore
 
 # Keeping the table as it grows may take this share of a sweep's wall time.
@@ -27,7 +29,7 @@ class FactLog:
         machine: Machine,
         document: RunDocument,
         operators: Mapping[CellKey, Sequence[OperatorWork]],
-        gathered: GatheredFacts,
+        gathered: MergedFacts,
     ) -> None:
         self._store = store
         self._machine = machine
@@ -41,7 +43,7 @@ class FactLog:
     @property
     def facts(self) -> Facts:
         """All that is known so far."""
-        return self.gathered.facts(self._document, self._operators)
+        return facts_of(self._document, self._operators, self.gathered)
 
     def begin(self, rows: Sequence[CellResult]) -> None:
         """Keep the first table: cells that an earlier part of the run has a number for stand as in its `rows`."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
+from profiler.facts.measurements import Activity, AfterIdle, FreshStart, Quality
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
@@ -50,13 +51,13 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         evidence=judgement.evidence,
         scaling=judgement.scaling,
         breakdown=tuple(item for hooked in inside for item in group_times(facts, hooked)),
-        activity=tuple(ActivityRecord.of(item) for item in gathered.activity.values()),
-        quality=gathered.quality,
+        activity=tuple(ActivityRecord.of(item) for item in gathered.latest_by(Activity, "key")),
+        quality=gathered.latest(Quality),
         rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,
-        fresh_starts=tuple(gathered.fresh_starts.values()),
-        after_silence=tuple(gathered.after_silence.values()),
+        fresh_starts=gathered.latest_by(FreshStart, "link"),
+        after_silence=gathered.latest_by(AfterIdle, "silence_s"),
         answer=judgement.answer,
         warnings=(
             *document.set_up_warnings,

@@ -15,7 +15,9 @@ from profiler.device.machine import machine_for
 from profiler.device.process_group import ProcessGroup
 from profiler.device.telemetry import idle_power_w, source_for
 from profiler.errors import DeviceError, RankError, RunError
+from profiler.facts.fact import Fact
 from profiler.facts.measurements import CellPeak, PredictedPeaks
+from profiler.facts.merged import MergedFacts
 from profiler.judge.cells import CellResult
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.subject import Subject
@@ -33,7 +35,6 @@ from profiler.run.validate import Prepared, prepare
 from profiler.run.warnings import OWN_CORES, device_warnings, model_warnings
 from profiler.store.document import HealthRecord, RunDocument
 from profiler.store.folder import Run, read_document, read_gathered, read_results, refuse_another
-from profiler.store.samples import Fact, GatheredFacts
 from profiler.store.writer import RunStore
 
 
@@ -131,7 +132,7 @@ def _opened(
     prepared: Prepared, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
 ) -> FactLog:
     """A ledger over a folder that holds what is known before the first cell, and what an earlier run gathered."""
-    gathered = GatheredFacts()
+    gathered = MergedFacts()
     rows: tuple[CellResult, ...] = ()
     if prepared.resumed:
         earlier = read_document(prepared.out)

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from profiler.errors import RunError
+from profiler.facts.merged import MergedFacts
+from profiler.facts.operators import OperatorWork
+from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import RunDocument, document_of
 from profiler.store.migrations import ADDED_COLUMNS, migrated
 from profiler.store.operators_csv import read_operators
-from profiler.store.samples import SAMPLES_FILE, GatheredFacts, read_facts_of
+from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.units import escape_formula, unescape_formula, visible, visible_in
 
 if TYPE_CHECKING:
@@ -148,9 +151,9 @@ def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     }
 
 
-def read_gathered(folder: Path, document: RunDocument) -> GatheredFacts:
+def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
     """Everything that was measured in a run, finished or not. Raises RunError for samples that cannot be read."""
-    gathered = GatheredFacts()
+    gathered = MergedFacts()
     # Samples of older versions do not say the new tokens of their cell, since all had the same.
     for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
         gathered.add(fact)
@@ -163,15 +166,32 @@ def read_gathered(folder: Path, document: RunDocument) -> GatheredFacts:
     return gathered
 
 
-def read_facts(folder: Path, document: RunDocument, gathered: GatheredFacts) -> Facts:
+def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[OperatorWork]], merged: MergedFacts) -> Facts:
+    """What a run is judged from; it grows as `merged` does."""
+    return Facts(
+        **vars(merged),
+        model=document.model,
+        device=document.device,
+        grid=document.asked,
+        ceilings=merged.latest(Ceilings) or document.ceilings.ceilings,
+        operators=operators,
+        graph_engines=frozenset(document.engine.replay_as_graph),
+        generate_engines=frozenset(document.engine.generate),
+        owning_engines={name: owned.how for name, owned in document.engine.owned.items()},
+    )
+
+
+def read_facts(folder: Path, document: RunDocument, gathered: MergedFacts) -> Facts:
     """What a run is judged from. Raises RunError for a folder whose facts are not complete."""
     if document.missing_facts:
         raise RunError(
             f"{folder} cannot be judged again: its version kept no {', '.join(document.missing_facts)};"
             " its verdicts are those of cells.csv."
         )
-    facts = gathered.facts(document, read_operators(folder))
-    missing = [key for key in facts.grid.keys if key not in facts.operators or key.cell not in gathered.peaks]
+    facts = facts_of(document, read_operators(folder), gathered)
+    missing = [
+        key for key in facts.grid.keys if key not in facts.operators or key.cell not in facts.predicted_peak_bytes
+    ]
     if missing:
         raise RunError(f"{folder}: the facts of {missing[0].name} are missing, so that it cannot be judged.")
     return facts

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Self
 
 from profiler.errors import RunError
+from profiler.facts.fact import Fact
 from profiler.facts.run_facts import Facts
 from profiler.judge.cells import CellResult
 from profiler.store.document import RunDocument, document_parts
 from profiler.store.folder import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_text
 from profiler.store.operators_csv import OPERATORS_FILE, operators_csv
-from profiler.store.samples import SAMPLES_FILE, Fact, line_of
+from profiler.store.samples import SAMPLES_FILE, line_of
 
 
 class RunStore:

@@ -8,12 +8,12 @@ import pytest
 from made_facts import CELL, KEY, facts
 
 from profiler.facts.measurements import Replay, Replays
+from profiler.facts.merged import MergedFacts
 from profiler.facts.operators import REST, Cause, OperatorWork
 from profiler.facts.visits import Visit
 from profiler.grid.cells import CellKey
 from profiler.judge.breakdown import TERMS, Split
 from profiler.judge.demand import held_up, split_of
-from profiler.store.samples import GatheredFacts
 
 
 def terms(parts: Split) -> float:
@@ -111,7 +111,7 @@ def test_a_part_cannot_take_longer_than_the_whole(replayed_s: float, is_held_up:
 
 
 def test_of_two_replays_the_one_that_was_held_up_less_stands() -> None:
-    gathered = GatheredFacts()
+    gathered = MergedFacts()
     for seconds in (2e-3, 1e-3, 3e-3):
         gathered.add(Replays((KEY,), (Replay("op", (seconds,) * 3), Replay(f"seen {seconds}", (1.0,)))))
     assert gathered.replays[KEY]["op"].whole.median_s == 1e-3

@@ -1,0 +1,57 @@
+"""All facts of a run, merged by the rules of their classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from profiler.facts.dispatch import Dispatch
+from profiler.facts.fact import Fact
+from profiler.facts.measurements import GenerateSteps, Hooked, QueueTrial, RankSteps, Replay, Trial
+from profiler.facts.roofs import DriftReading, RoofsRemeasured
+from profiler.facts.telemetry import Reading
+from profiler.facts.visits import Gap, Visit
+from profiler.grid.cells import Cell, CellKey, Phase
+
+F = TypeVar("F", bound=Fact)
+
+
+@dataclass(frozen=True)
+class MergedFacts:
+    """Grows fact by fact, whether they come from a folder or from the machine."""
+
+    predicted_peak_bytes: dict[Cell, int] = field(default_factory=dict)
+    dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
+    """By engine, phase and batch size; empty where it was not measured."""
+    generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
+    visits: dict[Cell, list[Visit]] = field(default_factory=dict)
+    gaps: dict[Cell, Gap] = field(default_factory=dict)
+    looks: list[DriftReading] = field(default_factory=list)
+    roofs_again: list[RoofsRemeasured] = field(default_factory=list)
+    """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""
+    readings: list[Reading] = field(default_factory=list)
+    replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
+    """By cell and operator."""
+    hooked: dict[CellKey, Hooked] = field(default_factory=dict)
+    trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
+    queue_trials: dict[Cell, dict[str, QueueTrial]] = field(default_factory=dict)
+    """By cell and way."""
+    rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
+    others: dict[type[Fact], list[Fact]] = field(default_factory=dict)
+    """Facts without a merge rule of their own, in the order of measuring."""
+
+    def add(self, fact: Fact) -> None:
+        """Take in one more fact."""
+        fact.merge_into(self)
+
+    def every(self, kind: type[F]) -> list[F]:
+        """All facts of a kind that has no merge rule of its own, in the order of measuring."""
+        return cast(list[F], self.others.get(kind, []))
+
+    def latest_by(self, kind: type[F], name: str) -> tuple[F, ...]:
+        """The last of them for each value of the field `name`, in the order of their first."""
+        return tuple({getattr(fact, name): fact for fact in self.every(kind)}.values())
+
+    def latest(self, kind: type[F]) -> F | None:
+        """The last of them; None where none was measured."""
+        return next(reversed(self.every(kind)), None)
