@@ -13,6 +13,7 @@ from profiler.checks import gpu as card_checks
 from profiler.checks import installation as checks
 from profiler.checks.installation import CheckResult, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
+from profiler.quant.registry import FORMATS
 from profiler.run.options import DEFAULT_MODEL
 from profiler.units import scaled
 
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     from profiler.device.machine import Machine
-    from profiler.quant.formats import Quant
+    from profiler.quant.registry import Quant
 
 _WELL_KNOWN = "mistral-7b-v0.1"
 """What a card is shown on first, where it fits."""
-_QUANTISED: tuple[Quant, ...] = ("int8", "nf4")
 _FIRST_GRID = "--prompt-lens 512 --batch-sizes 1,8 --budget 30"
 
 
@@ -153,7 +153,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     dtypes = [half] if machine.is_cuda else [torch.float32, half]
     forms: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
     if packs:
-        forms += [(quant, half, quant) for quant in _QUANTISED]
+        forms += [(quant, half, quant) for quant, item in FORMATS.items() if item.in_doctor]
     room = room_bytes(device)
     found = []
     for name in card_names():
@@ -189,7 +189,7 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
         return f"{_command()} {'run' if any(fit.model == DEFAULT_MODEL for fit in fitting) else 'ceilings'}"
     # LLM.int8() waits for the card in every product, so that it is the last to be shown.
     known = sorted((fit for fit in fitting if fit.model == _WELL_KNOWN), key=lambda fit: fit.precision == "int8")
-    dense = [fit for fit in fitting if fit.precision not in _QUANTISED]
+    dense = [fit for fit in fitting if fit.precision not in FORMATS]
     chosen = known[0] if known else max(dense or fitting, key=lambda fit: fit.weight_bytes)
-    quant = f" --quant {chosen.precision}" if chosen.precision in _QUANTISED else ""
+    quant = f" --quant {chosen.precision}" if chosen.precision in FORMATS else ""
     return f"{_command()} run {chosen.model}{quant} {_FIRST_GRID}"

@@ -13,7 +13,8 @@ import typer
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Format, Plain, Quiet, one_of
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_values
-from profiler.run.options import QUANT_HELP, Options
+from profiler.quant.registry import quant_help
+from profiler.run.options import Options
 
 if TYPE_CHECKING:
     from profiler.comparison.gate import Gate
@@ -83,11 +84,11 @@ def gate_command(
 ) -> None:
     """Let a change pass (exit 0) or not: 1 slower than that beyond doubt, 3 cannot tell, 2 not comparable."""
     from profiler.comparison.command import gated
-    from profiler.comparison.gate_formats import FORMATS
+    from profiler.comparison.gate_formats import GATE_FORMATS
     from profiler.comparison.render import print_gate
     from profiler.report.console import screen
 
-    one_of(output_format, "--format", ("table", *FORMATS))
+    one_of(output_format, "--format", ("table", *GATE_FORMATS))
     if rerun == (new is not None):
         raise RequestError("give one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
     if new is not None:
@@ -98,7 +99,7 @@ def gate_command(
     if output_format == "table":
         print_gate(found, screen(plain=plain))
     else:
-        print(FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
+        print(GATE_FORMATS[output_format](found), end="" if output_format == "junit" else "\n")
     raise typer.Exit(_GATE_EXITS[found.outcome])
 
 
@@ -118,7 +119,7 @@ def place_command(
     model: Annotated[str, typer.Option(help="The model that ran: hub id, folder, .gguf file, or a card's name.")],
     gpu: Annotated[str, typer.Option("--gpu", help="The card that it ran on, such as 'H100 SXM'.")] = "",
     here: Annotated[bool, typer.Option("--here", help="Under the roofs of this device, measured.")] = False,
-    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}; a GGUF file's own bits are in its figures.")] = "none",
+    quant: Annotated[str, typer.Option(help=f"{quant_help()}; a GGUF file's own bits are in its figures.")] = "none",
     prompt_lens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
     batch_sizes: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",
     new_tokens: Annotated[str, typer.Option(help="For a file that names no shapes.")] = "",

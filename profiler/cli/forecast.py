@@ -10,7 +10,7 @@ import typer
 
 from profiler.cli.options import Format, Plain, one_of
 from profiler.errors import RequestError
-from profiler.run.options import QUANT_HELP
+from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:
     from profiler.forecast.command import ForecastRequest
@@ -25,7 +25,7 @@ def forecast_command(
     context_lens: Annotated[str, typer.Option(help="Decode this deep in a filled cache.")] = "",
     new_tokens: Annotated[int, typer.Option(help="Tokens after each prompt (default: the run's).")] = 0,
     dtype: Annotated[str, typer.Option(help="Another dtype: of a run one that it tried.")] = "auto",
-    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}: of a run one that it tried.")] = "none",
+    quant: Annotated[str, typer.Option(help=f"{quant_help()}: of a run one that it tried.")] = "none",
     engine: Annotated[str, typer.Option(help="Of a run: one of its engines, or static where it tried that.")] = "",
     threads: Annotated[int, typer.Option(help="Of a run on a CPU: half its threads, where it tried that.")] = 0,
     tp: Annotated[str, typer.Option("--tp", help="On several cards that share the model: 2,4,8.")] = "",

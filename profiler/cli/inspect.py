@@ -10,7 +10,7 @@ import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, Format, Plain, one_of
 from profiler.errors import RequestError
-from profiler.run.options import QUANT_HELP
+from profiler.quant.registry import quant_help
 
 
 def count_command(
@@ -20,7 +20,7 @@ def count_command(
     prompt: Annotated[int, typer.Option(help="Prompt tokens.")] = 512,
     context: Annotated[int | None, typer.Option(help="Cached tokens (default: none, or the prompt in decode).")] = None,
     dtype: Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16 or float16.")] = "auto",
-    quant: Annotated[str, typer.Option(help=f"{QUANT_HELP}.")] = "none",
+    quant: Annotated[str, typer.Option(help=f"{quant_help()}.")] = "none",
     attn: Annotated[
         str, typer.Option(help="What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
     ] = "auto",

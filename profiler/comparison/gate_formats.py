@@ -212,5 +212,5 @@ def _document(gate: Gate) -> str:
     return json.dumps(gate_json(gate), indent=2)
 
 
-FORMATS: Mapping[str, Callable[[Gate], str]] = {"json": _document, "junit": gate_junit, "github": gate_github}
+GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {"json": _document, "junit": gate_junit, "github": gate_github}
 """The texts that a gate can be printed as, beside its table."""

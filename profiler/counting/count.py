@@ -31,7 +31,7 @@ from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.quant.checkpoints import Gguf, as_asked, gguf_form, in_dense_form, published_form
-from profiler.quant.formats import Quant, known_quant
+from profiler.quant.registry import Quant, known_quant
 
 
 @dataclass(frozen=True)

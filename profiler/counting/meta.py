@@ -13,7 +13,7 @@ from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource
 from profiler.quant.checkpoints import as_asked, published_form
-from profiler.quant.formats import known_quant
+from profiler.quant.registry import known_quant
 
 
 def counted_on_meta(

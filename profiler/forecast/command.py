@@ -42,7 +42,7 @@ from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepA
 from profiler.predict.predict import Forecast, tried_factor
 from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
 from profiler.quant.checkpoints import as_asked, published_form
-from profiler.quant.formats import QUANTS, Quant, known_quant
+from profiler.quant.registry import FORMATS, Quant, known_quant
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -96,7 +96,7 @@ def skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise RunError(f"{folder} has no {CONFIG_FILE} that can be read: its cells cannot be counted again.") from None
-    quant: Quant = model.quant if model.quant in QUANTS else "none"
+    quant: Quant = model.quant if model.quant in FORMATS else "none"
     config = config_from(content, str(path))
     with quiet_libraries():
         return build_on_meta(config, DTYPES[model.dtype], quant)

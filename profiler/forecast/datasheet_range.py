@@ -26,7 +26,7 @@ from profiler.predict.published_efficiency import (
     peak_of,
 )
 from profiler.predict.result import Answer, ForecastError, forecast_cells
-from profiler.quant.formats import Quant
+from profiler.quant.registry import Quant
 
 
 @dataclass(frozen=True)

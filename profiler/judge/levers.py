@@ -11,6 +11,7 @@ from profiler.facts.measurements import COMPILED, PADDING_MASK
 from profiler.facts.operators import COLLECTIVE, Cause
 from profiler.judge.cells import JudgedCell, Lever, TrialResult
 from profiler.judge.regimes import Flag
+from profiler.quant.registry import FORMATS
 from profiler.units import duration, scaled
 
 _SIXTEEN_BIT_WEIGHTS = "16-bit weights"
@@ -29,15 +30,11 @@ _IN_16_BITS = frozenset({_SIXTEEN_BIT_WEIGHTS, _SIXTEEN_BIT_DTYPE, _OTHER_KERNEL
 _STANDS_FOR: Mapping[str, frozenset[str]] = {
     "bfloat16": _IN_16_BITS,
     "float16": _IN_16_BITS,
-    "nf4": frozenset({_FOUR_BIT_WEIGHTS, _OTHER_KERNELS}),
-    "int4wo": frozenset({_FOUR_BIT_WEIGHTS, _PACKED_KERNEL, _OTHER_KERNELS}),
-    "int8wo": frozenset({_PACKED_KERNEL, _OTHER_KERNELS}),
-    "int8": frozenset({_OTHER_KERNELS}),
     _STATIC_CACHE: frozenset({_STATIC_CACHE}),
     _GRAPHS: frozenset({_GRAPHS}),
     COMPILED: frozenset({_COMPILE}),
 }
-"""Which computed changes a form that was tried takes the place of."""
+"""By a variant other than a format, the computed changes whose place it takes."""
 # What saves less of a step than a measurement can tell is no change to name.
 _LEAST_SHARE = 1e-3
 # An operator that loses so much of what all kernels lose is named.
@@ -70,6 +67,15 @@ class Setting:
     """The dtype that the model runs in, and that `cards` are weighed in."""
 
 
+def _stands_for(variant: str) -> frozenset[str]:
+    """Which computed changes a variant that was tried takes the place of."""
+    if variant not in FORMATS:
+        return _STANDS_FOR.get(variant, frozenset())
+    item = FORMATS[variant]
+    found = {_OTHER_KERNELS, _FOUR_BIT_WEIGHTS} if item.bits <= _FOUR_BITS else {_OTHER_KERNELS}
+    return frozenset({*found, _PACKED_KERNEL} if item.multiplies_packed else found)
+
+
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
     """Changes ranked by the seconds that they save on this cell, those that cost last; none too small to tell.
 
@@ -87,7 +93,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_card(cell, setting),
     ]
     computed = [*_batch(cell, others), *_host(cell, setting), *(_beside_the_host(cell, lever) for lever in device)]
-    known = {change for tried in cell.tried for change in _STANDS_FOR.get(tried.form, ())}
+    known = {change for tried in cell.tried for change in _stands_for(tried.form)}
     least_s = _LEAST_SHARE * cell.split.latency_s
     found = [lever for lever in computed if lever.saves_s > least_s and lever.change not in known]
     found += [lever for lever in (*_tried(cell), *cell.ways) if lever.is_claim and abs(lever.saves_s) > least_s]

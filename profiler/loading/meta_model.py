@@ -23,7 +23,8 @@ from profiler.quant.checkpoints import (
     plan_packed,
     published_form,
 )
-from profiler.quant.formats import PLAIN, Quant, QuantOptions, quantise_modules, settle_four_bit
+from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules, settle_four_bit
+from profiler.quant.registry import Quant
 
 
 def build_on_meta(

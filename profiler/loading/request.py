@@ -13,7 +13,8 @@ from profiler.device.device import compute_capability
 from profiler.errors import RequestError
 from profiler.loading.device_map import DeviceMap
 from profiler.loading.source import ModelSource
-from profiler.quant.formats import PLAIN, Quant, QuantOptions
+from profiler.quant.formats import PLAIN, QuantOptions
+from profiler.quant.registry import Quant
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,

@@ -37,7 +37,8 @@ from profiler.loading.source import resolve
 from profiler.measure.captured_calls import answered
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.replay import replay_calls
-from profiler.quant.formats import Quant, can_quantise
+from profiler.quant.formats import can_quantise
+from profiler.quant.registry import FORMATS, Quant
 from profiler.quant.storage import is_linear, model_storage_bytes, stored
 from profiler.stats import timing_of
 
@@ -65,7 +66,6 @@ _MOST_PASS_S = 0.05
 _SHARES = {"products": 0.5, "transposed": 0.2, "attention": 0.3}
 _VISITS = 2
 """Each kernel is measured so often, with all others in between: what holds one up for seconds holds up one visit."""
-_FORMATS: tuple[Quant, ...] = ("nf4", "int8wo", "int4wo")
 _FORMAT_S = 1.5
 """For the products of one format in one visit."""
 _MOST_FORMAT_CALL_S = 0.02
@@ -74,7 +74,7 @@ _MOST_FORMAT_CALL_S = 0.02
 
 def installed_formats() -> tuple[Quant, ...]:
     """Packed weights whose library is here."""
-    return tuple(quant for quant in _FORMATS if can_quantise(quant))
+    return tuple(item.name for item in FORMATS.values() if item.is_profiled and can_quantise(item.name))
 
 
 def measure_card(

@@ -27,7 +27,7 @@ from profiler.loading.request import LoadedModel
 from profiler.measure.captured_calls import KeptCache, callable_modules, caught_calls
 from profiler.measure.kernels import conversions, replayable_linears
 from profiler.measure.replay import replay_calls
-from profiler.quant.formats import Quant
+from profiler.quant.registry import Quant
 from profiler.quant.storage import is_linear, stored
 from profiler.stats import undisturbed
 

@@ -26,7 +26,7 @@ from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.visit import seeded_prompts
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu
-from profiler.quant.formats import FOUR_BIT
+from profiler.quant.registry import FORMATS
 from profiler.quant.storage import four_bit_dense_from_rows, model_storage_bytes, stored
 
 
@@ -150,7 +150,7 @@ class Subject:
         shapes = {
             (weight.in_features, weight.out_features)
             for weight in weights
-            if weight.format in FOUR_BIT or weight.bits_per_weight >= _SIXTEEN_BITS
+            if FORMATS.get(weight.format, FORMATS["none"]).has_options or weight.bits_per_weight >= _SIXTEEN_BITS
         }
         found = [four_bit_dense_from_rows(request.device, computed, *shape) for shape in shapes]
         return min((rows for rows in found if rows is not None), default=None)

@@ -15,7 +15,8 @@ from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.grid.cells import CellKey
 from profiler.loading.request import DTYPES, ModelRequest, resolve_dtype
 from profiler.measure.subject import Subject
-from profiler.quant.formats import Quant, can_quantise
+from profiler.quant.formats import can_quantise
+from profiler.quant.registry import Quant, tried_formats
 
 _COMPILING_S = 25.0
 """What compiling a few layers takes: of SmolLM2-135M on two cores of a Xeon one layer took 16 s and five another 8 s,
@@ -100,11 +101,10 @@ def _dtypes(subject: Subject) -> list[Variant]:
 
 def _quants(subject: Subject) -> list[Variant]:
     request = subject.request
-    quants: list[Quant] = ["int4wo", "nf4", "int8wo", "int8"]
     return [
-        Variant(quant, _dtype_of(quant, request), quant)
-        for quant in quants
-        if can_quantise(quant) and quant != request.quant
+        Variant(item.name, _dtype_of(item.name, request), item.name)
+        for item in tried_formats()
+        if can_quantise(item.name) and item.name != request.quant
     ]
 
 

@@ -17,6 +17,7 @@ from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT
 from profiler.grid.cells import Phase
 from profiler.predict.operator_arrays import Array, OperatorArrays
+from profiler.quant.registry import published_as
 
 RANGE_SHARE = 0.9
 """A range is to hold nine in ten."""
@@ -118,7 +119,7 @@ class Attained:
 
 def family_of(format_: str, batch: int, query: int) -> str:
     """Formats whose kernels behave alike. bitsandbytes' 4-bit kernel of one row is another than that of several."""
-    if format_ in ("nf4", "fp4"):
+    if published_as(format_) == "nf4":
         return "nf4, one row" if batch * query == 1 else "nf4, several rows"
     return format_
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from profiler.facts.step import StoredWeight
+from profiler.quant.registry import FORMATS
 from profiler.quant.storage import stored
 
 ConversionCall = Callable[[], object]
@@ -28,7 +29,14 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
         return _llm_int8(modules, weights[0], rows, activations)
     if any(weight.dense_from_rows is None or rows < weight.dense_from_rows for weight in weights):
         return []
-    return [_DENSE[weight.format](module, weight) for module, weight in zip(modules, weights, strict=True)]
+    return [_dense_copy(module, weight) for module, weight in zip(modules, weights, strict=True)]
+
+
+def _dense_copy(module: Any, weight: StoredWeight) -> ConversionCall:
+    copy = FORMATS[weight.format].dense_copy
+    if copy is None:
+        raise NotImplementedError(f"{weight.format} has no dense copy to time")
+    return cast(ConversionCall, copy(module, weight))
 
 
 def _llm_int8(
@@ -78,25 +86,16 @@ def _look_for_outliers(halves: torch.Tensor, threshold: float) -> None:
     (halves.abs() >= threshold).any()
 
 
-def _bitsandbytes_4bit(module: Any, _weight: StoredWeight) -> ConversionCall:
+def bitsandbytes_4bit_copy(module: Any, _weight: StoredWeight) -> ConversionCall:
     from bitsandbytes import functional
 
     packed = module.weight
     return lambda: functional.dequantize_4bit(packed.data, packed.quant_state)
 
 
-def _torchao_int8(module: Any, weight: StoredWeight) -> ConversionCall:
+def torchao_int8_copy(module: Any, weight: StoredWeight) -> ConversionCall:
     return lambda: module.weight.qdata.t().to(weight.compute_dtype)
 
 
-def _torchao_fp8(module: Any, _weight: StoredWeight) -> ConversionCall:
+def torchao_fp8_copy(module: Any, _weight: StoredWeight) -> ConversionCall:
     return lambda: module.weight.dequantize()
-
-
-# By the name of the format (see formats.py); each of those that may write a dense copy first.
-_DENSE: dict[str, Callable[[Any, StoredWeight], ConversionCall]] = {
-    "nf4": _bitsandbytes_4bit,
-    "fp4": _bitsandbytes_4bit,
-    "int8wo": _torchao_int8,
-    "fp8": _torchao_fp8,
-}

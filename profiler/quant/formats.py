@@ -1,24 +1,19 @@
-"""The formats that weights are quantised to on request: bitsandbytes' and torchao's."""
+"""Quantising on request: bitsandbytes' and torchao's formats, as transformers loads them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from profiler.device.device import compute_capability
-from profiler.errors import ModelError, RequestError, first_line, near_misses
+from profiler.errors import ModelError, RequestError, first_line
 from profiler.packages import has, need, version_of
 from profiler.quant.bitsandbytes import import_bitsandbytes
-
-Quant = Literal["none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8"]
-QUANTS: tuple[Quant, ...] = get_args(Quant)
-
-FOUR_BIT: tuple[Quant, ...] = ("nf4", "fp4")
-TORCHAO: tuple[Quant, ...] = ("int8wo", "int4wo", "fp8")
+from profiler.quant.registry import FORMATS, Quant
 
 # torchao's int4 kernels know these groups; the largest that divides every width keeps the fewest scales.
 _INT4_GROUPS = (128, 64, 32)
@@ -46,19 +41,12 @@ class QuantOptions:
 PLAIN = QuantOptions()
 
 
-def known_quant(quant: str) -> Quant:
-    """A format by its name. Raises RequestError."""
-    if quant not in QUANTS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
-    return quant
-
-
 def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:
     """Raises RequestError for a combination that this machine or the format does not support, with what would work."""
-    if options != PLAIN and quant not in FOUR_BIT:
+    if options != PLAIN and not FORMATS[quant].has_options:
         raise RequestError(
             f"--double-quant and --compute-dtype belong to bitsandbytes' 4-bit formats, not to {quant!r};"
-            f" use --quant {' or '.join(FOUR_BIT)}."
+            f" use --quant {' or '.join(item.name for item in FORMATS.values() if item.has_options)}."
         )
     need_library(quant)
     if quant == "int4wo" and device.type == "cuda":
@@ -70,17 +58,14 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
 
 def need_library(quant: Quant) -> None:
     """Raises RequestError where the library that quantises to this format is missing."""
-    if quant != "none":
-        need(_library_of(quant), f"--quant {quant}")
+    if library := FORMATS[quant].library:
+        need(library, f"--quant {quant}")
 
 
 def can_quantise(quant: Quant) -> bool:
     """Whether the library that quantises to this format is there."""
-    return quant == "none" or has(_library_of(quant))
-
-
-def _library_of(quant: Quant) -> str:
-    return "torchao" if quant in TORCHAO else "bitsandbytes"
+    library = FORMATS[quant].library
+    return not library or has(library)
 
 
 def quantise_modules(
@@ -93,12 +78,25 @@ def quantise_modules(
     Raises RequestError where the format's library is missing or no layer fits the format, ModelError where one does not
     fit this CPU's kernel.
     """
-    if quant == "none":
+    quantise = FORMATS[quant].quantise
+    if quantise is None:
         return cast(nn.Module, module)
     need_library(quant)
-    if quant in TORCHAO:
-        quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
-        return cast(nn.Module, module)
+    return cast(nn.Module, quantise(module, dtype, options, device))
+
+
+def quantise_with_torchao(
+    quant: Quant, module: Any, _dtype: torch.dtype, _options: QuantOptions, device: torch.device | None
+) -> nn.Module:
+    """`quantise` of torchao's formats."""
+    quantise_linears(module, _torchao_config(quant, module, device or torch.device("cpu")))
+    return cast(nn.Module, module)
+
+
+def quantise_with_bitsandbytes(
+    quant: Quant, module: Any, dtype: torch.dtype, options: QuantOptions, device: torch.device | None
+) -> nn.Module:
+    """`quantise` of bitsandbytes' formats."""
     try:
         import_bitsandbytes()
     except Exception as error:  # a broken library raises what it likes
@@ -152,10 +150,27 @@ def quantization_config(
 
     `planned` is the model on meta, whose widths decide the groups of int4wo.
     """
-    from transformers import BitsAndBytesConfig, TorchAoConfig
+    config = FORMATS[quant].config
+    if config is None:
+        raise RequestError(f"--quant {quant}: transformers does not quantise a checkpoint to it as it loads.")
+    return config(dtype, options, planned, device)
 
-    if quant in TORCHAO:
-        return TorchAoConfig(_torchao_config(quant, planned, device or torch.device("cpu")))
+
+def torchao_config(
+    quant: Quant, _dtype: torch.dtype, _options: QuantOptions, planned: Any, device: torch.device | None
+) -> Any:
+    """`config` of torchao's formats."""
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(_torchao_config(quant, planned, device or torch.device("cpu")))
+
+
+def bitsandbytes_config(
+    quant: Quant, dtype: torch.dtype, options: QuantOptions, _planned: Any, _device: torch.device | None
+) -> Any:
+    """`config` of bitsandbytes' formats."""
+    from transformers import BitsAndBytesConfig
+
     if quant == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

@@ -24,13 +24,11 @@ from profiler.loading.source import resolve
 from profiler.predict.costs import Curve, price_crossover
 from profiler.predict.operator_arrays import Array, StepArrays, operator_arrays, path_of
 from profiler.predict.published_efficiency import NO_MIXTURE, WorkAt, basis_for, executed
+from profiler.quant.registry import published_as
 from profiler.rent.offers import Limits, Offer, Planned, Rented, curve, offer, ranked
 from profiler.units import duration, scaled
 
 MOST_BATCH = 4096
-_FORMATS = {
-    "none": "dense", "nf4": "nf4", "fp4": "nf4", "int4wo": "int4wo", "int8wo": "int8wo", "fp8": "fp8", "int8": "int8",
-}  # fmt: skip
 RENTED_ENGINES: tuple[EngineKind, ...] = ("eager", "compiled")
 
 ANY = Limits()
@@ -135,7 +133,7 @@ def plan_of(model: str, quant: str, asked: RentRequest) -> Planned:
     counted = counted_model(resolve(model), quant=quant, rented=True)
     check_positions(counted.max_positions, asked.prompt_len + asked.new_tokens, "a shorter --prompt or fewer --new")
     work, weights = counted.work, counted.weight_bytes
-    engine = basis_for(_FORMATS[quant], asked.engine)
+    engine = basis_for(published_as(quant), asked.engine)
     path = path_of(engine, counted.attention)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
@@ -155,7 +153,7 @@ def plan_of(model: str, quant: str, asked: RentRequest) -> Planned:
         peak = needed.peak_bytes
     return Planned(
         precision=counted.published or quant,
-        format=_FORMATS[quant],
+        format=published_as(quant),
         layers=sum(core.count for core in cores) or max(op.count for op in work.operators),
         prompt_len=asked.prompt_len,
         new_tokens=asked.new_tokens,

@@ -25,6 +25,7 @@ from profiler.predict.published_efficiency import (
     host_index_of,
     peak_of,
 )
+from profiler.quant.registry import FORMATS
 from profiler.units import scaled
 
 LOADS = (1.0, 0.5, 0.1)
@@ -169,14 +170,10 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
     return Range(*found)
 
 
-_NEEDS = {"int4wo": 8.0, "int8wo": 8.0, "fp8": 8.9}
-"""CUDA's compute capability from which a format has kernels: torchao's int4 and fp8 linears, triton's int8."""
-
-
 def unsupported(sheet: Datasheet, format_: str) -> str | None:
     """Why a card cannot run a format, or None."""
-    needs = _NEEDS.get(format_)
-    if needs is None:
+    needs = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
+    if not needs:
         return None
     try:
         has = float(sheet.compute_capability)

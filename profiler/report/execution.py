@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from profiler.facts.measurements import COMPILED, PADDING_MASK, UNQUANTISED
 from profiler.facts.scheduler import OwnedModel
 from profiler.judge.cells import CellEvidence, Lever
+from profiler.quant.registry import tried_formats
 from profiler.report.selection import evidence_of, first_engine
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled
@@ -20,7 +21,6 @@ _CACHE_WORDS = {
 }
 _DTYPES = ("float32", "bfloat16", "float16")
 _DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
-_FORMATS = ("int8wo", "nf4", "int4wo", "int8")
 _EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
 _KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
 _MASKED = (PADDING_MASK, *(f"{PADDING_MASK} and {name}" for name in _KERNELS))
@@ -33,8 +33,13 @@ def ran_rows(run: Run) -> list[tuple[str, str, str]]:
     model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     seen = first_engine(run) not in run.document.engine.owned
+    formats = [item.name for item in tried_formats()]
     rows += [
-        (f"{count} linear{'' if count == 1 else 's'}", kind, _instead(first, *_FORMATS, *_DENSE) if not number else "")
+        (
+            f"{count} linear{'' if count == 1 else 's'}",
+            kind,
+            _instead(first, *formats, *_DENSE) if not number else "",
+        )
         for number, (kind, count) in enumerate(model.linears.items() if seen else ())
     ]
     rows += [

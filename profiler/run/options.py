@@ -10,9 +10,9 @@ from typing import Any
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import Ragged
+from profiler.quant.registry import quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
-QUANT_HELP = "none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo or fp8 (torchao)"
 
 
 def _option(default: Any, text: str, *, flag: str = "", shown: str = "") -> Any:
@@ -39,7 +39,7 @@ class Options:
     )
     new_tokens: int = _option(32, "Tokens to decode after each prompt.")
     dtype: str = _option("auto", "auto, float32, bfloat16 or float16.")
-    quant: str = _option("none", f"{QUANT_HELP}; or several: none,nf4.")
+    quant: str = _option("none", f"{quant_help()}; or several: none,nf4.")
     double_quant: bool = _option(False, "nf4, fp4: quantise the scales too.")
     compute_dtype: str = _option("auto", "nf4, fp4: the dtype of their products.")
     weights: str = _option("auto", "auto, checkpoint or random (nothing is downloaded).")

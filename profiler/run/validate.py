@@ -18,7 +18,7 @@ from profiler.device.device import resolve_device
 from profiler.device.process_group import cards
 from profiler.engines.registry import OWNING, check_engine, with_own_loop
 from profiler.engines.vllm import check_vllm
-from profiler.errors import RequestError, RunError, near_misses
+from profiler.errors import RequestError, RunError
 from profiler.facts.step import Attention
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED
@@ -29,7 +29,8 @@ from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, resolve
 from profiler.measure.quality import text_ids
-from profiler.quant.formats import QUANTS, Quant, QuantOptions, check_quant
+from profiler.quant.formats import QuantOptions, check_quant
+from profiler.quant.registry import FORMATS, Quant, known_quant
 from profiler.run.options import DEFAULT_MODEL, Options, flag_of
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document, read_results
@@ -74,8 +75,7 @@ def prepare(options: Options, compared: bool = False) -> Prepared:
         batches = _COMPARED_BATCH_SIZES if compared else _BATCH_SIZES
     grid = make_grid(prompts or (), batches, options.new_tokens, options.context_lens, engines)
     model = DEFAULT_MODEL if options.model is None else options.model
-    if quant not in QUANTS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(QUANTS)}.{near_misses(quant, QUANTS)}")
+    known_quant(quant)
     if options.attn is not None and options.attn not in get_args(Attention):
         raise RequestError(f"--attn {options.attn!r} is unknown; use {', '.join(get_args(Attention))}.")
     if not 0 < options.budget_s < math.inf:
@@ -207,7 +207,7 @@ def _asked_again(folder: Path, document: RunDocument, options: Options) -> Optio
         dtype=known.dtype,
         quant=known.quant,
         double_quant=known.double_quant,
-        compute_dtype=known.compute_dtype if known.quant in ("nf4", "fp4") else "auto",
+        compute_dtype=known.compute_dtype if FORMATS[known.quant].has_options else "auto",
         weights=known.weights,
         engine=",".join(name for name in document.engine.names if name != PADDED_ENGINE),
         attn=known.attention,

@@ -10,10 +10,10 @@ from profiler.counting.meta import counted_on_meta
 from profiler.counting.preset_counts import FILE, counts_json
 from profiler.errors import RequestError
 from profiler.loading.source import card_names, resolve
-from profiler.quant.formats import QUANTS, Quant
+from profiler.quant.registry import FORMATS, Quant
 
 
-def documents(card: str, quants: Sequence[Quant] = QUANTS) -> dict[str, dict[str, Any]]:
+def documents(card: str, quants: Sequence[Quant] = FORMATS) -> dict[str, dict[str, Any]]:
     """A card in those formats that it can be had in, by the format; the walk understands all of it."""
     found = {}
     for quant in quants:

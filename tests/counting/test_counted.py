@@ -13,7 +13,7 @@ from profiler.counting.operators import Convolution, ModelWork, Operator, Recurr
 from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
 from profiler.facts.step import Step
 from profiler.loading.source import card_names
-from profiler.quant.formats import QUANTS
+from profiler.quant.registry import FORMATS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
 # fp8 takes half a second a card.
@@ -24,7 +24,7 @@ STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
 @pytest.mark.parametrize("card", card_names())
 def test_what_is_kept_is_what_is_counted(card: str) -> None:
     """Where this fails after a change that is meant, `python tests/counting/counted.py` writes the file anew."""
-    quants = QUANTS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
+    quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
     for quant, document in documents(card, quants).items():
         kept = preset_counts(card, quant)
         assert kept is not None

@@ -23,7 +23,8 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.quant.formats import Quant, QuantOptions
+from profiler.quant.formats import QuantOptions
+from profiler.quant.registry import Quant
 from profiler.quant.storage import first_dense_row, is_linear, model_storage_bytes, stored
 
 pytestmark = pytest.mark.cpu

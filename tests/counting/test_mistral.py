@@ -17,7 +17,7 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
-from profiler.quant.formats import Quant
+from profiler.quant.registry import Quant
 
 LAYER_LINEARS = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
 HEAD = 32000 * 4096

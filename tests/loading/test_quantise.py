@@ -29,7 +29,8 @@ from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.quality import check_quality, compare_logits, text_ids
 from profiler.quant.conversions import conversion_calls
-from profiler.quant.formats import PLAIN, Quant, QuantOptions, quantise_linears
+from profiler.quant.formats import PLAIN, QuantOptions, quantise_linears
+from profiler.quant.registry import Quant
 from profiler.quant.storage import model_storage_bytes, stored
 from profiler.run.validate import Options, prepare
 

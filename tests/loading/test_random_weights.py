@@ -21,7 +21,8 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
-from profiler.quant.formats import PLAIN, Quant, QuantOptions
+from profiler.quant.formats import PLAIN, QuantOptions
+from profiler.quant.registry import Quant
 
 pytestmark = pytest.mark.cpu
 

@@ -1,0 +1,65 @@
+"""A new format is one record: help, checks, counts, trials and prices find it without a further edit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from profiler.counting.count import count
+from profiler.errors import RequestError
+from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
+
+
+class Halved(nn.Linear):
+    """A linear whose weights take one byte each."""
+
+
+def halve(module: nn.Module, *_: object) -> nn.Module:
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and name != "lm_head":
+                linear = Halved(child.in_features, child.out_features, bias=False, device="meta")
+                linear.weight = nn.Parameter(linear.weight.to(torch.float8_e4m3fn), requires_grad=False)
+                setattr(parent, name, linear)
+    return module
+
+
+TOY = QuantFormat("toy8", bits=8, is_tried=True, published_as="int8wo", quantise=halve)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> QuantFormat:
+    monkeypatch.setitem(FORMATS, TOY.name, TOY)
+    return TOY
+
+
+@pytest.mark.usefixtures("toy")
+def test_counts_store_its_bytes_and_messages_name_it() -> None:
+    # SmolLM2-135M: 30 layers of 576 x (576 + 192 + 192 + 576) + 3 x 576 x 1536 weights in linears.
+    in_linears = 30 * (576 * (576 + 192 + 192 + 576) + 3 * 576 * 1536)
+    plain, toy = (count("smollm2-135m", dtype="bfloat16", quant=quant) for quant in ("none", "toy8"))
+    assert plain.work.weight_bytes - toy.work.weight_bytes == in_linears
+    assert toy.as_json()["quant"] == "toy8"
+    with pytest.raises(RequestError, match="Did you mean toy8"):
+        known_quant("toy")
+
+
+def test_trials_and_published_results_derive_from_it(toy: QuantFormat) -> None:
+    assert [item.name for item in tried_formats()] == ["int4wo", "nf4", "int8wo", "int8", "toy8"]
+    assert published_as(toy.name) == "int8wo"
+
+
+def test_the_help_of_every_command_lists_it() -> None:
+    script = (
+        "from profiler.quant.registry import FORMATS, QuantFormat\n"
+        "FORMATS['toy8'] = QuantFormat('toy8', 'toybox')\n"
+        "from profiler.cli.app import app\n"
+        "for command in ('run', 'count', 'forecast', 'place'):\n"
+        "    app([command, '--help'], standalone_mode=False)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert " ".join(done.stdout.split()).count("toy8 (toybox)") == 4
