@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -212,6 +212,7 @@ def try_variants(
     budget_s: float,
     compiling: bool = False,
     on_failure: Callable[[str, Exception], object] = lambda form, error: None,
+    known: Collection[tuple[CellKey, str]] = (),
 ) -> Iterator[Trial]:
     """Steps in every form that this machine has, at the corners of the grid, as far as the budget goes.
 
@@ -219,7 +220,8 @@ def try_variants(
     does not load or run here is left out, after a call of `on_failure` where that is no wrong request but an error; so
     is one whose preparing would not fit into what is left. With
     `compiling` the budget has room for torch.compile on a CPU, too: a compiler that takes longer than is expected of it
-    takes that from the forms behind it, and from no others' time unless it outlasts the budget.
+    takes that from the forms behind it, and from no others' time unless it outlasts the budget. `known` trials, by cell
+    and form, are not repeated.
     """
     forms, engine = variants_of(subject, compiling), next(iter(subject.engines))
     pattern = pattern_of(subject.loaded.module, config.get_text_config())
@@ -230,7 +232,7 @@ def try_variants(
     corners = _corners(latencies_s, engine)
     keys, layers = _afforded(corners, latencies_s, pattern, stepping_s / (_LOADING + len(forms)))
     layers = min(layers, _fitting(subject, pattern))
-    if not keys:
+    if all((key, form.name) in known for form in forms for key in form.corners(keys)):
         return
     inside, of_inside = layers - pattern.first, pattern.layers - pattern.first
     short = shortened(config, layers)
@@ -239,10 +241,14 @@ def try_variants(
     for form in forms:
         if subject.machine.now_s() + form.preparing_s > deadline_s:
             continue
+        if all((key, form.name) in known for key in form.corners(keys)):
+            continue
         with tolerate_errors(partial(_left_out, subject, form, on_failure)):
             loaded = held if form.holds_alike else _loaded(form, subject.request, short)
             other = ShortModelBench(replace(form, engine=form.engine or engine), loaded, subject, ceilings)
             for key in form.corners(keys):
+                if (key, form.name) in known:
+                    continue
                 if subject.machine.now_s() + _cost_s(key, latencies_s) * layers / pattern.layers > deadline_s:
                     break
                 before, after = interleaved_steps(plain, other, key, pattern.first)

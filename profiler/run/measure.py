@@ -240,14 +240,15 @@ def _try_levers(session: Session) -> None:
     share_s = _LEVERS_SHARE * session.budget_s
     compiling = share_s >= _COMPILING_FROM_S
     budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
-    if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S or session.ledger.gathered.trials:
+    if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
         return
     session.stages.begin("levers", "trying other dtypes, formats, caches and attention on a few layers")
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         latencies_s, ceilings = _latencies_s(session.ledger), session.ledger.facts.ceilings
-        for trial in try_variants(
-            session.subject, session.prepared.config, ceilings, latencies_s, budget_s, compiling, _failed_trial(session)
-        ):
+        trials = session.ledger.gathered.trials
+        known = {(key, trial.form) for key, of_cell in trials.items() for trial in of_cell}
+        config, failed = session.prepared.config, _failed_trial(session)
+        for trial in try_variants(session.subject, config, ceilings, latencies_s, budget_s, compiling, failed, known):
             session.ledger.add(trial)
 
 
