@@ -16,7 +16,7 @@ from profiler.device.machine import Machine
 from profiler.facts.measurements import BETWEEN_MODULES, Hooked
 from profiler.grid.cells import Cell, CellKey
 from profiler.measure.subject import Subject
-from profiler.measure.visit import seeded_prompts
+from profiler.measure.visit import refuse_impossible_times, seeded_prompts
 
 _STEPS = 6
 
@@ -99,12 +99,15 @@ class Pieces:
         self._ranges.pop().close()
 
     def finish(self) -> dict[str, float]:
-        """Seconds by group since `start`."""
+        """Seconds by group since `start`. Raises RuntimeError where the clock gives times that no step can have."""
         self._cut()
         self._clock.synchronize()
         total: dict[str, float] = {}
         for owner, seconds in zip(self.owners, self._clock.seconds(self.marks), strict=True):
+            if not seconds >= 0:  # a clock went back, or gave no number
+                raise RuntimeError(f"the clock gave a part of a step {seconds:g} s")
             total[owner] = total.get(owner, 0.0) + seconds
+        refuse_impossible_times([sum(total.values())])
         return total
 
     def _cut(self) -> None:

@@ -124,12 +124,12 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -
     loop = _run(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
     of_host_s = [loop.loop_s, loop.issue_s, loop.wall_s, preparation_s + 1.0]  # preparing may take no time
-    _refuse_impossible(
+    refuse_impossible_times(
         [*of_host_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
     )
     room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
     more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
-    _refuse_impossible(more)
+    refuse_impossible_times(more)
     return Visit(
         cell=cell,
         round=round_number,
@@ -266,7 +266,7 @@ def _run_whole(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int) -
     )
 
 
-def _refuse_impossible(times_s: Iterable[float]) -> None:
+def refuse_impossible_times(times_s: Iterable[float]) -> None:
     """Raises RuntimeError for a duration that no step can have: a clock went back, or gave no number."""
     for value in times_s:
         if not (math.isfinite(value) and value > 0):

@@ -179,7 +179,7 @@ def test_the_modules_that_face_a_device() -> None:
     own = [clause for clause in clauses.clauses(Path(ROOT)) if clauses.faces_device(clause)]
     assert any(clause.startswith("device/telemetry.py:") for clause in own)
     assert any(clause.startswith("errors.py:") for clause in own)
-    assert not any(clause.startswith(("report/", "diagnosis/")) for clause in own)
+    assert not any(clause.startswith(("report/", "judge/")) for clause in own)
     assert len(own) < sum(
         isinstance(node, ast.ExceptHandler)
         for path in Path(ROOT).rglob("*.py")
