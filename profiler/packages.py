@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _OWN = "roofscope"
 
-_PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 """Of a checkout; an installed package has metadata in its place."""
 MISSING = "missing"
 
@@ -57,18 +57,18 @@ def requirement_of(package: str) -> Requirement | None:
 def requirements() -> list[Requirement]:
     from packaging.requirements import Requirement
 
-    return [Requirement(text) for text in _requirement_texts()]
+    return [Requirement(text) for text in requirement_texts()]
 
 
-def _requirement_texts() -> Sequence[str]:
+def requirement_texts() -> Sequence[str]:
     """What roofscope requires, by its metadata or, in a checkout that is not installed, by its pyproject.toml."""
     try:
         return metadata.requires(_OWN) or ()
     except metadata.PackageNotFoundError:
         pass
-    if not _PYPROJECT.is_file():
+    if not PYPROJECT.is_file():
         return ()
-    project = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8")).get("project", {})
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8")).get("project", {})
     if project.get("name") != _OWN:
         return ()
     extras = project.get("optional-dependencies", {})

@@ -34,7 +34,7 @@ LEAST_SAMPLES = 6
 VISITED_ONCE = "visited once, so that its interval is within the visit"
 """The reason that tells nothing of how far visits lie apart."""
 
-_RESAMPLES = 1000
+RESAMPLES = 1000
 # So many samples narrow an interval far below what visits differ by, which is then taken from their medians.
 _MANY_SAMPLES = 20_000
 _RESAMPLES_OF_MANY = 100
@@ -231,7 +231,7 @@ def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]
 
 
 def _resamples(*samples: NDArray[np.float64]) -> int:
-    return _RESAMPLES if sum(each.size for each in samples) < _MANY_SAMPLES else _RESAMPLES_OF_MANY
+    return RESAMPLES if sum(each.size for each in samples) < _MANY_SAMPLES else _RESAMPLES_OF_MANY
 
 
 def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:

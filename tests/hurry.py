@@ -5,24 +5,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from profiler import effort
 
-def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False) -> None:
-    """Roofs that were kept stand, two visits and one short look at each are enough, no unopened picture is drawn."""
-    patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-    patch.setattr("profiler.run.measure.look_again", lambda *_: None)
-    patch.setattr("profiler.roofs.host_dispatch.measure_host_pace.__defaults__", (0.1,))
-    patch.setattr("profiler.run.setup._TWIN_MOST_S", 0.1)
-    patch.setattr("profiler.run.setup._WITNESS_S", 0.1)
-    patch.setattr("profiler.measure.sweep._MOST_ROUNDS", 2)
-    patch.setattr("profiler.measure.visit._WARM_UP_S", 0.1)
-    patch.setattr("profiler.measure.visit._MORE_PREFILLS_S", 0.1)
-    patch.setattr("profiler.roofs.drift_probe._CALLS", 1)
-    patch.setattr("profiler.roofs.drift_probe._MOST_BURSTS", 1)
-    if not pictures:
-        patch.setattr("profiler.report.write._PICTURES", ())
-        patch.setattr("profiler.report.html._roofline", lambda _run: None)
+HURRIED = replace(
+    effort.STANDARD,
+    rounds=2,
+    warm_up_s=0.1,
+    more_prefills_s=0.1,
+    drift_calls=1,
+    drift_bursts=1,
+    checks_kept_roofs=False,
+    roofs_again_s=0.0,
+    weight_read_s=0.1,
+    host_pace_s=0.1,
+    twin_s=0.1,
+    pictures=(),
+)
+"""Kept roofs stand, two visits and one short look at each are enough, and no unopened picture is drawn."""
+
+
+def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:
+    """Every command takes `HURRIED`, with other `settings` where a test needs them."""
+    drawn = {"pictures": effort.Effort().pictures} if pictures else {}
+    patch.setattr(effort, "STANDARD", replace(HURRIED, **drawn, **settings))
+
+
+def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
+    """Every command takes these settings, and else those that it takes now."""
+    patch.setattr(effort, "STANDARD", replace(effort.STANDARD, **settings))
 
 
 if __name__ == "__main__":

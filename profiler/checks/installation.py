@@ -112,7 +112,7 @@ def quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-_DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 _LITTLE_FREE = 0.8
 """Below this share of a card's memory somebody else holds some of it."""
@@ -139,7 +139,7 @@ def driver_versions() -> tuple[str | None, str | None]:
         cuda = f"{number // 1000}.{number % 1000 // 10}"
     if version is None:
         with contextlib.suppress(OSError, StopIteration):
-            version = next(word for word in _DRIVER.read_text().split() if word[0].isdigit() and "." in word)
+            version = next(word for word in DRIVER_FILE.read_text().split() if word[0].isdigit() and "." in word)
     return version, cuda
 
 

@@ -22,12 +22,12 @@ from profiler.stats import NOTHING, Timing
 KernelCall = Callable[[], object]
 
 # A look is repeated until so much time is spent: longer than the slice of a core that a neighbour is given.
-_LOOK_S = 30e-3
+KERNEL_LOOK_S = 30e-3
 _MOST_CALLS = 5
 # Of a kernel and its parts: the median of two would take half of whatever held up one of them.
 _LEAST_CALLS = 3
 
-_CHAIN = 2000
+CHAIN_LENGTH = 2000
 _PRODUCT_S = 10e-3
 _SHORT_PRODUCT_S = 1e-3
 _SHORT_PRODUCTS = 4
@@ -127,7 +127,7 @@ class KernelBench:
     def seconds(self, call: KernelCall, least: int = 1) -> float:
         """The median of a few calls in a row, of `least` so many."""
         taken: list[float] = []
-        while len(taken) < least or (len(taken) < _MOST_CALLS and sum(taken) < _LOOK_S):
+        while len(taken) < least or (len(taken) < _MOST_CALLS and sum(taken) < KERNEL_LOOK_S):
             taken += time_calls(call, self.machine.clock, 1)
         return statistics.median(taken)
 
@@ -155,11 +155,15 @@ def known_kernels(bench: KernelBench) -> Iterator[KnownKernel]:
     yield _product_and_stream(bench)
 
     def chain() -> None:
-        for _ in range(_CHAIN):
+        for _ in range(CHAIN_LENGTH):
             one.add_(1)
 
     yield KnownKernel(
-        "a chain of one-element additions", Label("overhead-bound"), chain, chain, (Part(1.0 * _CHAIN, 8.0 * _CHAIN),)
+        "a chain of one-element additions",
+        Label("overhead-bound"),
+        chain,
+        chain,
+        (Part(1.0 * CHAIN_LENGTH, 8.0 * CHAIN_LENGTH),),
     )
     yield _host_loop(bench)
 
@@ -262,7 +266,7 @@ def _host_loop(bench: KernelBench) -> KnownKernel:
 
     products_s = bench.seconds(lambda: products(left, right))
     # The fastest: a host that is held up by others now would be given too little work.
-    addition_s = min(time_calls(lambda: additions(_CHAIN), bench.machine.clock, _MOST_CALLS)) / _CHAIN
+    addition_s = min(time_calls(lambda: additions(CHAIN_LENGTH), bench.machine.clock, _MOST_CALLS)) / CHAIN_LENGTH
     count = math.ceil(_HOST_TIMES * products_s / _SHORT_PRODUCTS / addition_s)
     return KnownKernel(
         "short products between a host's own work",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from profiler import effort
 from profiler.checks.known_kernels import KernelBench, KernelCall, KnownKernel, Label, RoofsNow, known_kernels
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
@@ -20,15 +21,14 @@ from profiler.judge.breakdown import TERM_NAMES, Demand, Roofs, Split, split
 from profiler.judge.regimes import DOMINANCE, Measurement, Verdict, judge_cell
 from profiler.stats import Timing, timing_of
 
-_BUDGET_S = 3.0
-_LEAST_ROUNDS, _MOST_ROUNDS = 6, 15
+LEAST_KERNEL_ROUNDS, MOST_KERNEL_ROUNDS = 6, 15
 # Of the rounds, that must give one and the same label: a single one may be hit by whatever else the machine does.
 _AGREEING = 0.8
 # Quartiles of a roof over the rounds further apart than this are no roof: the thresholds of a verdict bear as much.
 _STEADY = 1.5
 # Work that is done so much faster than its roof allows says that the roof was missed: products of another shape differ
 # by less.
-_ABOVE_ROOF = 1.25
+ABOVE_ROOF = 1.25
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def _timed(kernel: KnownKernel, bench: KernelBench) -> list[_Round]:
     for call in (kernel.call, kernel.hollow, *alone, *converting):
         bench.times(call)
     rounds: list[_Round] = []
-    deadline_s = machine.now_s() + _BUDGET_S
-    while len(rounds) < _LEAST_ROUNDS or (len(rounds) < _MOST_ROUNDS and machine.now_s() < deadline_s):
+    deadline_s = machine.now_s() + effort.STANDARD.selftest_s
+    while len(rounds) < LEAST_KERNEL_ROUNDS or (len(rounds) < MOST_KERNEL_ROUNDS and machine.now_s() < deadline_s):
         rounds.append(
             _Round(
                 roofs=bench.look(),
@@ -212,7 +212,7 @@ def _measurement(
 
 
 def _label(verdict: Verdict, parts: Split) -> Label:
-    if parts.attained > _ABOVE_ROOF:
+    if parts.attained > ABOVE_ROOF:
         return Label("inconclusive")
     if verdict.regime != "kernel-bound":
         return Label(verdict.regime)

@@ -91,7 +91,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        code = _complain_unexpected(error)
+        code = complain_unexpected(error)
     if code and run.started_by_torchrun():
         _leave(code)
     sys.exit(code or 0)
@@ -114,7 +114,7 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _complain_unexpected(error: Exception) -> int:
+def complain_unexpected(error: Exception) -> int:
     """A usage error of the command line itself, or a fault of ours."""
     usage_message = getattr(error, "format_message", None)
     if callable(usage_message):

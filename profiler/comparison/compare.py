@@ -25,7 +25,7 @@ from profiler.stats import CLAIM_VISITS, ChangeVerdict, change_verdict, estimate
 Resource = Literal["memory", "compute"]
 
 # Others on the cores for more than this share of one have slowed a cell down, as in a run's own noise report.
-_FOREIGN_CORES = 0.15
+MOST_FOREIGN_CORES = 0.15
 # A term that gained less of a change than this is not what moved, however surely it is known.
 _LEAST_MOVED = 0.25
 # Which terms of a split a slower memory, and slower cores, stretch.
@@ -87,7 +87,7 @@ class Change:
     @property
     def disturbed(self) -> bool:
         """Whether others kept the cores busy on one of the sides."""
-        return self.foreign_cores > _FOREIGN_CORES
+        return self.foreign_cores > MOST_FOREIGN_CORES
 
     @property
     def because(self) -> str:
@@ -211,7 +211,7 @@ def _because(before: Timed, after: Timed) -> str:
         both = max(before.visits, after.visits) < CLAIM_VISITS
         return "one visit each" if both else "one visit on one side"
     cores = _foreign_cores(before, after)
-    return f"others kept {cores:.1f} cores busy" if cores > _FOREIGN_CORES else ""
+    return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 
 
 def _foreign_cores(before: Timed, after: Timed) -> float:

@@ -29,16 +29,18 @@ def counted_model(
         return shipped
     config = _config(source)
     if config is None:
-        return _walked(source, dtype, quant, rented)
-    path = cache_path("walks", {"config": config, "asked": [dtype, quant, rented], "rules": _rules(), **_versions()})
+        return walked_model(source, dtype, quant, rented)
+    path = cache_path(
+        "walks", {"config": config, "asked": [dtype, quant, rented], "rules": rules_digest(), **library_versions()}
+    )
     if (kept := _read(path)) is not None:
         return kept
-    model = _walked(source, dtype, quant, rented)
+    model = walked_model(source, dtype, quant, rented)
     write_cache(path, json.dumps(counts_json(model)).encode())
     return model
 
 
-def _walked(source: ModelSource, dtype: str, quant: str, rented: bool) -> CountedModel:
+def walked_model(source: ModelSource, dtype: str, quant: str, rented: bool) -> CountedModel:
     from profiler.counting.meta import counted_on_meta
 
     return counted_on_meta(source, dtype, quant, rented=rented)
@@ -56,7 +58,7 @@ def _config(source: ModelSource) -> str | None:
     return None
 
 
-def _versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     found = {}
     for library in _LIBRARIES:
         try:
@@ -66,7 +68,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _rules() -> str:
+def rules_digest() -> str:
     """A digest of this package's own text: whichever rule changes, nothing is kept by the old one."""
     digest = hashlib.sha256()
     for file in sorted(_PACKAGE.rglob("*.py")):

@@ -97,18 +97,18 @@ class OwnTime:
     """
 
     def __init__(self) -> None:
-        self._waits = _waits()
+        self._waits = core_waits()
         self._core_s = thread_time()
         self._start_s = now_s()
 
     def seconds(self) -> float:
         wall_s = now_s() - self._start_s
         core_s = thread_time() - self._core_s
-        waits = _waits()
+        waits = core_waits()
         return wall_s if waits is None or waits != self._waits else min(wall_s, core_s)
 
 
-def _waits() -> int | None:
+def core_waits() -> int | None:
     """How often this thread has given its core away of its own accord; None where that is not counted."""
     try:
         import resource

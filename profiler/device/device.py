@@ -16,8 +16,8 @@ from profiler.errors import DeviceError
 if TYPE_CHECKING:
     import torch
 
-_CPUINFO = Path("/proc/cpuinfo")
-_CPUS = Path("/sys/devices/system/cpu")
+CPUINFO_FILE = Path("/proc/cpuinfo")
+CPUS_FOLDER = Path("/sys/devices/system/cpu")
 _UNKNOWN_CACHE_BYTES = 32 << 20
 # /proc/cpuinfo's names on x86 and on ARM, and ours.
 _PROCESSOR_IDS = {
@@ -143,7 +143,7 @@ def _cpu_name() -> str:
 def _cpuinfo() -> dict[str, str]:
     """What the system says of its first core, by name (x86 and ARM name things differently)."""
     try:
-        lines = _CPUINFO.read_text().split("\n\n")[0].splitlines()
+        lines = CPUINFO_FILE.read_text().split("\n\n")[0].splitlines()
     except OSError:
         return {}
     pairs = (line.partition(":") for line in lines)
@@ -158,7 +158,7 @@ def _cpu_last_level_cache_bytes() -> int:
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     last: dict[str, int] = {}
     for core in cores:
-        caches = [_cpu_cache(folder) for folder in (_CPUS / f"cpu{core}" / "cache").glob("index*")]
+        caches = [_cpu_cache(folder) for folder in (CPUS_FOLDER / f"cpu{core}" / "cache").glob("index*")]
         if known := [cache for cache in caches if cache is not None]:
             nbytes, sharing = max(known)
             last[sharing] = nbytes
@@ -175,12 +175,12 @@ def _cpu_cache(folder: Path) -> tuple[int, str] | None:
         return None
 
 
-_KERNEL = Path("/proc/version")
+KERNEL_FILE = Path("/proc/version")
 
 
 def under_wsl() -> bool:
     """Whether this is Linux under Windows (WSL), whose driver may put a card's memory into the system's."""
     try:
-        return "microsoft" in _KERNEL.read_text().lower()
+        return "microsoft" in KERNEL_FILE.read_text().lower()
     except OSError:
         return False

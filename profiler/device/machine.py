@@ -178,7 +178,7 @@ class CudaMachine(Machine):
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         recorded, before = _Recorded(self._cuda.CUDAGraph(), self._cuda.MemPool()), self._cuda.current_stream()
         try:
-            with self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=_side_stream(self.device)):
+            with self._cuda.graph(recorded.graph, pool=recorded.pool.id, stream=side_stream(self.device)):
                 work()
         except RuntimeError as error:
             # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
@@ -208,12 +208,12 @@ class CudaMachine(Machine):
                 torch._C._cuda_releasePool(index, recorded.pool.id)
         with contextlib.suppress(RuntimeError):
             number = torch.zeros(1, device=self.device)
-            with self._cuda.graph(self._cuda.CUDAGraph(), stream=_side_stream(self.device)):
+            with self._cuda.graph(self._cuda.CUDAGraph(), stream=side_stream(self.device)):
                 number.add_(1)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        side = _side_stream(self.device)
+        side = side_stream(self.device)
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):
             yield
@@ -253,7 +253,7 @@ class _Recorded:
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a card for warm-ups and captures: one a process, since cuBLAS keeps a workspace of 8 to 32 MiB for
     each stream that it was ever used on."""
     import torch

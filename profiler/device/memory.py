@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def available_bytes(device: torch.device) -> int:
         import torch
 
         free, _total = torch.cuda.mem_get_info(device)
-        return int(free) + _unused_bytes(device)
+        return int(free) + unused_bytes(device)
     import psutil
 
     return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
@@ -130,7 +130,7 @@ _DEFAULT_POOL = (0, 0)
 _DEFAULT_STREAM = 0
 
 
-def _unused_bytes(device: torch.device) -> int:
+def unused_bytes(device: torch.device) -> int:
     """Bytes that torch's allocator holds unused for the default stream of a CUDA device, outside private pools.
 
     The keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
@@ -181,7 +181,7 @@ def _cgroup_available_bytes() -> int:
 def _reclaimable_bytes(files: _CgroupFiles) -> int:
     """Cached pages that nobody has used lately: what the kubelet, too, takes off the memory in use."""
     try:
-        told = dict(line.split() for line in (_CGROUP / files.stat).read_text().splitlines())
+        told = dict(line.split() for line in (CGROUP_FOLDER / files.stat).read_text().splitlines())
         return int(told[files.inactive])
     except (OSError, KeyError, ValueError):
         return 0
@@ -190,7 +190,7 @@ def _reclaimable_bytes(files: _CgroupFiles) -> int:
 def _number(name: str) -> int | None:
     """What a file of the container's says; None where there is none, or no limit ("max")."""
     try:
-        return int((_CGROUP / name).read_text())
+        return int((CGROUP_FOLDER / name).read_text())
     except (OSError, ValueError):
         return None
 

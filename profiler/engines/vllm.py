@@ -218,8 +218,8 @@ def check_vllm(
     if found is not None and _numbers(found) < _LEAST:
         raise RequestError(f"--engine vllm: vLLM {found} is too old; use {'.'.join(map(str, _LEAST))} or newer.")
     try:
-        platform = _imported("vllm.platforms").current_platform
-        known = _imported("vllm").ModelRegistry.get_supported_archs()
+        platform = import_vllm("vllm.platforms").current_platform
+        known = import_vllm("vllm").ModelRegistry.get_supported_archs()
     except Exception as error:
         raise RequestError(f"--engine vllm: vLLM does not import here: {first_line(error)}.") from error
     if platform.device_type != device.type:
@@ -245,7 +245,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
-def _imported(name: str) -> Any:
+def import_vllm(name: str) -> Any:
     """A module of vLLM, whose own log is for its own users."""
     module = importlib.import_module(name)
     logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -254,9 +254,9 @@ def _imported(name: str) -> Any:
 
 def _engine(wanted: VllmRequirements, folder: Path, record: Callable[[Any], None]) -> Any:
     """vLLM's engine in this process; `folder` is for a config that comes without weights."""
-    arg_utils, core = _imported("vllm.engine.arg_utils"), _imported("vllm.v1.engine.llm_engine")
-    executors, loggers = _imported("vllm.v1.executor.uniproc_executor"), _imported("vllm.v1.metrics.loggers")
-    usage = _imported("vllm.usage.usage_lib").UsageContext.LLM_CLASS
+    arg_utils, core = import_vllm("vllm.engine.arg_utils"), import_vllm("vllm.v1.engine.llm_engine")
+    executors, loggers = import_vllm("vllm.v1.executor.uniproc_executor"), import_vllm("vllm.v1.metrics.loggers")
+    usage = import_vllm("vllm.usage.usage_lib").UsageContext.LLM_CLASS
 
     class Listener(loggers.StatLoggerBase):  # type: ignore[misc, name-defined]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -287,7 +287,7 @@ def _engine(wanted: VllmRequirements, folder: Path, record: Callable[[Any], None
         # By its class and not by its name: vLLM moves "uni" to a process of its own on a CPU.
         distributed_executor_backend=executors.UniProcExecutor,
         enable_logging_iteration_details=True,
-        logging_config=_imported("vllm.config.logging").LoggingConfig(log_level="ERROR"),
+        logging_config=import_vllm("vllm.config.logging").LoggingConfig(log_level="ERROR"),
         use_tqdm_on_load=False,
         disable_log_stats=False,
     )

@@ -46,7 +46,7 @@ def split_of(
     padding_s = 0.0
     most = _most_padding(facts, key, roofs, latency_s)
     for item in facts.operators[key]:
-        demand = _demand(facts, item, replays.get(item.operator))
+        demand = step_demand(facts, item, replays.get(item.operator))
         padded_s = most * _padding_s(item, demand, roofs)
         padding_s += padded_s
         if demand.replayed_s is not None:
@@ -80,7 +80,9 @@ def split_of(
 def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
     """What the kernels of each operator that was run alone take beyond its roof and its conversions."""
     replays, memory = facts.replays.get(key, {}), roofs_of(facts, key).memory_bytes_per_s
-    alone = [_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays]
+    alone = [
+        step_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays
+    ]
     return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in alone}
 
 
@@ -138,7 +140,7 @@ def _most_padding(facts: Facts, key: CellKey, roofs: Roofs, latency_s: float) ->
     if Cause.PADDING not in causes:
         return 1.0
     replays = facts.replays.get(key, {})
-    items = [(item, _demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
+    items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
     told_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
     if not told_s:
         return 1.0
@@ -208,7 +210,7 @@ def faults_of(phase: Phase, visits: Sequence[Visit]) -> float:
     return statistics.median(visit.decode_faults / max(1, len(visit.decode_s)) for visit in visits)
 
 
-def _demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Demand:
+def step_demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Demand:
     demand = Demand(
         name=item.operator,
         group=item.group,

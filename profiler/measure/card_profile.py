@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from profiler import effort
 from profiler._version import __version__
 from profiler.counting.walk import called_modules, walk
 from profiler.device.device import software
@@ -42,26 +43,17 @@ from profiler.quant.registry import FORMATS, Quant
 from profiler.quant.storage import is_linear, model_storage_bytes, stored
 from profiler.stats import timing_of
 
-_ROWS = (1, 2, 4, 8, 16, 64, 256, 1024)
 _WIDTHS = ((1024, 128), (576, 576), (576, 1536), (1536, 576), (1024, 4096), (2048, 2048), (576, 49152))
 _TRANSPOSED_WIDTHS = ((576, 576), (576, 1536), (1536, 576), (1024, 4096))
 """Of weights that lie inputs by outputs, as GPT-2's do: another kernel where rows are few."""
 _WIDE = ((4096, 4096), (4096, 14336), (14336, 4096))
 """(in, out): keys' and values' of few heads, small models', and on cards those of some billion parameters."""
-_ATTENTIONS = (
-    (1, 1, 64), (1, 1, 512), (1, 1, 2048), (8, 1, 64), (8, 1, 512), (8, 1, 2048), (32, 1, 512),
-    (1, 64, 64), (1, 256, 256), (1, 1024, 1024), (8, 64, 64), (8, 256, 256),
-)  # fmt: skip
-"""(batch, queries, keys)"""
 _HEADS = ((9, 3, 64), (16, 4, 128))
 _BATCHES = (1, 8)
-STANDARD = "smollm2-135m"
+STANDARD_MODEL = "smollm2-135m"
 _MOST_CALL_S = 0.1
 """A product that would take longer is left out: the roof tells of larger ones."""
 SMALL_TOKENS = (4, 16, 64, 256, 1024, 4096)
-_SMALL_S = 4.0
-_TWIN_S = 1.5
-"""For the hollow twin's steps of one phase and batch size."""
 _MOST_PASS_S = 0.05
 _SHARES = {"products": 0.5, "transposed": 0.2, "attention": 0.3}
 _VISITS = 2
@@ -128,7 +120,7 @@ def _products(
     shapes = [
         (rows, ins, outs)
         for ins, outs in widths
-        for rows in _ROWS
+        for rows in effort.STANDARD.profile_rows
         if 2.0 * rows * ins * outs / flops_per_s < _MOST_CALL_S
     ]
     for ins, outs in widths:
@@ -160,7 +152,7 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
 def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> Iterator[ProductPoint]:
     """Products with packed weights over rows: the very layers of the standard model, one after the other through it and
     as many copies of it as leave no cache the next one's weights. Nothing where the format does not run here."""
-    source = resolve(STANDARD)
+    source = resolve(STANDARD_MODEL)
     request = ModelRequest(source, machine.device, DTYPES[dtype], quant, weights="random")
     try:
         loaded = load(request, load_config(source))
@@ -176,10 +168,10 @@ def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> I
             shape = (dtype_name(held.compute_dtype), held.format, held.in_features, held.out_features)
             layers.setdefault(shape, []).append(module)
             nbytes[shape] = held.weight_bytes
-    for rows in _ROWS:
+    for rows in effort.STANDARD.profile_rows:
         inputs = {ins: torch.randn(1, rows, ins, device=machine.device, dtype=DTYPES[dtype]) for _, _, ins, _ in layers}
         calls = {shape: [partial(layer, inputs[shape[2]]) for layer in found] for shape, found in layers.items()}
-        alone = replay_calls(calls, machine, budget_s=_FORMAT_S / len(_ROWS))
+        alone = replay_calls(calls, machine, budget_s=_FORMAT_S / len(effort.STANDARD.profile_rows))
         told = {shape: timing_of(samples).median_s for shape, samples in alone.items()}
         for (kind, format_, ins, outs), seconds in told.items():
             yield ProductPoint(kind, format_, rows, ins, outs, float(nbytes[kind, format_, ins, outs]), seconds)
@@ -190,14 +182,14 @@ def _packed(machine: Machine, ceilings: Ceilings, dtype: str, quant: Quant) -> I
 def _attentions(machine: Machine, dtype: str, budget_s: float) -> Iterator[AttentionPoint]:
     kind = DTYPES[dtype]
     for heads, kv_heads, dim in _HEADS:
-        for batch, query, keys in _ATTENTIONS:
+        for batch, query, keys in effort.STANDARD.profile_attentions:
             q = torch.randn(batch, heads, query, dim, device=machine.device, dtype=kind)
             k, v = (torch.randn(batch, kv_heads, keys, dim, device=machine.device, dtype=kind) for _ in range(2))
 
             def call(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v) -> object:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True)
 
-            seconds = _alone(machine, [call] * 4, budget_s / (len(_ATTENTIONS) * len(_HEADS)))
+            seconds = _alone(machine, [call] * 4, budget_s / (len(effort.STANDARD.profile_attentions) * len(_HEADS)))
             yield AttentionPoint(dtype, batch, query, keys, heads, kv_heads, dim, seconds)
 
 
@@ -222,7 +214,7 @@ def small_alone(machine: Machine, dtype: str) -> dict[int, float]:
     with answered(loaded.module, called_modules(loaded.module, walk(loaded.module))):
         seconds = {
             tokens: timing_of(times).median_s
-            for tokens, times in replay_calls(calls, machine, budget_s=_SMALL_S).items()
+            for tokens, times in replay_calls(calls, machine, budget_s=effort.STANDARD.profile_small_s).items()
         }
     layers = loaded.config.num_hidden_layers
     return {tokens: max(0.0, seconds[tokens] - seconds[1]) / layers for tokens in SMALL_TOKENS}
@@ -230,7 +222,7 @@ def small_alone(machine: Machine, dtype: str) -> dict[int, float]:
 
 def load_standard(machine: Machine, dtype: str) -> LoadedModel:
     """The standard model with random weights. Raises RequestError where a card has no room for it."""
-    source = resolve(STANDARD)
+    source = resolve(STANDARD_MODEL)
     try:
         return load(ModelRequest(source, machine.device, DTYPES[dtype], weights="random"), load_config(source))
     except torch.OutOfMemoryError as error:
@@ -241,7 +233,9 @@ def _dispatches(machine: Machine, dtype: str) -> Iterator[DispatchPoint]:
     """What a layer of a standard model costs the host, among that model's own weights (on a CPU)."""
     loaded = load_standard(machine, dtype)
     layers = loaded.config.num_hidden_layers
-    for samples in measure_dispatch(loaded, loaded.config, machine, _BATCHES, [DEFAULT_ENGINE], _TWIN_S):
+    for samples in measure_dispatch(
+        loaded, loaded.config, machine, _BATCHES, [DEFAULT_ENGINE], effort.STANDARD.profile_twin_s
+    ):
         found = dispatch_of(samples)
         yield DispatchPoint(
             dtype, samples.phase, samples.batch_size, found.step_s / layers, found.in_kernels_s / layers

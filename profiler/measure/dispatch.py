@@ -31,10 +31,10 @@ from profiler.quant.registry import Quant
 from profiler.quant.storage import is_linear, stored
 from profiler.stats import undisturbed
 
-_TWIN_STEPS = 24
+TWIN_STEPS = 24
 _TWIN_RUN = 4
 _TWIN_PROMPT = 8
-_TWIN_SLOTS = _TWIN_PROMPT + _TWIN_STEPS
+_TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
 _TWIN_REPLAY_S = 0.1
 
 
@@ -85,7 +85,7 @@ class _Bench:
 
 
 def _of_engine(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
-    alone = dict(zip(PHASES, _twin_alone(bench.engine, bench.machine), strict=True))
+    alone = dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine), strict=True))
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights_of(bench, alone, batch_sizes, phases)
     waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
@@ -114,11 +114,11 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
     Its undisturbed steps: a bound is asked for, and what slows the others down is others' work.
     """
     twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
-    prefills, decodes = _twin_alone(EagerEngine(twin, machine), machine)
+    prefills, decodes = twin_by_itself(EagerEngine(twin, machine), machine)
     return undisturbed(prefills).quartile_s, undisturbed(decodes).quartile_s
 
 
-def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def twin_by_itself(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(prefills, decode steps) of the twin."""
     clock = machine.clock
     ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
@@ -130,7 +130,7 @@ def _twin_alone(engine: Engine, machine: Machine) -> tuple[tuple[float, ...], tu
             marks = [clock.mark()]
             state = engine.prefill(ids, _TWIN_SLOTS)
             marks.append(clock.mark())
-            for _ in range(_TWIN_STEPS):
+            for _ in range(TWIN_STEPS):
                 state = engine.decode(state)
                 marks.append(clock.mark())
             clock.synchronize()
@@ -153,7 +153,7 @@ def _among_weights_of(
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in stepped]
     every = [prefill, *decodes]
     deadline_s = bench.machine.now_s() + bench.budget_s * len(every)
-    while not prefill.steps or (len(prefill.steps) < _TWIN_STEPS and bench.machine.now_s() < deadline_s):
+    while not prefill.steps or (len(prefill.steps) < TWIN_STEPS and bench.machine.now_s() < deadline_s):
         for among in every:
             among.turn()
     prefills, *steps = (among.samples(alone) for among in every)

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
+from profiler.effort import STANDARD
 from profiler.engines.base import Engine
 from profiler.facts.measurements import AfterIdle
 from profiler.grid.cells import Cell
 
-# (seconds of silence, how often)
-_SILENCES = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
 # Steps before the silence, and behind it.
 _WARM_STEPS = 4
 _STEPS = 4
 
 
 def steps_after_idle(
-    engine: Engine, cell: Cell, machine: Machine, wait: Callable[[float], None] = time.sleep
+    engine: Engine,
+    cell: Cell,
+    machine: Machine,
+    pauses: Sequence[tuple[float, int]] = STANDARD.idle_pauses,
+    wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[AfterIdle]:
-    """The first decode steps of a cell after 0, 1, 5 and 30 s in which this process asks for nothing."""
+    """The first decode steps of a cell after pauses in which this process asks for nothing.
+
+    `pauses` are seconds, and how often each is repeated.
+    """
     clock = machine.clock
     slots = cell.depth + _WARM_STEPS + _STEPS + 1
     with torch.inference_mode(), no_gc():
-        for silence_s, times in _SILENCES:
+        for silence_s, times in pauses:
             found = []
             for _ in range(times):
                 engine.announce(cell, None)

@@ -32,7 +32,7 @@ _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and are run inside the linears as well.
 _CONVERSIONS_SHARE = 0.3
 # As long as a card's power is averaged over before its cap lowers the clock, and some more.
-_LOAD_S = 1.0
+LOAD_S = 1.0
 # No more of them, whatever the host's clock says.
 _MOST_PREFILLS = 1000
 # What holds several up in turn for seconds (a neighbour) is in one turn of them and not in the others.
@@ -77,7 +77,7 @@ def replay_kernels(
         yield Replays(tuple(users), _tolerated(of_linears, subject, on_failure))
     keys = [key for users in shapes.values() for key in users]
     for key in keys:
-        of_calls = partial(_calls_alone, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
+        of_calls = partial(replay_single_calls, subject, key, ceilings, budget_s * _CALLS_SHARE / len(keys))
         yield Replays((key,), _tolerated(of_calls, subject, on_failure))
 
 
@@ -86,7 +86,7 @@ def _linears_under_load(
 ) -> Iterator[Replay]:
     """Every linear of a cell's step, on a card after some time of the cell's own prefills."""
     if subject.machine.captures and key.phase == "prefill":
-        _run_prefills(subject, key, min(_LOAD_S, budget_s / 2))
+        _run_prefills(subject, key, min(LOAD_S, budget_s / 2))
     yield from _linears_alone(subject, linears, key, ceilings, budget_s)
 
 
@@ -179,7 +179,7 @@ def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey
     return {key: int(op.executed(step, path)) for key, op in linears.operators.items()}
 
 
-def _calls_alone(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
+def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
     """Attention and experts of a cell's step, called again as that step calls them.
 
     A step whose cache only a prefill can fill is not replayed.
@@ -191,23 +191,25 @@ def _calls_alone(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: f
     except RequestError:
         return
     calls = caught_calls(modules, ready) if modules else {}
-    times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=_cold_bytes(subject), page_fault_s=page_fault_s)
+    times = replay_calls(
+        calls, machine, budget_s=budget_s, cold_bytes=cold_bytes_of(subject), page_fault_s=page_fault_s
+    )
     for operator, seconds in times.items():
         yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
     # On a CPU those of a decode step are next to nothing beside their dispatch.
     eager = key.phase in subject.engines[key.cell.engine].eager_phases
     if eager and (machine.captures or key.phase == "prefill"):
         with answered(subject.loaded.module, modules):
-            if seconds := _small_alone(subject, key, page_fault_s, budget_s):
+            if seconds := replay_small(subject, key, page_fault_s, budget_s):
                 yield Replay(REST, seconds, without_faults=page_fault_s > 0)
 
 
-def _small_alone(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
+def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
     """A step whose linears, attention and experts are answered: captured, or less the same prefill of one token, which
     is its dispatch (CPU)."""
     machine, small = subject.machine, step_of(subject, key)
     if machine.captures:
-        calls, cold_bytes = {REST: [small]}, _cold_bytes(subject)
+        calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject)
         return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes).get(REST, ())
     one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
     times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s, page_fault_s=page_fault_s)
@@ -215,7 +217,7 @@ def _small_alone(subject: Subject, key: CellKey, page_fault_s: float, budget_s: 
     return tuple(max(0.0, seconds - dispatch_s) for seconds in times[REST])
 
 
-def _cold_bytes(subject: Subject) -> int:
+def cold_bytes_of(subject: Subject) -> int:
     """Bytes that push out of the last-level cache what a step would not find there; 0 where it holds the model."""
     cache_bytes = subject.machine.info.last_level_cache_bytes
     return 2 * cache_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
@@ -231,7 +233,7 @@ def _linears_alone(
     sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
-    cold_bytes, page_fault_s = _cold_bytes(subject), ceilings.page_fault_s
+    cold_bytes, page_fault_s = cold_bytes_of(subject), ceilings.page_fault_s
     times = replay_linears(
         linears.modules,
         rows,

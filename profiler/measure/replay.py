@@ -129,14 +129,14 @@ def replay_calls(
 _LEAST_REPLAYS = 5
 # As many calls in a graph that nothing runs before: a share of its launch is timed with each of them.
 _LEAST_CALLS = 32
-_ENOUGH_SAMPLES = 16
+ENOUGH_SAMPLES = 16
 _MOST_SAMPLES = 64
 _KNOWN_HALF_WIDTH = 0.01
 
 
 def _known(samples: Sequence[float]) -> bool:
     """Whether further samples would hardly move a median, or not enough to be worth their room on the disk."""
-    if len(samples) < _ENOUGH_SAMPLES:
+    if len(samples) < ENOUGH_SAMPLES:
         return False
     if len(samples) >= _MOST_SAMPLES:
         return True

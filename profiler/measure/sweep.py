@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from profiler.device.machine import Machine
+from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, Grid, Phase
@@ -23,7 +24,6 @@ from profiler.stats import (
 )
 
 _SEED = 0
-_MOST_ROUNDS = 30
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Plan:
     """Target half-width of the 95 % interval, as a share of the median."""
     expected_s: Mapping[Cell, float] = field(default_factory=dict)
     """Expected seconds a visit, used for the time left until a cell has been seen."""
+    effort: Effort = STANDARD
 
 
 @dataclass
@@ -95,13 +96,13 @@ def sweep(
             seen[outcome.cell].gap = outcome
         else:
             seen[outcome.cell].visits.append(outcome)
-    bench = VisitContext(machine, vocab_size, own_bytes or {})
+    bench = VisitContext(machine, vocab_size, own_bytes or {}, effort=plan.effort)
     shuffle = random.Random(_SEED)
     start = machine.now_s()
     costs = _Costs(plan.expected_s)
     visits, swing = 0, 0.0
     no_memory = [cell for cell, state in seen.items() if state.gap is not None and state.gap.status == "oom"]
-    for round_number in range(_MOST_ROUNDS):
+    for round_number in range(plan.effort.rounds):
         open_cells = _open_cells(seen, plan.half_width, swing)
         turns = _turns([cell for cell in open_cells if round_number > 0 or not seen[cell].visits])
         if round_number > 0:

@@ -16,6 +16,7 @@ from profiler.device.clock import Clock, no_gc
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
+from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.scheduler import Scheduled
@@ -27,10 +28,8 @@ from profiler.units import scaled
 _SEED = 0
 _STEADY = 0.05
 _MOST_WARM_UPS = 4
-_WARM_UP_S = 1.0
 _WARM_UP_STEPS = 8
-_MORE_PREFILLS = LEAST_SAMPLES - 1
-_MORE_PREFILLS_S = 0.8
+MORE_PREFILLS = LEAST_SAMPLES - 1
 _NO_MEMORY = ("out of memory", "not enough memory", "allocate memory")
 """What torch says of it: on CUDA, and on a CPU's Windows and Linux (c10/core/impl/alloc_cpu.cpp)."""
 _ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
@@ -49,7 +48,7 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, vocab_size: int, bu
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while machine.now_s() < deadline_s:
-            loop = _run(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
+            loop = run_loop(engine, cell, bench, steps=min(_WARM_UP_STEPS, cell.decode_steps))
             recent = [*recent[-2:], sorted(loop.decode_s)[len(loop.decode_s) // 2]]
             if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 return
@@ -65,6 +64,7 @@ class VisitContext:
     """Bytes that are held beside what an engine needs, by engine: the profiler's own, and other engines' models."""
     visited: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a visit adds its own."""
+    effort: Effort = STANDARD
 
 
 def visit_safely(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -> Visit | Gap:
@@ -113,22 +113,22 @@ def _visit(engine: Engine, cell: Cell, round_number: int, bench: VisitContext) -
     machine.clock.synchronize()
     preparation_s = machine.now_s() - before_s
     prefills = _prefills(engine, cell, bench)
-    warm_ups = _warm_prefill(prefills) if is_new else []
+    warm_ups = _warm_prefill(prefills, bench.effort.warm_up_s) if is_new else []
     # Each decode step of a growing cache is a shape of its own, for which a library may build a plan at its first use.
-    first_s = _run(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()
+    first_s = run_loop(engine, cell, bench).decode_s if is_new and machine.is_cuda else ()
     bench.visited.add(cell)
     machine.reset_peak()
     # Others on the cores slow a card's host down, not the card: there they show in the times themselves.
     load = None if machine.is_cuda else ForeignLoad(engine.beside)
     at_unix_s, before_j = machine.unix_s(), machine.source.energy_j()
-    loop = _run(engine, cell, bench)
+    loop = run_loop(engine, cell, bench)
     after_j, foreign_cores = machine.source.energy_j(), load.cores() if load else None
     of_host_s = [loop.loop_s, loop.issue_s, loop.wall_s, preparation_s + 1.0]  # preparing may take no time
     refuse_impossible_times(
         [*of_host_s, *loop.decode_s, *(value for value in (loop.prefill_s, loop.ttft_s) if value is not None)]
     )
-    room = int(_MORE_PREFILLS_S / loop.prefill_s) if loop.prefill_s else 0
-    more = list(itertools.islice(prefills, min(room, _MORE_PREFILLS)))
+    room = int(bench.effort.more_prefills_s / loop.prefill_s) if loop.prefill_s else 0
+    more = list(itertools.islice(prefills, min(room, MORE_PREFILLS)))
     refuse_impossible_times(more)
     return Visit(
         cell=cell,
@@ -177,7 +177,7 @@ class _Loop:
     cache_used_bytes: int | None = None
 
 
-def _run(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | None = None) -> _Loop:
+def run_loop(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int | None = None) -> _Loop:
     """One prefill and its decode steps (or `steps` of them) with a mark after each, read at the end of the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits.
@@ -230,7 +230,7 @@ def follow(
     with torch.inference_mode(), no_gc():
         if steps is None:
             return next(_prefills(engine, cell, bench)), ()
-        loop = _run(engine, cell, bench, steps=steps)
+        loop = run_loop(engine, cell, bench, steps=steps)
     return loop.prefill_s, loop.decode_s
 
 
@@ -298,13 +298,13 @@ def _mark(clock: Clock, marks: list[Any]) -> None:
     marks.append(clock.mark())
 
 
-def _warm_prefill(prefills: Iterator[float]) -> list[float]:
-    """Prefills of a shape that is new until two in a row agree: kernels are picked and memory is taken once."""
+def _warm_prefill(prefills: Iterator[float], most_s: float) -> list[float]:
+    """Prefills of a new shape until two in a row agree, or `most_s`: kernels are picked and memory is taken once."""
     times: list[float] = []
     for seconds in prefills:
         times.append(seconds)
         agree = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
-        if agree or len(times) == _MOST_WARM_UPS or sum(times) > _WARM_UP_S:
+        if agree or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
             break
     return times
 

@@ -36,7 +36,7 @@ class Reader:
     read: Callable[[list[Record]], ForeignFile | None]
 
 
-_MOST_BYTES = 512 * 2**20
+MOST_FILE_BYTES = 512 * 2**20
 READERS = [
     Reader("llama-bench (json, jsonl, csv, md)", read_llama_bench),
     Reader("optimum-benchmark", read_optimum_benchmark),
@@ -88,13 +88,13 @@ def _records(path: Path) -> list[Record]:
         size = path.stat().st_size
         with path.open(encoding="utf-8-sig") as file:
             # What a pipe gives, nobody knows before; characters are not more than their bytes.
-            text = file.read(_MOST_BYTES + 1) if size <= _MOST_BYTES else ""
+            text = file.read(MOST_FILE_BYTES + 1) if size <= MOST_FILE_BYTES else ""
     except UnicodeDecodeError:
         raise RequestError(f"{path} is no text file.") from None
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if max(size, len(text)) > _MOST_BYTES:
-        raise RequestError(f"{path} has more than the {_MOST_BYTES} bytes that are read of a result file.")
+    if max(size, len(text)) > MOST_FILE_BYTES:
+        raise RequestError(f"{path} has more than the {MOST_FILE_BYTES} bytes that are read of a result file.")
     if not text.strip():
         raise RequestError(f"{path} is empty.")
     is_json = text.lstrip()[0] in "[{"

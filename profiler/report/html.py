@@ -92,8 +92,8 @@ def _policy(environment: Environment) -> str:
     )
 
 
-def html_report(run: Run) -> str:
-    """The report of a run as one HTML document; needs nothing but the run."""
+def html_report(run: Run, *, draw: bool = True) -> str:
+    """The report of a run as one HTML document, with its roofline unless `draw` is false; needs only the run."""
     measured = run.measured
     bars = split_bars(measured, _MOST_BARS_A_PHASE)
     sorted_rows = spanning(run.results, MOST_SORTED_A_PHASE)
@@ -107,7 +107,7 @@ def html_report(run: Run) -> str:
             document=run.document,
             model=run.model,
             measured=len(measured),
-            roofline=_roofline(run) if measured else None,
+            roofline=_roofline(run) if measured and draw else None,
             drawn=len(cell_points(run)),
             terms=[(css_name(term), TERM_NAMES[term]) for term in terms_of(bars)],
             bars=_drawn_bars(bars),

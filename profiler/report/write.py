@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from profiler.effort import STANDARD
 from profiler.report.html import html_comparison, html_report
 from profiler.report.markdown import markdown_report
 from profiler.report.plots import save
 from profiler.report.sections import waterfalls
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
-
-_PICTURES = ("roofline", "map", "split")
 
 Guard = Callable[[str], AbstractContextManager[None]]
 """Gives the context in which a file of a name is written; it may tolerate what fails there."""
@@ -23,22 +22,23 @@ def _unguarded(_name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def write_reports(runs: Sequence[Run], guard: Guard = _unguarded) -> None:
+def write_reports(runs: Sequence[Run], guard: Guard = _unguarded, pictures: Sequence[str] = STANDARD.pictures) -> None:
     """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
     for run in runs:
-        pictures = _PICTURES if run.document.evidence else _PICTURES[:1]
+        drawn = pictures if run.document.evidence else pictures[:1]
         of_engines = ("engines",) if waterfalls(run) else ()
-        for name in (*pictures, *of_engines) if run.measured else ():
+        for name in (*drawn, *of_engines) if run.measured else ():
             with guard(f"{name}.png"):
                 save([run], name, run.folder / f"{name}.png")
-        write_pages(run, guard)
+        write_pages(run, guard, draw="roofline" in pictures)
 
 
-def write_pages(run: Run, guard: Guard = _unguarded) -> None:
-    """Write report.html and report.md into a run's folder."""
-    for name, render in (("report.html", html_report), ("report.md", markdown_report)):
-        with guard(name):
-            replace_file(run.folder / name, render(run))
+def write_pages(run: Run, guard: Guard = _unguarded, *, draw: bool = True) -> None:
+    """Write report.html and report.md into a run's folder; without the roofline in the page unless `draw`."""
+    with guard("report.html"):
+        replace_file(run.folder / "report.html", html_report(run, draw=draw))
+    with guard("report.md"):
+        replace_file(run.folder / "report.md", markdown_report(run))
 
 
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:

@@ -9,12 +9,11 @@ import torch
 
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
+from profiler.effort import STANDARD, Effort
 from profiler.facts.roofs import DriftReading
 
 _BUFFER_BYTES = 256 << 20
 _SIDE = 1024
-_CALLS = 7
-_MOST_BURSTS = 6
 _AGREE = 0.02
 
 
@@ -25,8 +24,9 @@ class DriftProbe:
     a look waits until two bursts of calls in a row agree.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, effort: Effort = STANDARD) -> None:
         self._machine = machine
+        self._calls, self._most_bursts = effort.drift_calls, effort.drift_bursts
         self._buffer = torch.rand(_BUFFER_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
@@ -37,9 +37,9 @@ class DriftProbe:
         return DriftReading(memory_s, compute_s, self._machine.unix_s())
 
     def _settled_s(self, call: Callable[[], object]) -> float:
-        bursts = [statistics.median(time_calls(call, self._machine.clock, _CALLS))]
-        while len(bursts) < _MOST_BURSTS:
-            bursts.append(statistics.median(time_calls(call, self._machine.clock, _CALLS)))
+        bursts = [statistics.median(time_calls(call, self._machine.clock, self._calls))]
+        while len(bursts) < self._most_bursts:
+            bursts.append(statistics.median(time_calls(call, self._machine.clock, self._calls)))
             if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
                 break
         return bursts[-1]

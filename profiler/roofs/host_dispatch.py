@@ -10,12 +10,12 @@ import torch
 
 from profiler.device.clock import CoreClock, no_gc, time_calls
 from profiler.device.machine import Machine
+from profiler.effort import STANDARD
 from profiler.facts.roofs import HostPace
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.stats import undisturbed
 
-_BUDGET_S = 5.0
-_RUN_STEPS = 32
+HOST_PACE_STEPS = 32
 _PROMPT = 8
 # SmolLM2-135M's layers, at widths that leave next to nothing to compute.
 _TWIN = {
@@ -31,7 +31,7 @@ _TWIN = {
 }
 
 
-def measure_host_pace(machine: Machine, budget_s: float = _BUDGET_S) -> HostPace:
+def measure_host_pace(machine: Machine, budget_s: float = STANDARD.host_pace_s) -> HostPace:
     """Seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
 
     It steps on the CPU in one thread, whatever `machine` computes with and whatever model is profiled: Python, torch's
@@ -58,7 +58,7 @@ def _steps(model: Any) -> list[float]:
         nonlocal token
         token = model(input_ids=token, use_cache=True, **{name: cache}).logits[:, -1:].argmax(-1)
 
-    return time_calls(step, CoreClock(), _RUN_STEPS)
+    return time_calls(step, CoreClock(), HOST_PACE_STEPS)
 
 
 @contextmanager

@@ -20,10 +20,10 @@ STAGE_BUDGET_S = 1.5
 # Drawing random numbers takes far longer than copying them, and what is read is as random in the second copy.
 _TILE_BYTES = 16 << 20
 _LEAST_SAMPLES = 5
-_MOST_SAMPLES = 100
+MOST_SAMPLES = 100
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
-_CLOCK_LOOKS_S = 0.05
+CLOCK_LOOKS_S = 0.05
 # Short calls go on for so long: twenty looks at the clock, which a card under load has lowered by then.
 _LOADED_S = 1.0
 # A host that needs more than this share of a call's time to submit it may be what the clock sees.
@@ -47,7 +47,7 @@ def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[No
 
 def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
     """A probe's roof with the median of the clocks that the device reported while it ran and right after."""
-    with Watch(machine.source, interval_s=_CLOCK_LOOKS_S) as watch:
+    with Watch(machine.source, interval_s=CLOCK_LOOKS_S) as watch:
         roof = probe()
     watch.look(machine.unix_s())
     clocks = [reading.clock_hz for reading in watch.readings if reading.clock_hz is not None]
@@ -67,12 +67,12 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> lis
         recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
     if not min(recent) > 0:  # NaN as well
         raise RuntimeError(f"the clock gave a call of {min(recent):g} s")
-    group_s = max(_LEAST_SAMPLE_S, min(deadline - machine.now_s(), _LOADED_S) / _MOST_SAMPLES)
+    group_s = max(_LEAST_SAMPLE_S, min(deadline - machine.now_s(), _LOADED_S) / MOST_SAMPLES)
     group = max(1, int(group_s / min(recent)))
     samples: list[float] = []
     while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline:
         samples.append(round(sum(time_calls(call, machine.clock, group)) / group, 12))
-        if len(samples) >= _MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline + budget_s):
+        if len(samples) >= MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline + budget_s):
             break
     return samples
 

@@ -58,7 +58,7 @@ def prepare_batch_test(options: Options, phase: str) -> Prepared:
         module = plan(request, first.config)
         work = walk(module)
         weights = planned_weight_bytes(module)
-        ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
+        ceilings = measure_ceilings(request, machine, work, fresh=options.fresh, effort=first.effort)
     roofs = _Roofs(ceilings.compute_flops_per_s(dtype_name(request.dtype)), ceilings.memory_bytes_per_s)
     cells = first.grid.cells
     knee = _predicted_knee(work, CellKey("prefill" if phase == "prefill" else "decode", cells[0]), roofs)

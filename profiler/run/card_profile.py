@@ -20,7 +20,7 @@ from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES
 from profiler.loading.source import resolve
-from profiler.measure.card_profile import STANDARD, installed_formats, measure_card, small_alone
+from profiler.measure.card_profile import STANDARD_MODEL, installed_formats, measure_card, small_alone
 from profiler.predict.card_profile import fitted_on, profile_json
 from profiler.predict.kernel_times import from_memory_s
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
@@ -78,7 +78,7 @@ def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[Sm
     alone = {tokens: seconds for tokens, seconds in small_alone(machine, dtype).items() if seconds > 0}
     if not alone:
         return []
-    config = load_config(resolve(STANDARD))
+    config = load_config(resolve(STANDARD_MODEL))
     module = build_on_meta(config, DTYPES[dtype])
     steps = StepArrays.of([CellKey("prefill", Cell(batch_size=1, prompt_len=tokens, new_tokens=1)) for tokens in alone])
     paths = dict.fromkeys(PHASES, ExecutionPath())

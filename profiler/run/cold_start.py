@@ -58,10 +58,10 @@ def fresh_starts(prepared: Prepared, machine: Machine, model_bytes: int) -> Iter
     _refuse_a_second_process(machine, model_bytes)
     file = _weights_folder(prepared)
     if prepared.request.weights == "random" or file is None:
-        yield _start(prepared, "drawn" if prepared.request.weights == "random" else "cached")
+        yield start_fresh(prepared, "drawn" if prepared.request.weights == "random" else "cached")
         return
     for link in FROM_FILES if forget(_files(file)) else FROM_FILES[1:]:
-        yield _start(prepared, link)
+        yield start_fresh(prepared, link)
 
 
 def _refuse_a_second_process(machine: Machine, model_bytes: int) -> None:
@@ -76,7 +76,7 @@ def _refuse_a_second_process(machine: Machine, model_bytes: int) -> None:
         )
 
 
-def _start(prepared: Prepared, link: str) -> FreshStart:
+def start_fresh(prepared: Prepared, link: str) -> FreshStart:
     cell = prepared.grid.cells[0]
     options = replace(
         prepared.options,

@@ -39,20 +39,14 @@ _WARM_UP_SHARE = 0.1
 _WARM_UP_MOST_S = 3.0
 # Looking at each roof once more takes this share of the sweep's time, and no longer than so many seconds.
 _AGAIN_SHARE = 0.02
-_AGAIN_MOST_S = 0.5
 # Replaying the kernels alone gets this share of it.
 _REPLAY_SHARE = 0.15
 # Replaying those that were held up takes about this share of it each time, and so many times at most.
 _REPLAY_AGAIN_SHARE = 0.05
 _MOST_AGAIN = 2
-# Replaying linears at rows between those of the cells gets this share of it.
-_BETWEEN_SHARE = 0.03
 # Timing the parts of `generate` gets this share of it, and one cell at least.
 _GENERATE_SHARE = 0.1
-# Batching a queue of unequal prompts in other ways gets this share of it.
-_QUEUE_SHARE = 0.25
 # Trying other forms gets this share of it, within limits: a few seconds would tell nothing.
-_LEVERS_SHARE = 0.25
 _LEVERS_MOST_S = 15.0
 # A budget whose share is this long has room to compile a few layers, too, and such trials may take longer.
 _COMPILING_FROM_S = 40.0
@@ -126,7 +120,7 @@ def _sweep(session: Session, visits: Sweep) -> None:
             warm_up(engine, cell, machine, vocab_size=subject.vocab_size, budget_s=warm_up_s)
         for outcome in visits(
             subject.engines,
-            Plan(grid, session.budget_s, expected_s=_expected_visit_s(session)),
+            Plan(grid, session.budget_s, expected_s=_expected_visit_s(session), effort=session.prepared.effort),
             machine=machine,
             vocab_size=subject.vocab_size,
             own_bytes=own_bytes,
@@ -148,7 +142,7 @@ def _sweep(session: Session, visits: Sweep) -> None:
 def _drift_probe(session: Session) -> DriftProbe | None:
     """What shows whether the machine's own speed changes; None where there is no room for its buffers."""
     with session.stages.optional("the drift probe", _NO_DRIFT):
-        return DriftProbe(session.subject.machine)
+        return DriftProbe(session.subject.machine, session.prepared.effort)
     return None
 
 
@@ -168,7 +162,9 @@ def _time_shares(session: Session, ranks: Ranks) -> None:
 
 def _look_at_roofs_again(session: Session) -> None:
     session.stages.begin("roofs", "looking at the roofs again")
-    again_s = min(_AGAIN_SHARE * session.budget_s, _AGAIN_MOST_S)
+    again_s = min(_AGAIN_SHARE * session.budget_s, session.prepared.effort.roofs_again_s)
+    if not again_s:
+        return
     subject, ceilings = session.subject, session.ledger.facts.ceilings
     with session.stages.optional("the second look at the roofs", "cells are judged by the first"):
         if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
@@ -197,7 +193,7 @@ def _replay_between(session: Session, measured: list[Cell]) -> None:
     """The linears where the cells leave gaps: a forecast of what lies there, or of larger batches, need not guess."""
     known = session.ledger.gathered.replays
     keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
-    ceilings, budget_s = session.ledger.facts.ceilings, _BETWEEN_SHARE * session.budget_s
+    ceilings, budget_s = session.ledger.facts.ceilings, session.prepared.effort.between_share * session.budget_s
     for (replays,) in replay_between((session.subject,), keys, ceilings, budget_s):
         session.ledger.add(replays)
 
@@ -231,13 +227,13 @@ def _time_generate(session: Session, measured: list[Cell]) -> None:
 def _batch_otherwise(session: Session) -> None:
     with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
         latencies_s = _latencies_s(session.ledger)
-        for queue in try_ways(session.subject, latencies_s, _QUEUE_SHARE * session.budget_s):
+        for queue in try_ways(session.subject, latencies_s, session.prepared.effort.queue_share * session.budget_s):
             session.ledger.add(queue)
 
 
 def _try_levers(session: Session) -> None:
     """Try what else this machine could do with these cells, unless there is too little time to learn anything."""
-    share_s = _LEVERS_SHARE * session.budget_s
+    share_s = session.prepared.effort.trials_share * session.budget_s
     compiling = share_s >= _COMPILING_FROM_S
     budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
     if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
@@ -334,5 +330,5 @@ def _start_cold(session: Session) -> None:
             session.ledger.add(start)
     engine, cell = next(iter(session.subject.engines.values())), session.prepared.grid.cells[0]
     with session.stages.optional("the steps after a pause", "what a pause costs is not known"):
-        for steps in steps_after_idle(engine, cell, session.subject.machine):
+        for steps in steps_after_idle(engine, cell, session.subject.machine, session.prepared.effort.idle_pauses):
             session.ledger.add(steps)

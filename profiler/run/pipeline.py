@@ -118,11 +118,11 @@ def _execute(prepared: Prepared, store: RunStore, stages: Stages, visits: Sweep,
     def guard(name: str) -> AbstractContextManager[None]:
         return stages.optional(name, "the file is left out")
 
-    write_reports([run], guard)
+    write_reports([run], guard, prepared.effort.pictures)
     if len(stages.missing) > len(document.missing):
         store.write_document(replace(document, missing=tuple(stages.missing)))
         run = judge_folder(store.folder, finished=ended is None)
-        write_pages(run, guard)
+        write_pages(run, guard, draw="roofline" in prepared.effort.pictures)
     if ended:
         raise ended
     return run

@@ -13,6 +13,7 @@ from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.device import software
 from profiler.device.machine import Machine
+from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.engines.padded import PaddedEngine
 from profiler.engines.registry import ENGINES, OWNING
@@ -39,10 +40,7 @@ from profiler.run.validate import Prepared
 
 # Stepping the hollow twin, for each phase, batch size and engine, gets this share of the sweep's time.
 _TWIN_SHARE = 0.075
-_TWIN_MOST_S = 1.5
 _NO_DISPATCH = "the host's share of a step is unexplained"
-# Reading the model's own weights as a witness of the memory roof.
-_WITNESS_S = 0.5
 
 
 def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[DispatchSamples]]:
@@ -56,11 +54,11 @@ def set_up(prepared: Prepared, stages: Stages) -> tuple[Subject, Ceilings, list[
     engines = make_engines(prepared, loaded, work, machine)
     held_bytes = machine.allocated_bytes()
     stages.begin("roofs", "measuring this device's roofs")
-    ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh)
+    ceilings = measure_ceilings(request, machine, work, fresh=prepared.options.fresh, effort=prepared.effort)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     with attempt("the model's own weights", machine, missing):
-        weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_S)
+        weights = measure_weights(loaded.module.parameters(), machine, prepared.effort.weight_read_s)
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
@@ -96,7 +94,7 @@ def dispatch_of_twin(
     prepared: Prepared, subject: Subject, stages: Stages, batch_sizes: Sequence[int], engines: Sequence[str]
 ) -> list[DispatchSamples]:
     """What steps of these batch sizes cost each engine's host, within this run's share of time."""
-    twin_s, machine = min(_TWIN_SHARE * prepared.options.budget_s, _TWIN_MOST_S), subject.machine
+    twin_s, machine = min(_TWIN_SHARE * prepared.options.budget_s, prepared.effort.twin_s), subject.machine
     what = "dispatch on the hollow twin"
     with stages.optional(what, _NO_DISPATCH):
         return measure_dispatch(
@@ -111,7 +109,9 @@ def dispatch_of_twin(
     return []
 
 
-def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool) -> Ceilings:
+def measure_ceilings(
+    request: ModelRequest, machine: Machine, work: ModelWork, *, fresh: bool, effort: Effort = STANDARD
+) -> Ceilings:
     """The roofs of this device for the dtypes of a model's products; kept for a day unless `fresh`.
 
     The datasheet's peak stands for a roof that could not be measured.
@@ -119,10 +119,10 @@ def measure_ceilings(request: ModelRequest, machine: Machine, work: ModelWork, *
     dtypes, model_dtype = roof_dtypes(work, request), dtype_name(request.dtype)
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
-        roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known)
+        roofs = measure(machine, dtypes, model_dtype=model_dtype, known=known, checks_known=effort.checks_kept_roofs)
         missing, host = dict(roofs.missing), roofs.host
         with attempt("the host's pace", machine, missing):
-            host = host or measure_host_pace(machine)
+            host = host or measure_host_pace(machine, effort.host_pace_s)
         return replace(roofs, host=host, missing=missing)
 
     ceilings = cached(measure_missing, machine, software(), fresh=fresh)

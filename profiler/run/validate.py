@@ -6,16 +6,18 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
+from profiler import effort
 from profiler.counting.count import check_cut
 from profiler.counting.tensor_parallel import check_ranks, replicated_kv_heads
 from profiler.device.device import resolve_device
 from profiler.device.process_group import cards
+from profiler.effort import Effort
 from profiler.engines.registry import OWNING, check_engine, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
@@ -53,6 +55,8 @@ class Prepared:
     command: str
     warnings: tuple[str, ...] = ()
     """What is to be told of the request itself."""
+    effort: Effort = field(default_factory=lambda: effort.STANDARD)
+    """How long and how often each part is measured."""
 
 
 _PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"

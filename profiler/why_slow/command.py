@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from profiler import effort
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, describe_error
@@ -25,8 +26,6 @@ from profiler.why_slow.script import run_module, run_script
 
 # Trials may take twice as long as the script's own calls, within these: three pairs of each change to a call of a few
 # seconds take most of the least.
-_LEAST_TRIALS_S = 60.0
-_MOST_TRIALS_S = 120.0
 # Of which first calls, run again once warm, may take so much.
 _FOR_FIRST_CALLS = 0.25
 
@@ -116,11 +115,12 @@ def explained(
     # torch is there by now: the script has used it.
     from profiler.why_slow.trials import once_warm, try_changes
 
-    budget_s = min(_MOST_TRIALS_S, max(_LEAST_TRIALS_S, 2 * seen.calls_s))
+    own = effort.STANDARD
+    budget_s = min(own.script_most_s, max(own.script_least_s, 2 * seen.calls_s))
     start_s = now_s()
     seen = once_warm(recorder, seen, _FOR_FIRST_CALLS * budget_s)
     trials, missed = try_changes(recorder, seen, budget_s - (now_s() - start_s))
-    return judge_calls(seen, trials, _floor(recorder, seen), missed)
+    return judge_calls(seen, trials, _floor(recorder, seen) if own.script_floor else None, missed)
 
 
 def _others(seen: Observations, foreign: ForeignLoad) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from profiler import effort
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.units import duration
 from profiler.why_slow.call_record import CallRecord
@@ -146,7 +147,6 @@ def _goes_on(prompts: Sequence[Any]) -> bool:
 # From so many forwards on, each of a token more than the one before, they are a loop that has no cache.
 _FEWEST_IN_A_LOOP = 4
 # Forwards of a loop that are run behind each other to see what waiting for each of them costs.
-_IN_A_ROW = 8
 
 
 def grows_by_a_token(calls: Sequence[Call]) -> bool:
@@ -193,7 +193,7 @@ def without_reads(group: CallGroup, read: Read) -> Candidate:
     """Forwards of a loop with as many reads behind each as the loop has, and without."""
     kept = [(call, noted) for call, noted in zip(group.calls, group.notes, strict=True) if noted.arguments is not None]
     middle = len(kept) // 2
-    chosen = kept[max(0, middle - _IN_A_ROW // 2) : middle + _IN_A_ROW // 2]
+    chosen = kept[max(0, middle - effort.STANDARD.script_calls // 2) : middle + effort.STANDARD.script_calls // 2]
     runs = [repeat(noted, call, group.model) for call, noted in chosen]
     clock, reads_each = chosen[0][1].clock, max(1, round(read.count / len(group.calls)))
 

@@ -143,10 +143,10 @@ class Recorder:
         finally:
             self._here.load_depth = 0
             with self._noting():
-                seconds, name = now_s() - start_s, self._name_of(source)
+                seconds, name = now_s() - start_s, self.name_of_source(source)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s))
 
-    def _name_of(self, source: str) -> str:
+    def name_of_source(self, source: str) -> str:
         """A model as it is written down: a hub id, or the own name of a path, which may tell whose home it lies in.
 
         Another path of the same name gets a number.
@@ -176,9 +176,9 @@ class Recorder:
                 self.text_where = self.text_where or users_line()
                 with self._noting():
                     if encodes:
-                        self._note_text(args, spent_s)
+                        self.note_text(args, spent_s)
 
-    def _note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
+    def note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
         """Add the seconds of a text that was handed over before."""
         texts = args[0] if args else None
         texts = texts if isinstance(texts, str) else tuple(texts) if isinstance(texts, list) else None

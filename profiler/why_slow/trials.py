@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from profiler import effort
 from profiler.device.clock import Clock, now_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
@@ -19,7 +20,6 @@ from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedRun, rep
 _DECISIVE_ROUNDS = 3
 # Calls that took less are repeated within a round, up to so many times.
 _SHORT_S = 0.2
-_MOST_REPEATS = 20
 # A change whose calls take so many times as long as the script's own, even once warm, is not tried in turn.
 _HOPELESS = 2.0
 # First calls of so many shapes are run again once warm.
@@ -141,7 +141,7 @@ def _in_turn(candidate: Candidate, budget_s: float) -> tuple[tuple[float, float]
     """Pairs of seconds as it is and changed, the order alternating, both warmed up; ends early where pairs disagree."""
     start_s = now_s()
 
-    repeats = max(1, min(_MOST_REPEATS, round(_SHORT_S / max(candidate.seconds, 1e-3))))
+    repeats = max(1, min(effort.STANDARD.script_repeats, round(_SHORT_S / max(candidate.seconds, 1e-3))))
 
     def once(run: RepeatedRun) -> float:
         before_s = now_s()

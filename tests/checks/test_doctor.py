@@ -114,7 +114,7 @@ def test_a_cpu_build_beside_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The kernel module tells its version where libnvidia-ml is missing, as in a container that is given no library."""
     driver(monkeypatch, None)
-    monkeypatch.setattr(checks, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(checks, "DRIVER_FILE", tmp_path / "version")
     assert checks.driver() == CheckResult("driver", None, "no NVIDIA driver on this machine")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 2024\n")
     assert checks.driver() == CheckResult("driver", True, "NVIDIA 550.54.15")
@@ -218,7 +218,7 @@ def test_a_checkout_that_is_not_installed_knows_what_it_needs(monkeypatch: pytes
     assert (found.works, "torch 2.6.0 (needs >=2.7)" in found.says) == (False, True)
     assert "bitsandbytes" not in found.says
     assert packages.install_command("torchao") == "pip install 'torchao>=0.18'"
-    monkeypatch.setattr(packages, "_PYPROJECT", tmp_path / "pyproject.toml")
+    monkeypatch.setattr(packages, "PYPROJECT", tmp_path / "pyproject.toml")
     assert checks.packages().works is None
     assert packages.install_command("torchao") == "pip install torchao"
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\ndependencies = ["nothing"]\n')

@@ -23,13 +23,13 @@ def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[ModelS
     """What was really walked, in an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found: list[tuple[ModelSource, str, str]] = []
-    walk = walks._walked
+    walk = walks.walked_model
 
     def noted(source: ModelSource, dtype: str, quant: str, *more: Any) -> CountedModel:
         found.append((source, dtype, quant))
         return walk(source, dtype, quant, *more)
 
-    monkeypatch.setattr(walks, "_walked", noted)
+    monkeypatch.setattr(walks, "walked_model", noted)
     return found
 
 
@@ -79,12 +79,14 @@ def test_a_config_that_changed_is_walked_again(folder: Path, walked: list[object
     assert len(walked) == 2
 
 
-@pytest.mark.parametrize("name", ["_versions", "_rules"])
+@pytest.mark.parametrize("name", ["library_versions", "rules_digest"])
 def test_other_libraries_or_rules_walk_again(
     folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     work_of(folder)
-    monkeypatch.setattr(walks, name, {"_versions": lambda: {"torch": "0"}, "_rules": lambda: "other"}[name])
+    monkeypatch.setattr(
+        walks, name, {"library_versions": lambda: {"torch": "0"}, "rules_digest": lambda: "other"}[name]
+    )
     work_of(folder)
     assert len(walked) == 2
 

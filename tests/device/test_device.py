@@ -30,7 +30,7 @@ def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ryzen 9 7950X: two dies of eight cores with 32 MiB of L3 each (AMD's product page: 64 MB)."""
     levels = ((range(core, core + 1), 2, "1024K") for core in range(16))
     processor(tmp_path, [*levels, (range(8), 3, "32768K"), (range(8, 16), 3, "32768K")])
-    monkeypatch.setattr(device, "_CPUS", tmp_path)
+    monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
 
 
 def test_the_last_level_caches_of_all_cores_add_up(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_a_process_on_one_die_has_its_cache_alone(two_dies: None, monkeypatch: p
 
 
 def test_a_system_that_does_not_say_is_given_a_usual_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_CPUS", tmp_path)
+    monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
     assert describe(CPU).last_level_cache_bytes == 32 * MIB
 
 
@@ -85,5 +85,5 @@ def test_a_processor_is_told_by_more_than_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "cpuinfo").write_text(told)
-    monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
     assert device.processor() == {"processor": processor, "stepping": stepping, "vector_instructions": vectors}

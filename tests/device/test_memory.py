@@ -48,7 +48,7 @@ def test_cached_files_are_no_memory_in_use(version: int, tmp_path: Path, monkeyp
     stat = f"{total}anon {5 << 20}\n{total}inactive_file {54 << 20}\n{total}active_file {1 << 20}\n"
     for name, text in zip(names, (f"{64 << 20}\n", f"{60 << 20}\n", stat), strict=True):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     assert HOST.available_bytes() == 58 << 20
     (tmp_path / names[2]).unlink()
     assert HOST.available_bytes() == 4 << 20
@@ -57,5 +57,5 @@ def test_cached_files_are_no_memory_in_use(version: int, tmp_path: Path, monkeyp
 def test_a_container_without_a_limit_has_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     assert HOST.available_bytes() > 1 << 26

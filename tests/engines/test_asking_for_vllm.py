@@ -75,7 +75,7 @@ def test_a_vllm_that_does_not_import_says_why(monkeypatch: pytest.MonkeyPatch) -
     def broken(name: str) -> Any:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(vllm, "_imported", broken)
+    monkeypatch.setattr(vllm, "import_vllm", broken)
     assert "vLLM does not import here: operator torchvision::nms does not exist." in refused()
 
 

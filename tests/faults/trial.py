@@ -115,7 +115,7 @@ def _traced() -> Iterator[list[str]]:
     """The lines of the profiler that an unexpected error came through, the outermost first."""
     from profiler.cli import app
 
-    whole, way = app._complain_unexpected, []
+    whole, way = app.complain_unexpected, []
 
     def complain(error: Exception) -> int:
         frames = traceback.extract_tb(error.__traceback__)
@@ -124,7 +124,7 @@ def _traced() -> Iterator[list[str]]:
         )
         return whole(error)
 
-    with mock.patch.object(app, "_complain_unexpected", complain):
+    with mock.patch.object(app, "complain_unexpected", complain):
         yield way
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from claims import formats
 from claims.bench import Attempt, Bench, Check
+from hurry import with_effort
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,9 +31,8 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str, cod
 @pytest.mark.slow
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # One format that converts by groups, one by rows; each is tested on its own elsewhere.
-    monkeypatch.setattr(formats, "_SHARES", {name: formats._SHARES[name] for name in ("nf4", "int8wo")})
-    monkeypatch.setattr("profiler.report.write._PICTURES", ("roofline",))
-    monkeypatch.setattr("profiler.checks.selftest._BUDGET_S", 0.3)  # per kernel; labels are judged on cards
+    monkeypatch.setattr(formats, "SHARES", {name: formats.SHARES[name] for name in ("nf4", "int8wo")})
+    with_effort(monkeypatch, pictures=("roofline",), selftest_s=0.3)  # labels are judged on cards
     monkeypatch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 64)  # what a doubling reaches is not judged here
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0

@@ -47,17 +47,20 @@ def hurried(model: str) -> None:
     from profiler.roofs import measure
 
     patch = pytest.MonkeyPatch()
-    hurry(patch, pictures=True)
+    hurry(
+        patch,
+        pictures=True,
+        script_least_s=1.0,
+        profile_small_s=0.1,
+        profile_rows=(1, 4),
+        profile_attentions=((1, 1, 64), (1, 64, 64)),
+        profile_twin_s=0.1,
+    )
     patch.setitem(measure.measure.__kwdefaults__, "stage_budget_s", 0.1)
-    patch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
     patch.setattr("profiler.run.card_profile.PROFILE_BUDGET_S", 1.0)
     patch.setattr("profiler.run.card_profile.installed_formats", lambda: ())
-    patch.setattr("profiler.measure.card_profile.STANDARD", model)
-    patch.setattr("profiler.run.card_profile.STANDARD", model)
-    patch.setattr("profiler.measure.card_profile._SMALL_S", 0.1)
-    patch.setattr("profiler.measure.card_profile._ROWS", (1, 4))
-    patch.setattr("profiler.measure.card_profile._ATTENTIONS", ((1, 1, 64), (1, 64, 64)))
-    patch.setattr("profiler.measure.card_profile._TWIN_S", 0.1)
+    patch.setattr("profiler.measure.card_profile.STANDARD_MODEL", model)
+    patch.setattr("profiler.run.card_profile.STANDARD_MODEL", model)
 
 
 def main(model: str, script: str, runs: str) -> None:

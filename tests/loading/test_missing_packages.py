@@ -102,7 +102,7 @@ def test_a_run_in_a_format_without_its_library_is_refused_before_it_loads(
 
 def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao 0.15 to 0.17 have no `PrototypeInt4WeightOnlyConfig`, which int4wo uses on a CPU (torchao 0.18)."""
-    monkeypatch.setattr(packages, "_requirement_texts", lambda: ["torch>=2.7", "torchao>=0.18; extra == 'formats'"])
+    monkeypatch.setattr(packages, "requirement_texts", lambda: ["torch>=2.7", "torchao>=0.18; extra == 'formats'"])
     monkeypatch.setattr(metadata, "version", {"torchao": "0.17.0", "torch": "2.13.0"}.__getitem__)
     with pytest.raises(RequestError, match=r"torchao 0\.17\.0 is too old for it: pip install 'torchao>=0\.18'\.$"):
         need_library("int4wo")

@@ -54,7 +54,7 @@ def test_each_decode_step_is_given_its_own_bytes_between_its_products(
         return dict.fromkeys(linears, (1e-3,))
 
     monkeypatch.setattr("profiler.measure.kernels.replay_linears", replay_linears)
-    monkeypatch.setattr("profiler.measure.kernels._calls_alone", lambda *_: iter(()))
+    monkeypatch.setattr("profiler.measure.kernels.replay_single_calls", lambda *_: iter(()))
     replays = list(replay_kernels(subject, subject.grid.cells, of_caches(SLOW), 1.0))
     found = {key: nbytes for nbytes, replay in zip(given, replays, strict=False) for key in replay.keys}
     assert found == {

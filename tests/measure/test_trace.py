@@ -125,7 +125,7 @@ def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, m
         return plain(self, hidden_states)
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
-    monkeypatch.setattr("profiler.measure.dispatch._twin_alone", _no_twin)
+    monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", _no_twin)
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[16], batch_sizes=[3], new_tokens=8, budget_s=4, out=tmp_path / "run"
     )

@@ -295,7 +295,7 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
 
 def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device, and a pipe that gives more than is read of a file; one that ends is read as a file is."""
-    monkeypatch.setattr("profiler.readers.detect._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("profiler.readers.detect.MOST_FILE_BYTES", 1 << 20)
     (tmp_path / "zero").symlink_to("/dev/zero")
     with pytest.raises(RequestError, match="no plain file"):
         read_foreign(tmp_path / "zero")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from machines import HOST, small
 
 import profiler
@@ -83,7 +84,7 @@ def test_the_first_step_after_a_silence_is_told_apart() -> None:
     def wait(seconds: float) -> None:
         engine.rested = seconds > 0
 
-    found = {item.silence_s: item for item in steps_after_idle(engine, Cell(1, 16, 4), HOST, wait)}
+    found = {item.silence_s: item for item in steps_after_idle(engine, Cell(1, 16, 4), HOST, wait=wait)}
     assert list(found) == [0.0, 1.0, 5.0, 30.0]
     for silence_s, item in found.items():
         first = min(steps[0] for steps in item.steps_s)
@@ -99,7 +100,7 @@ def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
     (tmp_path / "weights").write_bytes(b"kept")
     request = SimpleNamespace(weights="checkpoint", source=SimpleNamespace(path=tmp_path))
     monkeypatch.setattr(cold, "forget", lambda files: files == [tmp_path / "weights"] and gone)
-    monkeypatch.setattr(cold, "_start", lambda _prepared, link: link)
+    monkeypatch.setattr(cold, "start_fresh", lambda _prepared, link: link)
     assert list(cold.fresh_starts(SimpleNamespace(request=request), HOST, 4)) == links  # type: ignore[arg-type]
 
 
@@ -115,7 +116,7 @@ def test_a_card_without_room_for_the_model_twice_is_refused(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.measure.idle._SILENCES", ((0.0, 2), (0.1, 1)))
+    with_effort(monkeypatch, idle_pauses=((0.0, 2), (0.1, 1)))
     # One fresh process is enough: with files it would be one from the disk and one from the cache of it.
     forgotten: list[list[Path]] = []
     monkeypatch.setattr("profiler.run.cold_start.forget", lambda files: forgotten.append(files) is None)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hurry import with_effort
 
 import profiler
 from profiler.facts.dispatch import DispatchSamples
 from profiler.forecast.command import run_facts
-from profiler.run import measure as measuring
 from profiler.run import setup as foundation
 from profiler.store.samples import read_records
 
@@ -49,7 +49,7 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
     A budget of one second leaves 30 ms for that, which others on the cores may use up: here it reaches in any case, and
     ends with the samples.
     """
-    monkeypatch.setattr(measuring, "_BETWEEN_SHARE", 600.0)
+    with_effort(monkeypatch, between_share=600.0)
     run = profiler.profile(
         str(tiny_folder),
         prompt_lens=[8],

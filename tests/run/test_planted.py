@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from hurry import hurry
+from hurry import hurry, with_effort
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.activations import ACT2FN
 
@@ -69,13 +69,9 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
     patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.2))
     patch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
-    patch.setattr("profiler.roofs.measure._outgrown", lambda _known, _machine: False)
-    patch.setattr("profiler.run.measure.look_again", lambda *_: None)
-    patch.setattr("profiler.measure.sweep._MOST_ROUNDS", 30)
     # A look at the machine before every round would take longer than the visits of so small a model.
-    patch.setattr("profiler.roofs.drift_probe._CALLS", 2)
-    patch.setattr("profiler.roofs.drift_probe._MOST_BURSTS", 2)
-    patch.setattr("profiler.comparison.compare._FOREIGN_CORES", NOBODY)
+    with_effort(patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2)
+    patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)
 
 
 def profile(model: Path, out: Path, **options: Any) -> Path:
@@ -188,7 +184,7 @@ def bandwidth(folder: Path) -> float:
 
 def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With everybody counted again, nothing is claimed of what was measured beside a process that spins."""
-    monkeypatch.setattr("profiler.comparison.compare._FOREIGN_CORES", 0.15)
+    monkeypatch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", 0.15)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
             busy = run("busy")

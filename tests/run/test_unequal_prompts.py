@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from hurry import with_effort
 
 import profiler
 from profiler.grid.ragged import BUCKETED, PACKED, REFILLING, SORTED
@@ -17,7 +18,7 @@ from profiler.run.judge_folder import judge_folder
 @pytest.mark.slow
 def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Time enough to try each way on a machine that is busy.
-    monkeypatch.setattr("profiler.run.measure._QUEUE_SHARE", 5.0)
+    with_effort(monkeypatch, queue_share=5.0)
     lengths = tmp_path / "lengths.txt"
     # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
     lengths.write_text("16 5\n32 9\n16 5\n32 9\n" * 2)

@@ -65,7 +65,7 @@ def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """The kernel of WSL 2 says so in /proc/version."""
     kernel = tmp_path / "version"
     kernel.write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0)\n")
-    monkeypatch.setattr("profiler.device.device._KERNEL", kernel)
+    monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
     [warning] = device_warnings(card("T4"), Others(0.0, 16))
     assert "may spill to system memory" in warning
     assert "'Prefer No Sysmem Fallback'" in warning

@@ -54,13 +54,13 @@ def static_cache(folder: Path) -> None:
 
 def doubled_replay() -> Planted:
     """The time of a kernel that was run alone enters the split twice."""
-    right = parts._demand
+    right = parts.step_demand
 
     def twice(*args: Any) -> Any:
         demand = right(*args)
         return replace(demand, replayed_s=None if demand.replayed_s is None else 2 * demand.replayed_s)
 
-    return mock.patch.object(parts, "_demand", twice)
+    return mock.patch.object(parts, "step_demand", twice)
 
 
 def _roofs(**changes: object) -> Planted:
@@ -80,7 +80,7 @@ def hidden_dispatch() -> Planted:
 
 def timed_warm_up() -> Planted:
     """A first prefill falls between the marks of the one that is timed."""
-    right = visit._run
+    right = visit.run_loop
 
     class Cold:
         def __init__(self, engine: Any) -> None:
@@ -93,7 +93,7 @@ def timed_warm_up() -> Planted:
             self._engine.prefill(*args)
             return self._engine.prefill(*args)
 
-    return mock.patch.object(visit, "_run", lambda engine, *args, **more: right(Cold(engine), *args, **more))
+    return mock.patch.object(visit, "run_loop", lambda engine, *args, **more: right(Cold(engine), *args, **more))
 
 
 def first_capture_stream() -> Planted:
@@ -105,7 +105,7 @@ def first_capture_stream() -> Planted:
             streams.append(torch.cuda.Stream(device))
         return streams[0]
 
-    return mock.patch("profiler.device.machine._side_stream", mock.Mock(side_effect=first, cache_clear=streams.clear))
+    return mock.patch("profiler.device.machine.side_stream", mock.Mock(side_effect=first, cache_clear=streams.clear))
 
 
 def early_reading() -> Planted:
@@ -120,12 +120,12 @@ def wrong_slots() -> Planted:
 
 def reserved_as_used() -> Planted:
     """What torch keeps for its next tensors counts as somebody's."""
-    return mock.patch.object(memory, "_unused_bytes", return_value=0)
+    return mock.patch.object(memory, "unused_bytes", return_value=0)
 
 
 def warm_replays() -> Planted:
     """Kernels are run alone with their weights in the cache, where a step never finds them."""
-    return mock.patch.object(kernels, "_cold_bytes", return_value=0)
+    return mock.patch.object(kernels, "cold_bytes_of", return_value=0)
 
 
 def swallowed_oom() -> Planted:

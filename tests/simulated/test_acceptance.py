@@ -236,7 +236,7 @@ FAULTS = {
     "half the energy": Fault("roofs", ["energy next to power"], "energy counter / power readings", half_the_energy),
     "labels swapped": Fault(
         "roofs", ["selftest"], "selftest: a large matrix product",
-        lambda: mock.patch("profiler.checks.selftest._ABOVE_ROOF", 0.0),
+        lambda: mock.patch("profiler.checks.selftest.ABOVE_ROOF", 0.0),
     ),
     "a wrong kernel name": Fault(
         "trace", ["decode: attention kernel"], "decode: attention kernel",
@@ -252,7 +252,7 @@ FAULTS = {
     ),
     "replays L2-warm": Fault(
         "trace", ["replays behind two kinds of flush"], "replays of the run / behind a read flush",
-        lambda: mock.patch.object(kernels, "_cold_bytes", return_value=0),
+        lambda: mock.patch.object(kernels, "cold_bytes_of", return_value=0),
     ),
     "a graph prefill with a mask": Fault(
         "trace", ["attention of a static and a graph prefill"], "attention kernels of a static and a graph prefill",

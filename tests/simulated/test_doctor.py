@@ -333,7 +333,7 @@ def test_nothing_is_asked_for_where_others_may_feel_it(truth: Truth, nvml: bool,
 def test_under_wsl_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     kernel = tmp_path / "version"
     kernel.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@439a258ad544) (gcc 11.2.0)\n")
-    monkeypatch.setattr("profiler.device.device._KERNEL", kernel)
+    monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
     found = on(RTX_4090, lambda _: asked_bytes(spills=True))
     assert bad(found) == ["out of memory"]
     assert found["out of memory"].says.startswith("not tried under WSL: allocations beyond the card's memory may spill")

@@ -126,7 +126,7 @@ def test_hooks_that_set_the_pace_explain_nothing(event_s: float, disturbs: bool,
     """
     truth = H100.but(launch_s=HOSTS["fast"], event_s=event_s, kernel_share={"aten.silu": 0.01})
     scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
-    with mock.patch.object(kernels, "_small_alone", side_effect=RequestError("it waits for the device.")):
+    with mock.patch.object(kernels, "replay_small", side_effect=RequestError("it waits for the device.")):
         run, _ = said(scenario, [truth], tmp_path)
     [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
     [row] = run.cells[run.cells["phase"] == "prefill"].to_dict("records")

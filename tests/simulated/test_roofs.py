@@ -221,7 +221,7 @@ def test_a_host_that_cannot_be_paced_costs_no_roof(monkeypatch: pytest.MonkeyPat
 def test_a_full_card_has_no_drift_probe_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card filled by placement its 256 MiB may be what has no room."""
 
-    def full(_machine: Machine) -> Any:
+    def full(_machine: Machine, *_: object) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
 
     monkeypatch.setattr("profiler.run.measure.DriftProbe", full)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
@@ -48,9 +49,7 @@ def seconds(world: World, run: Callable[..., None], model: Any, **how: Any) -> f
 
 def without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card without noise needs none."""
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.why_slow.trials._MOST_REPEATS", 1)
-    monkeypatch.setattr("profiler.why_slow.loop_changes._IN_A_ROW", 4)
+    with_effort(monkeypatch, script_floor=False, script_repeats=1, script_calls=4)
 
 
 def padded(model: Any, *, padding: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import profiler.device.machine  # noqa: F401  patched below
+from profiler import effort
 from profiler.device.clock import no_gc
 
 from . import four_bit, nvml
@@ -35,20 +36,18 @@ TIMED = (
 
 
 ENOUGH = {
-    "profiler.roofs.measure.measure.__kwdefaults__": {"stage_budget_s": 0.3, "known": None},
-    "profiler.roofs.sampler._MOST_SAMPLES": 8,
-    "profiler.roofs.sampler._CLOCK_LOOKS_S": 2e-3,
-    "profiler.run.setup._WITNESS_S": 0.0,
-    "profiler.measure.dispatch._TWIN_STEPS": 8,
-    "profiler.measure.replay._ENOUGH_SAMPLES": 8,
-    "profiler.measure.kernels._LOAD_S": 5e-3,
-    "profiler.measure.visit._MORE_PREFILLS": 1,
-    "profiler.roofs.host_dispatch._RUN_STEPS": 4,
-    "profiler.checks.known_kernels._CHAIN": 200,
-    "profiler.checks.selftest._MOST_ROUNDS": 2,
-    "profiler.checks.selftest._LEAST_ROUNDS": 2,
-    "profiler.checks.known_kernels._LOOK_S": 1e-3,
-    "profiler.roofs.host_dispatch.measure_host_pace.__defaults__": (1e-3,),
+    "profiler.roofs.measure.measure.__kwdefaults__": {"stage_budget_s": 0.3, "known": None, "checks_known": True},
+    "profiler.roofs.sampler.MOST_SAMPLES": 8,
+    "profiler.roofs.sampler.CLOCK_LOOKS_S": 2e-3,
+    "profiler.measure.dispatch.TWIN_STEPS": 8,
+    "profiler.measure.replay.ENOUGH_SAMPLES": 8,
+    "profiler.measure.kernels.LOAD_S": 5e-3,
+    "profiler.measure.visit.MORE_PREFILLS": 1,
+    "profiler.roofs.host_dispatch.HOST_PACE_STEPS": 4,
+    "profiler.checks.known_kernels.CHAIN_LENGTH": 200,
+    "profiler.checks.selftest.MOST_KERNEL_ROUNDS": 2,
+    "profiler.checks.selftest.LEAST_KERNEL_ROUNDS": 2,
+    "profiler.checks.known_kernels.KERNEL_LOOK_S": 1e-3,
 }
 """A card without noise needs no hundred samples, and its clock has to be looked at while there are so few."""
 
@@ -97,7 +96,10 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)))
         for name, count in ENOUGH.items() if hurried else ():
             stack.enter_context(mock.patch(name, count))
-        forget = sys.modules["profiler.device.machine"]._side_stream.cache_clear
+        if hurried:
+            brief = replace(effort.STANDARD, weight_read_s=0.0, host_pace_s=1e-3)
+            stack.enter_context(mock.patch.object(effort, "STANDARD", brief))
+        forget = sys.modules["profiler.device.machine"].side_stream.cache_clear
         forget()
         stack.callback(forget)  # a stream belongs to its card
         clock: Any = SimulatedTime(host)

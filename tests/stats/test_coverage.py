@@ -154,7 +154,7 @@ def asked_for(runs: int) -> float:
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of them, which moves an end of an interval by a hundredth of its width."""
-    monkeypatch.setattr(sampling, "_RESAMPLES", 200)
+    monkeypatch.setattr(sampling, "RESAMPLES", 200)
 
 
 @pytest.mark.usefixtures("few_resamples")

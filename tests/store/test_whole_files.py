@@ -40,7 +40,7 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         return plt.figure(figsize=(1, 1))
 
     monkeypatch.setattr("profiler.report.plots.draw", square)
-    monkeypatch.setattr("profiler.report.write.html_report", lambda _run: "a page")
+    monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")
 
 
 def test_cells_are_written_without_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

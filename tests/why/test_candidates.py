@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
@@ -54,8 +55,7 @@ def plainly(model: Any) -> None:
 )
 def test_it_is_tried(script: Callable[[Any], None], wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it pays is the machine's; that the pairs are of this very change is what the model is left with."""
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
+    with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
     cores = torch.get_num_threads() + (wanted == "threads")
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
@@ -118,5 +118,5 @@ def test_a_neighbours_turn_is_not_ones_own(
     core, wall, waited = iter((1.0, 1.2)), iter((10.0, 15.0)), iter(waits)
     monkeypatch.setattr("profiler.device.clock.thread_time", lambda: next(core))
     monkeypatch.setattr("profiler.device.clock.now_s", lambda: next(wall))
-    monkeypatch.setattr("profiler.device.clock._waits", lambda: next(waited))
+    monkeypatch.setattr("profiler.device.clock.core_waits", lambda: next(waited))
     assert OwnTime().seconds() == pytest.approx(own_s)

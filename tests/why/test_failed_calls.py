@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
@@ -41,8 +42,7 @@ def model() -> Any:
 def floored(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The numbers of the calls that a floor was asked of."""
     asked: list[list[int]] = []
-    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
-    monkeypatch.setattr("profiler.why_slow.command._MOST_TRIALS_S", 1.0)
+    with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     monkeypatch.setattr(
         "profiler.why_slow.floor.floor_of_calls", lambda pairs: asked.append([call.number for call, _ in pairs])
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
@@ -84,7 +85,7 @@ class Sleeps:
 
 def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads that sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of the wall."""
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    with_effort(monkeypatch, script_floor=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(num_hidden_layers=1, eos_token_id=None, pad_token_id=0, **sizes)
     model, slow, recorder = LlamaForCausalLM(config).eval(), Sleeps(), Recorder()
@@ -111,9 +112,7 @@ def test_threads_of_a_script_are_told_and_tried_as_threads(monkeypatch: pytest.M
 
 
 def test_calls_one_behind_the_other_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.why_slow.command._MOST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0, script_floor=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
     with profiler.why() as watching, torch.no_grad():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -54,8 +55,7 @@ def clip() -> Callable[[], Any]:
 
 @pytest.fixture(autouse=True)
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 0.0)
-    monkeypatch.setattr("profiler.why_slow.command._MOST_TRIALS_S", 0.0)
+    with_effort(monkeypatch, script_least_s=0.0, script_most_s=0.0)
     monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", lambda _: None)
 
 
@@ -110,8 +110,8 @@ def test_where_no_call_could_be_noted_that_is_the_answer(monkeypatch: pytest.Mon
 def test_a_load_and_a_text_that_cannot_be_noted_are_the_scripts_all_the_same(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "_name_of", unreadable)
-    monkeypatch.setattr(Recorder, "_note_text", unreadable)
+    monkeypatch.setattr(Recorder, "name_of_source", unreadable)
+    monkeypatch.setattr(Recorder, "note_text", unreadable)
     recorder = Recorder()
     given = ("a model", lambda *_: 7, (), {}) if method == "load" else (lambda *_: 7, ("a text",), {})
     assert getattr(recorder, method)(*given) == 7

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hurry import with_effort
 
 import profiler
 from profiler.device.contention import ForeignLoad
@@ -139,8 +140,7 @@ def test_a_block_is_watched_where_transformers_is_there_already(
 ) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedModel
 
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
-    monkeypatch.setattr("profiler.why_slow.command._LEAST_TRIALS_S", 1.0)
+    with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
     before = PreTrainedModel.from_pretrained
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     with profiler.why() as watching:
@@ -159,7 +159,7 @@ def test_compiled_models_keep_their_graph_and_recompilations_are_told(monkeypatc
     from torch._dynamo import reset, utils
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    with_effort(monkeypatch, script_floor=False)
     reset()
     utils.counters.clear()
     utils.clear_compilation_metrics()
@@ -190,7 +190,7 @@ def test_graph_breaks_are_told_with_their_reason(monkeypatch: pytest.MonkeyPatch
     from torch._dynamo import reset, utils
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    with_effort(monkeypatch, script_floor=False)
     reset()
     utils.counters.clear()
     utils.counters["graph_break"]["an earlier one"] = 3
@@ -214,7 +214,7 @@ def test_a_growing_cache_under_compile_is_told_to_be_static(monkeypatch: pytest.
     from torch._dynamo import reset
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    with_effort(monkeypatch, script_floor=False)
     monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: ([], []))
     reset()
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
@@ -334,7 +334,7 @@ def test_forwards_behind_a_cache_are_tried_again(monkeypatch: pytest.MonkeyPatch
     """A loop that records gradients which nobody asked for: what a step takes without is tried, and not missed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    monkeypatch.setattr("profiler.why_slow.command._floor", lambda _recorder, _seen: None)
+    with_effort(monkeypatch, script_floor=False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
     with profiler.why() as watching:

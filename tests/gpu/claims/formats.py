@@ -28,7 +28,7 @@ from .bench import (
     within,
 )
 
-_SHARES = {"int8": 0.51, "nf4": 0.28, "fp4": 0.28, "int8wo": 0.51, "fp8": 0.51}
+SHARES = {"int8": 0.51, "nf4": 0.28, "fp4": 0.28, "int8wo": 0.51, "fp8": 0.51}
 """Of 16 bits, which a format's linears keep; scales included (nf4: 4 bits and a float32 each 64 weights)."""
 _PACKAGES = {"int8wo": "torchao", "fp8": "torchao"}
 _MIXTRAL = {
@@ -52,7 +52,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 def formats(bench: Bench) -> list[str]:
     """Those that this device multiplies."""
     old = bench.cuda and torch.cuda.get_device_capability(bench.device) < (8, 9)
-    return [quant for quant in _SHARES if not (quant == "fp8" and old)]
+    return [quant for quant in SHARES if not (quant == "fp8" and old)]
 
 
 def _half(bench: Bench) -> Iterator[Check]:
@@ -81,7 +81,7 @@ def _cells_end(name: str, run: Run) -> Check:
 
 def _format_bytes(bench: Bench, quant: str) -> Iterator[Check]:
     model = bench.load(bench.small, quant=quant)
-    share, expected = _linear_bytes(model) / bench.once(_half_bytes), _SHARES[quant]
+    share, expected = _linear_bytes(model) / bench.once(_half_bytes), SHARES[quant]
     yield Check(f"{quant}: linear bytes / 16 bits", abs(share - expected) <= 0.03, share, f"{expected} +- 0.03")
     if quant == "nf4" and bench.cuda:
         yield _kernel_that_ran(model)

@@ -1,0 +1,67 @@
+"""How long and how often each part of a run is measured: one value, which tests make small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Rounds, budgets and warm-up. Shares are of the sweep's time."""
+
+    rounds: int = 30
+    """Most rounds of the sweep."""
+    warm_up_s: float = 1.0
+    """Most seconds of untimed prefills before a new shape."""
+    more_prefills_s: float = 0.8
+    """Seconds of further prefills in each visit."""
+    drift_calls: int = 7
+    """Calls per burst of the drift probe."""
+    drift_bursts: int = 6
+    """Most bursts until two in a row agree."""
+    checks_kept_roofs: bool = True
+    """Whether roofs kept from an earlier run are checked against the device before they are used."""
+    roofs_again_s: float = 0.5
+    """Most seconds for each roof at the end of a run; 0: none is measured again."""
+    weight_read_s: float = 0.5
+    """Seconds of reading the model's own weights."""
+    host_pace_s: float = 5.0
+    """Seconds of the standard twin's steps, which give the host's index."""
+    twin_s: float = 1.5
+    """Most seconds of the hollow twin's steps, per phase, batch size and engine."""
+    between_share: float = 0.03
+    """Replays of linears at rows between those of the cells."""
+    queue_share: float = 0.25
+    """Batching a queue of unequal prompts in other ways."""
+    trials_share: float = 0.25
+    """Trying variants on a few layers."""
+    idle_pauses: tuple[tuple[float, int], ...] = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
+    """`--cold`: seconds without work before decode steps, and how often."""
+    pictures: tuple[str, ...] = ("roofline", "map", "split")
+    """Pictures written into the run folder; none: neither files nor the roofline of report.html."""
+    selftest_s: float = 3.0
+    """Seconds per known kernel."""
+    profile_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)
+    """Rows of the products in a GPU profile."""
+    profile_attentions: tuple[tuple[int, int, int], ...] = (
+        (1, 1, 64), (1, 1, 512), (1, 1, 2048), (8, 1, 64), (8, 1, 512), (8, 1, 2048), (32, 1, 512), (1, 64, 64),
+        (1, 256, 256), (1, 1024, 1024), (8, 64, 64), (8, 256, 256),
+    )  # fmt: skip
+    """(batch, queries, keys) of its attention."""
+    profile_small_s: float = 4.0
+    """Seconds of its small kernels."""
+    profile_twin_s: float = 1.5
+    """Seconds of its twin's steps, per phase and batch size."""
+    script_least_s: float = 60.0
+    script_most_s: float = 120.0
+    """`why`: least and most seconds of trials."""
+    script_repeats: int = 20
+    """`why`: most repeats of a short call within one side of a pair."""
+    script_calls: int = 8
+    """`why`: most calls that are repeated together."""
+    script_floor: bool = True
+    """`why`: whether the least time of the calls is measured."""
+
+
+STANDARD = Effort()
+"""What every command takes unless it is given another."""
