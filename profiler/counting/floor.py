@@ -1,10 +1,10 @@
-"""What another card's datasheet allows a step: its floor there, or that it does not fit."""
+"""The one floor, max(F/P, B/W): of an operator, of a step, of many steps, and on another GPU by its datasheet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,29 @@ from profiler.facts.operators import OperatorWork
 from profiler.facts.step import ExecutionPath, Step
 from profiler.units import scaled
 
+A = TypeVar("A", float, NDArray[np.float64])
+"""A number, or one per step."""
 
-def floor_s(flops: float, nbytes: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """max(F/P, B/W): the least seconds for so much work under two roofs (Williams, Waterman and Patterson, CACM 52(4),
-    2009)."""
-    return max(flops / flops_per_s, nbytes / bytes_per_s)
+
+def larger(left: A | float, right: A) -> A:
+    """The larger of two numbers, or of each pair where one of them is an array."""
+    arrays = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
+    return cast(A, np.maximum(left, right) if arrays else max(left, right))
+
+
+def where(condition: Any, value: A) -> A:
+    """`value` where the condition holds, else 0; of numbers or of arrays."""
+    if isinstance(condition, np.ndarray):
+        return cast(A, np.where(condition, value, 0.0))
+    return value if condition else 0.0 * value
+
+
+def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float) -> A:
+    """max(F/P, B/W): the least seconds for so much work under two roofs, of one step or of many.
+
+    S. Williams, A. Waterman, D. Patterson: Roofline, Communications of the ACM 52(4), 2009.
+    """
+    return larger(flops / flops_per_s, nbytes / bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -147,10 +165,11 @@ def roof_times(
         weights = need.weight_bytes * np.where(width > 0, width / _itemsize(operator), 1.0)
         cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.embedding_bytes + need.logits_bytes
-        moved_s = nbytes / under.bytes_per_s
-        done_s = (zeros + need.model_flops) / under.peak(operator.dtype_name, dtype)
-        compute_s += np.where(done_s > moved_s, done_s, 0.0)
-        memory_s += np.where(done_s > moved_s, 0.0, moved_s)
+        peak = under.peak(operator.dtype_name, dtype)
+        seconds = floor_s(zeros + need.model_flops, nbytes, peak, under.bytes_per_s)
+        by_compute = seconds > nbytes / under.bytes_per_s
+        compute_s += where(by_compute, seconds)
+        memory_s += where(~by_compute, seconds)
     return compute_s, memory_s
 
 

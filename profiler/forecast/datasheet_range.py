@@ -13,8 +13,9 @@ from profiler.data.links import Link
 from profiler.errors import RequestError
 from profiler.facts.step import Attention
 from profiler.grid.cells import PHASES, Phase
+from profiler.judge.breakdown import StepTerms
 from profiler.predict.operator_arrays import StepArrays, operator_arrays, path_of
-from profiler.predict.predict import Forecast, Terms
+from profiler.predict.predict import Forecast
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
     attained,
@@ -69,9 +70,10 @@ def in_range(model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, link: 
         )
     zeros, floor = np.zeros(len(steps)), work.floor_s()
     by_compute = work.flops / work.peak > (work.weight_bytes + work.kv_bytes) / work.bandwidth
-    terms = Terms(
-        np.where(by_compute, 0.0, floor), zeros, np.where(by_compute, floor, 0.0), zeros, zeros, zeros,
-        needed.exchanged_s, np.maximum(0.0, typical_s - floor - needed.exchanged_s),
+    terms = StepTerms(
+        weights_s=np.where(by_compute, 0.0, floor), kv_s=zeros, compute_s=np.where(by_compute, floor, 0.0),
+        dequantise_s=zeros, kernel_s=zeros, avoidable_s=zeros, padding_s=zeros, link_s=needed.exchanged_s,
+        dispatch_s=np.maximum(0.0, typical_s - floor - needed.exchanged_s),
     )  # fmt: skip
     found = Forecast(needed, terms, typical_s, zeros)
     return Answer(

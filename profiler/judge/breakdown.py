@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic
 
 import numpy as np
-from numpy.typing import NDArray
 
-from profiler.counting.floor import floor_s
+from profiler.counting.floor import A, floor_s, larger, where
 from profiler.facts.dispatch import Dispatch
 
 LAYERED = ("attention", "state")
@@ -19,33 +19,35 @@ LAST = "lm_head"
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What one operator of a step needs of the device (all its `count` instances together)."""
+class Demand(Generic[A]):
+    """What one operator needs of the device, all its `count` instances together: in one step, or in [n] steps."""
 
     name: str
     group: str
-    flops: float
-    weight_bytes: float
+    flops: A
+    weight_bytes: A
     """Weights, embedding rows and logits."""
-    kv_bytes: float
+    kv_bytes: A
     compute_flops_per_s: float
     """The compute roof of the dtype that it runs in."""
-    replayed_s: float | None = None
-    """Time of its kernels alone at this very shape, where it was measured."""
+    replayed_s: A | None = None
+    """Time of its kernels by themselves at this very shape, where it is known."""
     replayed_half_width_s: float = 0.0
-    dequantise_s: float = 0.0
+    dequantise_s: A = 0.0  # type: ignore[assignment]
     """The part of `replayed_s` that its kernels only convert between formats, timed on its own."""
     dequantise_half_width_s: float = 0.0
 
-    def roof_s(self, memory_bytes_per_s: float) -> float:
+    def roof_s(self, memory_bytes_per_s: A) -> A:
         """The operator's own roof: the longer of its arithmetic and its traffic."""
-        return floor_s(self.flops, self.weight_bytes + self.kv_bytes, self.compute_flops_per_s, memory_bytes_per_s)
+        nbytes = self.weight_bytes + self.kv_bytes
+        return floor_s(self.flops, nbytes, self.compute_flops_per_s, memory_bytes_per_s)
 
-    def alone_s(self, roofs: Roofs) -> float:
-        """Its kernels alone: as they were measured, else at their roof."""
-        return self.roof_s(roofs.memory_bytes_per_s) if self.replayed_s is None else self.replayed_s
+    def alone_s(self, memory_bytes_per_s: A) -> A:
+        """Its kernels by themselves: as they were measured, else at their roof."""
+        return self.roof_s(memory_bytes_per_s) if self.replayed_s is None else self.replayed_s
 
-    def compute_bound(self, memory_bytes_per_s: float) -> bool:
+    def compute_bound(self, memory_bytes_per_s: A) -> Any:
+        """Whether its arithmetic takes as long as its traffic, or longer; one answer per step."""
         return self.flops / self.compute_flops_per_s >= (self.weight_bytes + self.kv_bytes) / memory_bytes_per_s
 
 
@@ -93,16 +95,91 @@ def idle_most(layers: int, waits: bool) -> float:
     return 1.0 if waits else 2 * idle_share(layers) if layers else 0.0
 
 
-Amounts = NDArray[np.float64] | float
+@dataclass(frozen=True, slots=True)
+class StepTerms(Generic[A]):
+    """The terms of one step in seconds, or of [n] steps; what none of them explains is not among them."""
+
+    weights_s: A
+    kv_s: A
+    compute_s: A
+    dequantise_s: A
+    kernel_s: A
+    avoidable_s: A
+    padding_s: A
+    link_s: A
+    dispatch_s: A
+
+    @property
+    def device_s(self) -> A:
+        """Sum over operators of max(F/P, B/W): what the work itself demands of the device."""
+        return self.weights_s + self.kv_s + self.compute_s
+
+    @property
+    def busy_s(self) -> A:
+        """All but dispatch. Offloaded weights are fetched before each layer can run, so that the link's time adds."""
+        own_s = self.device_s + self.dequantise_s + self.kernel_s
+        return own_s + self.avoidable_s + self.padding_s + self.link_s
+
+    @property
+    def total_s(self) -> A:
+        return self.busy_s + self.dispatch_s
 
 
-def exposed_s(host_s: Amounts, busy_s: Amounts, idle_share: Amounts, last_s: Amounts) -> NDArray[np.float64]:
-    """Seconds in which a device that overlaps waits for its host, of arrays or of single steps.
+@dataclass(frozen=True, slots=True)
+class HostTime(Generic[A]):
+    """What the host spends on one step, or on each of [n] steps: see `Dispatch`."""
 
-    At least `idle_share` of the dispatch, as of a prefill, whose last operator (`last_s`) runs when the host has issued
-    all others.
+    step_s: A
+    in_kernels_s: A
+    in_conversions_s: A
+
+
+def step_terms(
+    demands: Sequence[Demand[A]],
+    memory_bytes_per_s: A,
+    host: HostTime[A],
+    *,
+    avoidable_s: A,
+    padding_s: A,
+    link_s: A,
+    overlaps: bool,
+    idle_share: A,
+) -> StepTerms[A]:
+    """Break steps down: what each operator demands, what its kernels lose, what is avoidable, and what the host adds.
+
+    weights + KV + compute are the operators' own roofs. `kernel` is what their kernels took beyond them, and beyond
+    dequantising, when run by themselves. Dispatch adds where nothing overlaps (CPU). Where the host runs ahead (CUDA)
+    only what does not hide behind the device adds: at least `idle_share` of it, as of a prefill, whose last operator
+    runs when the host has issued all others.
     """
-    return np.asarray(np.maximum(np.maximum(0.0, idle_share * host_s), host_s + last_s - busy_s))
+    weights_s = kv_s = compute_s = kernel_s = dequantise_s = last_s = 0.0 * host.step_s
+    replayed = False
+    for demand in demands:
+        by_compute, roof_s = demand.compute_bound(memory_bytes_per_s), demand.roof_s(memory_bytes_per_s)
+        by_memory = np.logical_not(by_compute)
+        compute_s = compute_s + where(by_compute, demand.flops / demand.compute_flops_per_s)
+        weights_s = weights_s + where(by_memory, demand.weight_bytes / memory_bytes_per_s)
+        kv_s = kv_s + where(by_memory, demand.kv_bytes / memory_bytes_per_s)
+        if demand.replayed_s is not None:
+            replayed = True
+            dequantise_s = dequantise_s + demand.dequantise_s
+            kernel_s = kernel_s + (demand.replayed_s - roof_s - demand.dequantise_s)
+        if demand.group == LAST:
+            last_s = last_s + demand.alone_s(memory_bytes_per_s)
+    if replayed:
+        # A replayed kernel was called from the host as well; that call is part of the step's dispatch. Where a
+        # conversion is hardly more than its calls, the two, measured apart, may differ by more than there is.
+        converting_s = -larger(-host.in_conversions_s, -dequantise_s)
+        dequantise_s = dequantise_s - converting_s
+        kernel_s = kernel_s - (host.in_kernels_s - converting_s)
+    terms = StepTerms(
+        weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, padding_s, link_s, dispatch_s=host.step_s
+    )
+    if not overlaps:
+        return terms
+    waits_s = host.step_s + where(idle_share > 0, last_s)
+    exposed_s = larger(larger(0.0, idle_share * host.step_s), waits_s - terms.busy_s)
+    return replace(terms, dispatch_s=exposed_s)
 
 
 TERM_NAMES = {
@@ -206,72 +283,50 @@ def of_engine(parts: Split) -> Split:
 
 def split(
     latency_s: float,
-    demands: Sequence[Demand],
+    demands: Sequence[Demand[float]],
     avoidable_s: float,
     roofs: Roofs,
     latency_half_width_s: float = 0.0,
     padding_s: float = 0.0,
 ) -> Split:
-    """Split a measured step.
+    """Break a measured step down into terms that add up to it.
 
-    measured = weights + KV + compute + dequantisation + kernel + avoidable + link + dispatch + unexplained. The first
-    three are the operators' own roofs; `kernel` is what their kernels took beyond them and beyond dequantising when run
-    alone; `avoidable_s` is work beside those calls that the algorithm does not need, `padding_s` what positions take
-    that no prompt fills, which is in none of the others; `dispatch` is what the host adds:
-    all of it where nothing overlaps (CPU), else only what does not hide behind the device, at least what cannot hide
-    there and as much more as the step takes, up to what may not hide.
+    measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
+    `avoidable_s` is work outside of the replayed calls that the algorithm does not need, `padding_s` what positions
+    take that no prompt fills, which is in none of the others. Where the step itself took longer than its parts, a
+    device that overlaps may have idled for `Roofs.idle_most` of its dispatch.
     """
-    weights_s = kv_s = compute_s = kernel_s = dequantise_s = 0.0
-    for demand in demands:
-        if demand.compute_bound(roofs.memory_bytes_per_s):
-            compute_s += demand.flops / demand.compute_flops_per_s
-        else:
-            weights_s += demand.weight_bytes / roofs.memory_bytes_per_s
-            kv_s += demand.kv_bytes / roofs.memory_bytes_per_s
-        if demand.replayed_s is not None:
-            dequantise_s += demand.dequantise_s
-            kernel_s += demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s) - demand.dequantise_s
-    if roofs.dispatch is not None and any(demand.replayed_s is not None for demand in demands):
-        # A replayed kernel was called from the host as well; that call is part of the step's dispatch. Where a
-        # conversion is hardly more than its calls, the two, measured apart, may differ by more than there is.
-        converting_s = min(roofs.dispatch.in_conversions_s, dequantise_s)
-        dequantise_s -= converting_s
-        kernel_s -= roofs.dispatch.in_kernels_s - converting_s
-    device_s = weights_s + kv_s + compute_s
-    replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
-    host_s = roofs.dispatch_s or 0.0
-    # Offloaded weights are fetched layer by layer before each can run, so that the link's time adds.
-    busy_s = device_s + dequantise_s + kernel_s + avoidable_s + padding_s + roofs.fetch_s
-    dispatch_s = host_s
+    dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
+    host_s = dispatch.step_s
+    terms = step_terms(
+        demands,
+        roofs.memory_bytes_per_s,
+        HostTime(host_s, dispatch.in_kernels_s, dispatch.in_conversions_s),
+        avoidable_s=avoidable_s,
+        padding_s=padding_s,
+        link_s=roofs.fetch_s,
+        overlaps=roofs.overlaps,
+        idle_share=roofs.idle_share,
+    )
     if roofs.overlaps:
-        last_s = sum(demand.alone_s(roofs) for demand in demands if demand.group == LAST) if roofs.idle_share else 0.0
-        dispatch_s = float(exposed_s(host_s, busy_s, roofs.idle_share, last_s))
-        dispatch_s = max(dispatch_s, min(roofs.idle_most * host_s, latency_s - busy_s))
-    terms = {
-        "weights_s": weights_s,
-        "kv_s": kv_s,
-        "compute_s": compute_s,
-        "dequantise_s": dequantise_s,
-        "kernel_s": kernel_s,
-        "avoidable_s": avoidable_s,
-        "padding_s": padding_s,
-        "link_s": roofs.fetch_s,
-        "dispatch_s": dispatch_s,
-        "unexplained_s": latency_s - busy_s - dispatch_s,
-    }
-    required_s = device_s + roofs.fetch_s
+        idle_s = min(roofs.idle_most * host_s, latency_s - terms.busy_s)
+        terms = replace(terms, dispatch_s=max(terms.dispatch_s, idle_s))
+    seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
+    seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s
+    replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
+    required_s = terms.device_s + roofs.fetch_s
     return Split(
         latency_s=latency_s,
-        **terms,
-        device_s=device_s,
+        **seconds,
+        device_s=terms.device_s,
         floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
-        replayed_share=replayed_s / device_s if device_s else 0.0,
-        half_widths_s=_half_widths(terms, demands, roofs, latency_half_width_s),
+        replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
+        half_widths_s=_half_widths(seconds, demands, roofs, latency_half_width_s),
     )
 
 
 def _half_widths(
-    terms: Mapping[str, float], demands: Sequence[Demand], roofs: Roofs, latency_half_width_s: float
+    terms: Mapping[str, float], demands: Sequence[Demand[float]], roofs: Roofs, latency_half_width_s: float
 ) -> dict[str, float]:
     """How far each term may be off: independent errors add in quadrature, those of one roof add up.
 
@@ -302,6 +357,6 @@ def _half_widths(
     }
 
 
-def _roof_half_width_s(demand: Demand, roofs: Roofs) -> float:
+def _roof_half_width_s(demand: Demand[float], roofs: Roofs) -> float:
     share = roofs.compute_half_width if demand.compute_bound(roofs.memory_bytes_per_s) else roofs.memory_half_width
     return share * demand.roof_s(roofs.memory_bytes_per_s)

@@ -40,7 +40,7 @@ def split_of(
     avoidable. Its causes are told all the same, as parts of what its kernel loses.
     """
     replays, roofs = facts.replays.get(key, {}), roofs_of(facts, key)
-    demands: list[Demand] = []
+    demands: list[Demand[float]] = []
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
@@ -100,8 +100,8 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
 
 
 def _small_kernels(
-    rest: Replay, others: Sequence[Demand], outside_s: dict[Cause, float], roofs: Roofs, faults_s: float
-) -> Demand:
+    rest: Replay, others: Sequence[Demand[float]], outside_s: dict[Cause, float], roofs: Roofs, faults_s: float
+) -> Demand[float]:
     """All kernels between the replayed ones, run alone: what they take beyond their traffic, and beyond the fresh pages
     that they fill (`faults_s`, where the replay's own are not off already), is lost to their number or arithmetic.
 
@@ -117,7 +117,7 @@ def _small_kernels(
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 
-def _avoidable_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> dict[Cause, float]:
+def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: Roofs) -> dict[Cause, float]:
     """Seconds of each cause of an operator's avoidable work, by the side of the roofline that binds it."""
     moved = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
     copied = {Cause.CACHE_COPIES: roofs.copy_share * roofs.memory_bytes_per_s}
@@ -150,7 +150,7 @@ def _most_padding(facts: Facts, key: CellKey, roofs: Roofs, latency_s: float) ->
     return min(1.0, latency_s * of_roofs_s / (own_s + of_roofs_s) / told_s)
 
 
-def _padding_s(item: OperatorWork, demand: Demand, roofs: Roofs) -> float:
+def _padding_s(item: OperatorWork, demand: Demand[float], roofs: Roofs) -> float:
     """Seconds that an operator spends on positions which no prompt fills.
 
     By the operator's own roof, with them and without; where it was run alone, of its time at the padded shape: a kernel
@@ -210,7 +210,7 @@ def faults_of(phase: Phase, visits: Sequence[Visit]) -> float:
     return statistics.median(visit.decode_faults / max(1, len(visit.decode_s)) for visit in visits)
 
 
-def step_demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Demand:
+def step_demand(facts: Facts, item: OperatorWork, alone: Replay | None) -> Demand[float]:
     demand = Demand(
         name=item.operator,
         group=item.group,

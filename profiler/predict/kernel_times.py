@@ -9,12 +9,22 @@ from typing import Protocol
 
 import numpy as np
 
+from profiler.counting.floor import floor_s
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.operators import OUTSIDE, REST, Cause
 from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import Phase
+from profiler.judge.breakdown import HostTime
 from profiler.predict.interpolation import Line, Surface, line, surface
-from profiler.predict.operator_arrays import Array, OperatorArrays, OperatorColumn, StepArrays, by_phase, octaves
+from profiler.predict.operator_arrays import (
+    Array,
+    Floats,
+    OperatorArrays,
+    OperatorColumn,
+    StepArrays,
+    by_phase,
+    octaves,
+)
 
 NO_ROOF_S = 1e-9
 """Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
@@ -184,8 +194,8 @@ def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None
 def alone_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
     """Seconds that one instance of an operator would take at its roof."""
     bandwidth = device.memory_bytes_per_s(demanded.working_set_bytes)
-    arithmetic_s = column.flops / device.ceilings.compute_flops_per_s(column.dtype)
-    return np.maximum(np.maximum(arithmetic_s, column.model_bytes / bandwidth) / column.count, 1e-12)
+    roof_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
+    return np.maximum(np.asarray(roof_s) / column.count, 1e-12)
 
 
 _READ_AND_WRITTEN = 2
@@ -231,9 +241,9 @@ class DeviceRates:
         gains = np.append(reached[::-1], 1.0)
         return np.asarray(self.ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
-    def dispatched(self, steps: StepArrays) -> tuple[Array, Array]:
-        """(seconds to dispatch each step, the part of them that replayed kernels pay as well)."""
-        whole, inside = np.zeros(len(steps)), np.zeros(len(steps))
+    def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
+        """What the host spends on each step, between the batch sizes at which it was measured."""
+        whole, inside, converting = (np.zeros(len(steps)) for _ in range(3))
         for phase, chosen in by_phase(steps):
             known = sorted(self.dispatch.get(phase, {}).items())
             if known:
@@ -241,7 +251,8 @@ class DeviceRates:
                 at = np.log2(steps.batch[chosen])
                 whole[chosen] = np.interp(at, batches, [item.step_s for _, item in known])
                 inside[chosen] = np.interp(at, batches, [item.in_kernels_s for _, item in known])
-        return whole, inside
+                converting[chosen] = np.interp(at, batches, [item.in_conversions_s for _, item in known])
+        return HostTime(whole, inside, converting)
 
 
 def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
@@ -272,5 +283,5 @@ def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between:
             continue
         flops, nbytes = column.avoidable_flops.get(cause, 0.0), moved.get(cause, 0.0)
         bytes_per_s = copies if cause is Cause.CACHE_COPIES else between
-        total += np.maximum(np.asarray(flops) / flops_per_s, np.asarray(nbytes) / bytes_per_s)
+        total += floor_s(np.asarray(flops), np.asarray(nbytes), flops_per_s, bytes_per_s)
     return total

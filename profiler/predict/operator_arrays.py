@@ -19,6 +19,7 @@ from profiler.facts.step import Attention, Count, ExecutionPath, Step, Work
 from profiler.grid.cells import PHASES, CellKey, Phase
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

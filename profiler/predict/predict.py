@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from profiler.facts.operators import REST
 from profiler.grid.cells import Phase
-from profiler.judge.breakdown import LAYERED, exposed_s, idle_share
+from profiler.judge.breakdown import LAST, LAYERED, Demand, StepTerms, idle_share, step_terms
 from profiler.predict.interpolation import Surface, surface
 from profiler.predict.kernel_times import (
     DeviceRates,
@@ -18,7 +19,15 @@ from profiler.predict.kernel_times import (
     unpaid_from_memory_s,
     unpaid_s,
 )
-from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase, octaves
+from profiler.predict.operator_arrays import (
+    Array,
+    Floats,
+    OperatorArrays,
+    OperatorColumn,
+    StepArrays,
+    by_phase,
+    octaves,
+)
 
 PAGE_BYTES = 4096
 USABLE_MEMORY_SHARE = 0.95
@@ -28,36 +37,8 @@ NORMAL_95 = 1.96
 _BINDS = 0.5
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The split of many steps in seconds, each [n], without what it leaves unexplained."""
-
-    weights_s: Array
-    kv_s: Array
-    compute_s: Array
-    dequantise_s: Array
-    kernel_s: Array
-    avoidable_s: Array
-    link_s: Array
-    dispatch_s: Array
-
-    @property
-    def total_s(self) -> Array:
-        return np.asarray(
-            self.weights_s
-            + self.kv_s
-            + self.compute_s
-            + self.dequantise_s
-            + self.kernel_s
-            + self.avoidable_s
-            + self.link_s
-            + self.dispatch_s
-        )
-
-    @property
-    def floor_s(self) -> Array:
-        """What the work itself demands of the device."""
-        return np.asarray(self.weights_s + self.kv_s + self.compute_s + self.link_s)
+Terms = StepTerms[Floats]
+"""The terms of many steps, each [n]."""
 
 
 @dataclass(frozen=True)
@@ -74,45 +55,52 @@ class Fitted:
     def terms(self, demanded: OperatorArrays) -> Terms:
         """The split of steps that nobody measured."""
         steps, device = demanded.steps, self.device
-        count = len(steps)
         bandwidth, between = device.memory_bytes_per_s(demanded.working_set_bytes), device.between_bytes_per_s(demanded)
         copies = device.ceilings.copy_share * bandwidth
-        weights_s, kv_s, compute_s, dequantise_s, kernel_s = (np.zeros(count) for _ in range(5))
-        outside_s, own_s, last_s, from_memory_s = (np.zeros(count) for _ in range(4))
-        any_replayed = False
+        demands: list[Demand[Floats]] = []
+        outside_s, own_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))
         for column in demanded.columns:
-            flops_per_s = device.ceilings.compute_flops_per_s(column.dtype)
-            arithmetic_s, traffic_s = column.flops / flops_per_s, column.model_bytes / bandwidth
-            by_compute = arithmetic_s >= traffic_s
-            compute_s += np.where(by_compute, arithmetic_s, 0.0)
-            weights_s += np.where(by_compute, 0.0, column.weight_bytes / bandwidth)
-            kv_s += np.where(by_compute, 0.0, column.kv_bytes / bandwidth)
-            roof_s = np.maximum(arithmetic_s, traffic_s)
-            alone_s = self.kernels.seconds(column, steps, roof_s / column.count)
-            if alone_s is None:
-                own_s += roof_s
-            else:
-                any_replayed = True
-                converting_s = np.minimum(alone_s, self.kernels.converting_s(column, steps, roof_s / column.count))
-                dequantise_s += column.count * converting_s
-                kernel_s += column.count * (alone_s - converting_s) - roof_s
-            outside_s += unpaid_s(column, flops_per_s, copies, between, alone_s is not None)
-            from_memory_s += unpaid_from_memory_s(column, device, alone_s is not None)
-            if column.last_rows:
-                last_s += roof_s if alone_s is None else column.count * alone_s
+            demand = self._demand(column, steps, bandwidth)
+            demands.append(demand)
+            replayed = demand.replayed_s is not None
+            if not replayed:
+                own_s += demand.roof_s(bandwidth)
+            outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, between, replayed)
+            from_memory_s += unpaid_from_memory_s(column, device, replayed)
+        any_replayed = any(demand.replayed_s is not None for demand in demands)
         beyond_s = self.kernels.small_s(steps, own_s + outside_s, from_memory_s) - own_s - outside_s
         faults_s = self._faults(demanded) * device.ceilings.page_fault_s
-        kernel_s += np.maximum(0.0, beyond_s - faults_s)
-        avoidable_s = np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s
-        host_s, in_kernels_s = device.dispatched(steps)
-        if any_replayed:
-            kernel_s -= in_kernels_s
-        link_s = device.fetch_s + demanded.exchanged_s
-        busy_s = weights_s + kv_s + compute_s + dequantise_s + kernel_s + avoidable_s + link_s
-        if device.overlaps:
-            layers = sum(column.count for column in demanded.columns if column.group in LAYERED)
-            host_s = exposed_s(host_s, busy_s, steps.prefill * idle_share(layers), steps.prefill * last_s)
-        return Terms(weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, link_s, host_s)
+        none = np.zeros(len(steps))
+        demands.append(Demand(REST, "other", none, none, none, 1.0, np.maximum(0.0, beyond_s - faults_s)))
+        layers = sum(column.count for column in demanded.columns if column.group in LAYERED)
+        host = device.dispatched(steps)
+        return step_terms(
+            demands,
+            bandwidth,
+            host if any_replayed else replace(host, in_kernels_s=none, in_conversions_s=none),
+            avoidable_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s,
+            padding_s=none,
+            link_s=device.fetch_s + demanded.exchanged_s,
+            overlaps=device.overlaps,
+            idle_share=steps.prefill * idle_share(layers),
+        )
+
+    def _demand(self, column: OperatorColumn, steps: StepArrays, bandwidth: Array) -> Demand[Floats]:
+        """An operator's demand in each step, with the time of its kernels where that is known."""
+        demand = Demand(
+            name=column.operator,
+            group=LAST if column.last_rows else column.group,
+            flops=column.flops,
+            weight_bytes=column.weight_bytes,
+            kv_bytes=column.kv_bytes,
+            compute_flops_per_s=self.device.ceilings.compute_flops_per_s(column.dtype),
+        )
+        each_roof_s = demand.roof_s(bandwidth) / column.count
+        each_s = self.kernels.seconds(column, steps, each_roof_s)
+        if each_s is None:
+            return demand
+        converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps, each_roof_s))
+        return replace(demand, replayed_s=column.count * each_s, dequantise_s=column.count * converting_s)
 
     def _faults(self, demanded: OperatorArrays) -> Array:
         """Pages touched for the first time: the share of those written that were new in the nearest measured step."""

@@ -102,7 +102,7 @@ def cells_of(
 
 
 def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
-    found = {item.name: float(getattr(terms, item.name)[index]) for item in fields(Terms)}
+    found = {item.name: float(getattr(terms, item.name)[index]) for item in fields(terms) if item.name != "padding_s"}
     return {**found, "unexplained_s": latency_s - sum(found.values())}
 
 

@@ -102,7 +102,7 @@ def on_one_core() -> Iterator[None]:
     torch.set_num_threads(1)
     with (
         patch("os.sched_getaffinity", lambda _process: {0}, create=not hasattr(os, "sched_getaffinity")),
-        patch("profiler.why_slow.command._floor", lambda _recorder, _seen: None),
+        patch.object(effort, "STANDARD", replace(effort.STANDARD, script_floor=False)),
         patch("profiler.why_slow.recorder.clock_for", lambda _device: CoreClock()),
         patch("profiler.why_slow.recorder.now_s", time.process_time),
         patch("profiler.why_slow.trials.now_s", time.process_time),
