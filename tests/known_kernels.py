@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.checks.known_kernels import Label
 from profiler.checks.selftest import SelftestResult
 from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import Demand, Roofs, split
+from profiler.judge.breakdown import Demand, StepRoofs, break_down
 from profiler.judge.regimes import Evidence, Regime, Verdict
 
 
@@ -18,7 +18,7 @@ def checked(name: str, expected: Regime, regime: Regime) -> SelftestResult:
         label=Label(regime),
         rounds={regime: 7, "mixed": 1},
         verdict=Verdict(regime, "high", (Evidence("memory share", 0.9, ">= 0.6", "memory-bound", 1.0),), ()),
-        split=split(1e-3, [demand], 0.0, Roofs(1e10, Dispatch(2e-5, 0.0), overlaps=False)),
+        split=break_down(1e-3, [demand], 0.0, StepRoofs(1e10, Dispatch(2e-5, 0.0), overlaps=False)),
         memory_bytes_per_s=(9e9, 1.1e10),
         compute_flops_per_s=(1e12, 1.2e12),
     )

@@ -146,7 +146,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     from profiler.loading.meta_model import build_on_meta
     from profiler.loading.request import dtype_name
     from profiler.loading.source import card_names, resolve
-    from profiler.quant.checkpoints import in_dense_form
+    from profiler.quant.checkpoints import as_dense_config
 
     device = machine.device
     half = attention_checks.half_of(device)
@@ -158,7 +158,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     found = []
     for name in card_names():
         for label, dtype, quant in forms:
-            config = in_dense_form(load_config(resolve(name)))
+            config = as_dense_config(load_config(resolve(name)))
             try:
                 nbytes = planned_weight_bytes(build_on_meta(config, dtype, quant, device=device))
             except RoofscopeError:

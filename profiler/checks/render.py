@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from profiler.judge.breakdown import TERM_NAMES, Split
+from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.report.device import plain_table
 from profiler.units import duration, percent, scaled
 
@@ -61,7 +61,7 @@ _SHOWN_TERMS = 2
 _SHOWN_SHARE = 0.05
 
 
-def _largest_terms(parts: Split) -> str:
+def _largest_terms(parts: TimeBreakdown) -> str:
     shares = {name: getattr(parts, term) / parts.latency_s for term, name in TERM_NAMES.items()}
     largest = sorted(shares.items(), key=lambda item: -item[1])[:_SHOWN_TERMS]
     return ", ".join(f"{name} {percent(share)}" for name, share in largest if share >= _SHOWN_SHARE)

@@ -17,7 +17,7 @@ from profiler.device.machine import Machine
 from profiler.errors import RequestError
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
-from profiler.judge.breakdown import TERM_NAMES, Demand, Roofs, Split, split
+from profiler.judge.breakdown import TERM_NAMES, Demand, StepRoofs, TimeBreakdown, break_down
 from profiler.judge.regimes import DOMINANCE, Measurement, Verdict, judge_cell
 from profiler.stats import Timing, timing_of
 
@@ -43,7 +43,7 @@ class SelftestResult:
     """How many rounds gave each label."""
     verdict: Verdict
     """Of all rounds together."""
-    split: Split
+    split: TimeBreakdown
     memory_bytes_per_s: tuple[float, float]
     compute_flops_per_s: tuple[float, float]
     """The lowest and the highest roof that were seen, before it and beside it."""
@@ -96,7 +96,7 @@ def _judged(kernel: KnownKernel, bench: KernelBench, before: RoofsNow) -> Selfte
     whole_s = [item.whole.median_s for item in rounds]
     interval = statistics.quantiles(whole_s, n=4)[::2]
 
-    def judged(item: _Round, look: RoofsNow, low_s: float, high_s: float) -> tuple[Label, Verdict, Split]:
+    def judged(item: _Round, look: RoofsNow, low_s: float, high_s: float) -> tuple[Label, Verdict, TimeBreakdown]:
         measurement = _measurement(kernel, item, look, overlaps, low_s, high_s)
         verdict = judge_cell(measurement)
         return _label(verdict, measurement.split), verdict, measurement.split
@@ -199,9 +199,9 @@ def _measurement(
     dispatch = Dispatch(
         item.hollow.median_s, min(item.bare.median_s, item.hollow.median_s), half_width_s=item.hollow.half_width_s
     )
-    roofs = Roofs(look.memory_bytes_per_s, dispatch, overlaps, fetch_s=item.fetch.median_s)
+    roofs = StepRoofs(look.memory_bytes_per_s, dispatch, overlaps, fetch_s=item.fetch.median_s)
     return Measurement(
-        split=split(item.whole.median_s, demands, 0.0, roofs, item.whole.half_width_s),
+        split=break_down(item.whole.median_s, demands, 0.0, roofs, item.whole.half_width_s),
         model_flops=sum(part.flops for part in kernel.parts),
         model_bytes=sum(part.nbytes for part in kernel.parts),
         compute_flops_per_s=look.compute_flops_per_s,
@@ -211,7 +211,7 @@ def _measurement(
     )
 
 
-def _label(verdict: Verdict, parts: Split) -> Label:
+def _label(verdict: Verdict, parts: TimeBreakdown) -> Label:
     if parts.attained > ABOVE_ROOF:
         return Label("inconclusive")
     if verdict.regime != "kernel-bound":

@@ -14,7 +14,7 @@ from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:
     from profiler.forecast.command import ForecastRequest
-    from profiler.forecast.tensor_parallel import AskedRanks
+    from profiler.forecast.tensor_parallel import RankOptions
 
 
 def forecast_command(
@@ -45,7 +45,7 @@ def forecast_command(
     one_of(output_format, "--format", ("table", "json"))
     from profiler.forecast.check import check_forecast
     from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
-    from profiler.forecast.tensor_parallel import AskedRanks
+    from profiler.forecast.tensor_parallel import RankOptions
     from profiler.report.console import screen
     from profiler.report.forecast import check_json, forecast_json, print_check, print_forecast
 
@@ -59,7 +59,7 @@ def forecast_command(
             raise RequestError(
                 "--link and --price belong to --tp, which is printed alone: no --check, --keep or --out."
             )
-        _print_ranks(source, on, wanted, AskedRanks(tp, link, price), output_format, plain)
+        _print_ranks(source, on, wanted, RankOptions(tp, link, price), output_format, plain)
         return
     answer = forecast_on(source, on, wanted) if on else forecast_run(Path(source), wanted)
     if keep and on:
@@ -86,7 +86,7 @@ def forecast_command(
 
 
 def _print_ranks(
-    source: str, on: str, wanted: ForecastRequest, asked: AskedRanks, output_format: str, plain: bool
+    source: str, on: str, wanted: ForecastRequest, asked: RankOptions, output_format: str, plain: bool
 ) -> None:
     """What several cards give."""
     from datetime import UTC, datetime

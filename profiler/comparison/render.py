@@ -17,7 +17,7 @@ from profiler.comparison.text import (
     history_rows,
     history_sentences,
     machine_sentences,
-    shown_runs,
+    selected_history,
 )
 from profiler.report.console import MOST_ROWS, long_table
 
@@ -51,7 +51,7 @@ def print_history(history: History, console: Console) -> None:
     for sentence in history_sentences(history):
         console.print(Text(sentence, style="bold"))
     console.print()
-    runs = shown_runs(history)
+    runs = selected_history(history)
     console.print(long_table(("cell", *(f"run {number}" for number in runs)), history_rows(history, runs)))
     for number in runs:
         side = history.sides[number]

@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler.comparison.command import gated, thresholds
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import Gate, gate
-from profiler.comparison.side import PROCESSOR, CellId, Side, asked_of, differences, read_side, timed_cells
+from profiler.comparison.side import PROCESSOR, CellId, Side, cell_id, differences, read_side, timed_cells
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.errors import RequestError
@@ -21,7 +21,7 @@ from profiler.measure.visit import VisitContext, visit_safely
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import Listener
-from profiler.run.validate import prepare_again
+from profiler.run.validate import prepare_rerun
 
 # The sweep itself gets this share of the budget; what it leaves and the rest go to what is open.
 _SWEEP_SHARE = 0.4
@@ -30,12 +30,12 @@ _SEED = 0
 
 
 def rerun(base: Path, max_slowdown: str, options: Options, listener: Listener) -> Gate:
-    """Measure the grid of a run anew and gate it against that run; `options` as in `prepare_again`.
+    """Measure the grid of a run anew and gate it against that run; `options` as in `prepare_rerun`.
 
     Raises RequestError where the run cannot be repeated here.
     """
     limits = thresholds(max_slowdown)
-    prepared = prepare_again(base, options)
+    prepared = prepare_rerun(base, options)
     before = read_side(base)
     _refuse_another_machine(base, before, machine_for(prepared.request.device))
     run = execute(prepared, listener, lambda *args, **named: visits_of_open(before, limits, *args, **named))
@@ -95,7 +95,7 @@ def visits_of_open(
 
 def open_cells(before: Side, limits: Mapping[Phase, float], seen: Mapping[Cell, list[Visit]]) -> list[Cell]:
     """The cells that a gate leaves open as far as they are measured."""
-    cells: dict[CellId, Cell] = {asked_of(key): key.cell for cell in seen for key in cell.keys}
+    cells: dict[CellId, Cell] = {cell_id(key): key.cell for cell in seen for key in cell.keys}
     after = replace(before, cells=timed_cells(seen), witness=None)
     found = gate(compare_sides(before, after), limits)
     waiting = [item.change.asked for item in found.cells if item.decision == "open"]

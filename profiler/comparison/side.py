@@ -206,7 +206,7 @@ def side_of_run(run: Run) -> Side:
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     cells = timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
-        if (asked := asked_of(row.key)) in cells:
+        if (asked := cell_id(row.key)) in cells:
             cells[asked] = _with_split(cells[asked], row, half_widths.get(row.key, {}))
     ceilings = document.ceilings.ceilings
     return Side(
@@ -232,7 +232,7 @@ def _witness(ceilings: Ceilings, dtype: str, looks: Sequence[DriftReading]) -> M
     )
 
 
-def asked_of(key: CellKey) -> CellId:
+def cell_id(key: CellKey) -> CellId:
     """What was asked for in a cell of a run."""
     cell = key.cell
     return CellId(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
@@ -253,7 +253,7 @@ def timed_cells(
         for phase in PHASES
     }
     return {
-        asked_of(key): _timed(visits[key.cell], of_cell, spreads[key.phase], busy_elsewhere)
+        cell_id(key): _timed(visits[key.cell], of_cell, spreads[key.phase], busy_elsewhere)
         for key, of_cell in samples.items()
         if any(of_cell)
     }

@@ -149,7 +149,7 @@ def column_words(comparison: Comparison) -> str:
     return f"{words}; inconclusive: its interval holds 0 and more than {percent(SAME)}, or as the last column says"
 
 
-def asked_json(asked: CellId) -> dict[str, object]:
+def cell_json(asked: CellId) -> dict[str, object]:
     """The columns that tell a cell."""
     return dict(asked._asdict())
 
@@ -157,7 +157,7 @@ def asked_json(asked: CellId) -> dict[str, object]:
 def change_json(change: Change) -> dict[str, object]:
     """One cell of the contract; what is not known is null."""
     return {
-        **asked_json(change.asked),
+        **cell_json(change.asked),
         "before_s": change.before.median_s,
         "after_s": change.after.median_s,
         "change": change.change,
@@ -200,7 +200,7 @@ def changes_frame(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def shown_runs(history: History) -> list[int]:
+def selected_history(history: History) -> list[int]:
     """The runs that a table has room for: the first, the last, and those at which most cells changed."""
     last = len(history.sides) - 1
     if last < _MOST_RUNS:
@@ -253,7 +253,7 @@ def history_json(history: History) -> dict[str, object]:
         "answer": history_sentences(history),
         "cells": [
             {
-                **asked_json(cell.asked),
+                **cell_json(cell.asked),
                 "times_s": [None if timed is None else timed.median_s for timed in cell.times],
                 "steps": [{"at": step.at, **change_json(step.change)} for step in cell.steps],
             }

@@ -30,7 +30,7 @@ from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
-from profiler.quant.checkpoints import Gguf, as_asked, gguf_form, in_dense_form, published_form
+from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
 from profiler.quant.registry import Quant, known_quant
 
 
@@ -181,7 +181,7 @@ def count(
         check_cut(tp, source, stored_as)
         if second_opinion:
             raise RequestError(f"--crosscheck counts the whole model; leave --tp {tp} out.")
-    config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
+    config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
     keys = int(np.max(step.query)) + int(np.max(step.context))
     module = build_on_meta(config, kind, stored_as)
@@ -205,8 +205,8 @@ def count(
         params=work.params,
         dtype=dtype_name(kind),
         quant=stored_as,
-        published=published_form(config) if stored_as == "none" else None,
-        gguf=gguf_form(source.path) if source.kind == "gguf" and source.path else None,
+        published=published_format(config) if stored_as == "none" else None,
+        gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
         note=source.card.note if source.card else "",
         phase="prefill" if phase == "prefill" else "decode",
         step=step,
@@ -261,7 +261,7 @@ def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -
     if quant != "none":
         raise RequestError("--crosscheck: torch's counter does not see quantised products; use --quant none.")
     try:
-        return crosscheck(build_on_meta(in_dense_form(config), dtype, attn="eager"), step)
+        return crosscheck(build_on_meta(as_dense_config(config), dtype, attn="eager"), step)
     except Exception as error:
         raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
 

@@ -12,7 +12,7 @@ from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource
-from profiler.quant.checkpoints import as_asked, published_form
+from profiler.quant.checkpoints import published_format, requested_form
 from profiler.quant.registry import known_quant
 
 
@@ -24,7 +24,7 @@ def counted_on_meta(
     `rented`: in 16 bits where no dtype is asked for and its own is wider.
     """
     kind = known_quant(quant)
-    config = as_asked(load_config(source, trust_remote_code), dtype != "auto")
+    config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
     chosen = model_dtype(dtype, config)
     chosen = in_16_bits(chosen) if rented and dtype == "auto" else chosen
     module = build_on_meta(config, chosen, kind)
@@ -32,7 +32,7 @@ def counted_on_meta(
         walk(module),
         planned_weight_bytes(module),
         dtype_name(chosen),
-        published_form(config) if kind == "none" else None,
+        published_format(config) if kind == "none" else None,
         own_attention(module),
         most_positions(config),
     )

@@ -30,7 +30,7 @@ class CheckedCell:
         return abs(self.forecast_s / self.measured_s - 1)
 
 
-def ledger_file() -> Path:
+def log_file() -> Path:
     """Where checks are kept."""
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "roofscope" / "checks.jsonl"
@@ -38,7 +38,7 @@ def ledger_file() -> Path:
 
 def append_checks(cells: Sequence[CheckedCell]) -> None:
     """Keep some more; a folder that cannot be written is as good as none."""
-    path = ledger_file()
+    path = log_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -51,7 +51,7 @@ def read_checks() -> list[CheckedCell]:
     """All checks that were kept; lines that cannot be read are left out."""
     found = []
     try:
-        lines = ledger_file().read_text(encoding="utf-8").splitlines()
+        lines = log_file().read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     for line in lines:

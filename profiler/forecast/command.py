@@ -39,9 +39,9 @@ from profiler.predict.card_profile import fitted_on, held_out_kernels, profile_c
 from profiler.predict.cross_validation import Trained, train
 from profiler.predict.kernel_times import DeviceRates, KernelTimes, MeasuredCells, Replayed
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
-from profiler.predict.predict import Forecast, tried_factor
+from profiler.predict.predict import Forecast, variant_factor
 from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
-from profiler.quant.checkpoints import as_asked, published_form
+from profiler.quant.checkpoints import published_format, requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
@@ -81,7 +81,7 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     if chosen not in document.engine.names:
         raise RequestError(f"{folder} has no cell of the engine {chosen!r}; it ran {', '.join(document.engine.names)}.")
     with quiet_libraries():
-        module = skeleton_of(folder, document)
+        module = meta_model_of(folder, document)
         work = walk(module)
     paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
     measured = _measured(run, facts, work, paths, chosen)
@@ -89,7 +89,7 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     return RunFacts(run, facts, work, paths, chosen, trained, most_positions(module.config))
 
 
-def skeleton_of(folder: Path, document: RunDocument) -> nn.Module:
+def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
     """A run's model on the meta device, from the config that it kept. Raises RunError."""
     path, model = folder / CONFIG_FILE, document.model
     try:
@@ -220,7 +220,7 @@ def _forecast(known: RunFacts, wanted: ForecastRequest, kernels: KernelTimes | N
     steps = StepArrays.of(grid.keys)
     if wanted.ranks == 1:
         return known.forecast(steps)
-    module = skeleton_of(known.run.folder, known.run.document)
+    module = meta_model_of(known.run.folder, known.run.document)
     work = walk_rank(module, wanted.ranks)
     needed = operator_arrays(work, steps, known.paths, planned_weight_bytes(module), wanted.link)
     fitted = known.trained.fitted
@@ -260,7 +260,7 @@ def _factors(known: RunFacts, forms: Sequence[str], found: Forecast) -> tuple[Ar
     """
     factor, off = None, None
     for form in forms:
-        one = tried_factor(found.demanded.steps, _ratios(known, form))
+        one = variant_factor(found.demanded.steps, _ratios(known, form))
         if one is None:
             names = dict.fromkeys(item.form for trials in known.facts.trials.values() for item in trial_results(trials))
             has = f"it tried {', '.join(names)}" if names else "it tried no other form"
@@ -300,7 +300,7 @@ def forecast_on(model: str, on: str, wanted: ForecastRequest) -> Answer:
     dtype, quant = wanted.dtype, wanted.quant
     kind = known_quant(quant)
     source = resolve(model)
-    config = as_asked(load_config(source), dtype != "auto")
+    config = requested_form(load_config(source), dtype != "auto")
     profile = profile_of(on)
     chosen = model_dtype(dtype, config)
     if profile is None and kind != "none":  # what a format leaves dense runs in 16 bits
@@ -320,7 +320,7 @@ def forecast_on(model: str, on: str, wanted: ForecastRequest) -> Answer:
     )
     check_positions(most_positions(config), grid.longest_context, SHORTER)
     steps = StepArrays.of(grid.keys)
-    name, form = dtype_name(chosen), kind if kind != "none" else published_form(config)
+    name, form = dtype_name(chosen), kind if kind != "none" else published_format(config)
     precision = name if form is None else f"{name}, {form}"
     if profile is None:
         bare = UnmeasuredModel(source.name, precision, name, kind, work, weights, own_attention(module))

@@ -20,7 +20,7 @@ from profiler.facts.measurements import Replays
 from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import DeviceFacts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.command import ForecastRequest, RunFacts, requested_grid, skeleton_of
+from profiler.forecast.command import ForecastRequest, RunFacts, meta_model_of, requested_grid
 from profiler.grid.cells import CellKey, Grid, Phase
 from profiler.loading.random_weights import STD
 from profiler.loading.request import DTYPES, LoadedModel, ModelRequest
@@ -28,7 +28,7 @@ from profiler.loading.source import ModelSource
 from profiler.measure.kernels import replay_between
 from profiler.measure.short_model import pattern_of, stack_of
 from profiler.measure.subject import Subject
-from profiler.predict.kernel_times import KernelTimes, alone_roof_s
+from profiler.predict.kernel_times import KernelTimes, instance_roof_s
 from profiler.predict.operator_arrays import Array, OperatorArrays, OperatorColumn, StepArrays, by_phase
 from profiler.predict.predict import Fitted
 from profiler.quant.storage import model_storage_bytes
@@ -78,7 +78,7 @@ def shard_times(
             for key, shares in replayed
             if column.operator in shares
         ]
-        alone_s = fitted.kernels.seconds(column, whole.steps, alone_roof_s(column, whole, fitted.device))
+        alone_s = fitted.kernels.seconds(column, whole.steps, instance_roof_s(column, whole, fitted.device))
         if points and alone_s is not None:
             found[column.operator] = alone_s * _share(column.rows, whole.steps, points)
     return ShardTime(fitted.kernels, found)
@@ -133,7 +133,7 @@ def replay_shards(known: RunFacts, wanted: ForecastRequest, machine: Machine) ->
     Raises RequestError for a model that cannot be cut so.
     """
     model, ceilings = known.facts.model, known.facts.ceilings
-    whole, share = (skeleton_of(known.run.folder, known.run.document) for _ in range(2))
+    whole, share = (meta_model_of(known.run.folder, known.run.document) for _ in range(2))
     walk_rank(share, wanted.ranks)
     trained_alike(whole, share)
     shorten(whole, share, ceilings)

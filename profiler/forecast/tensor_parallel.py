@@ -20,9 +20,9 @@ from profiler.forecast.command import (
     RunFacts,
     forecast_from_facts,
     forecast_on,
+    meta_model_of,
     profile_of,
     run_facts,
-    skeleton_of,
 )
 from profiler.forecast.shards import SET_S, ShardTime, machine_of, replay_shards
 from profiler.grid.cells import Phase
@@ -36,7 +36,7 @@ _MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
-class AskedRanks:
+class RankOptions:
     """How many cards, how they are linked, and what one costs."""
 
     tp: str
@@ -45,7 +45,7 @@ class AskedRanks:
 
 
 def forecast_ranks(
-    source: str, on: str, wanted: ForecastRequest, asked: AskedRanks, today: date, listener: QuietListener
+    source: str, on: str, wanted: ForecastRequest, asked: RankOptions, today: date, listener: QuietListener
 ) -> tuple[RanksAnswer, str]:
     """(the wanted cells on one card and on each number of them, what a card is called). Raises RequestError.
 
@@ -112,7 +112,7 @@ def _check_cut(known: RunFacts, ranks: Sequence[int]) -> None:
             f"--tp: the weights of {known.run.folder} are packed ({packed}) and cannot be cut; give a run of the model"
             " as it is."
         )
-    skeleton = skeleton_of(known.run.folder, known.run.document)
+    skeleton = meta_model_of(known.run.folder, known.run.document)
     for count in ranks:
         check_ranks(skeleton, count)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.judge.breakdown import TERM_NAMES, Split
+from profiler.judge.breakdown import TERM_NAMES, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.levers import Setting, levers
 from profiler.judge.regimes import Flag
@@ -165,7 +165,7 @@ def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
     return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
 
 
-def _beside(s: Split) -> str:
+def _beside(s: TimeBreakdown) -> str:
     """The largest term beside the bytes, where it is worth a word."""
     terms = {
         "dispatch": s.dispatch_s,
@@ -179,7 +179,7 @@ def _beside(s: Split) -> str:
     return f", of which {name} {duration(terms[name])}" if terms[name] >= _WORTH_A_WORD * s.latency_s else ""
 
 
-def _largest_terms(s: Split) -> str:
+def _largest_terms(s: TimeBreakdown) -> str:
     terms = {
         "weights need": s.weights_s,
         "the KV cache needs": s.kv_s,
@@ -220,7 +220,7 @@ def _what_it_saves(lever: Lever) -> str:
     return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {duration(lever.saves_s)}"
 
 
-def _no_change(s: Split) -> str:
+def _no_change(s: TimeBreakdown) -> str:
     """Of a step that no lever shortens: because it is near its roof, or because nobody knows where its time goes."""
     at = f"this step is at {percent(s.attained)} of its roofline"
     if s.attained >= _NEAR_ROOF:

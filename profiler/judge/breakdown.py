@@ -52,7 +52,7 @@ class Demand(Generic[A]):
 
 
 @dataclass(frozen=True)
-class Roofs:
+class StepRoofs:
     """The measured roofs that a step stands under."""
 
     memory_bytes_per_s: float
@@ -201,7 +201,7 @@ TERMS = tuple(TERM_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeBreakdown:
     """A measured step in seconds; the terms add up to the measured time."""
 
     latency_s: float
@@ -247,13 +247,13 @@ ADDS_UP = 0.2
 """Share of a step up to which a split may leave it unexplained, or a term lie below nothing, and still tell of it."""
 
 
-def adds_up(parts: Split) -> bool:
+def adds_up(parts: TimeBreakdown) -> bool:
     """Whether the terms tell where the time goes: what nothing explains is small, and no term is far below nothing."""
     allowed_s = ADDS_UP * parts.latency_s
     return parts.unexplained_s <= allowed_s and min(getattr(parts, term) for term in TERMS) >= -allowed_s
 
 
-def at(parts: Split, latency_s: float) -> Split:
+def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
     """The same split if the step had taken so long: what is known stays, the residual takes the difference; it is the
     engine's where that takes all that is not known."""
     residual = "engine_s" if parts.engine_s else "unexplained_s"
@@ -261,14 +261,14 @@ def at(parts: Split, latency_s: float) -> Split:
     return replace(parts, **moved)
 
 
-def taxed(parts: Split, tax_s: float, half_width_s: float) -> Split:
+def with_generate(parts: TimeBreakdown, tax_s: float, half_width_s: float) -> TimeBreakdown:
     """The same split with what `generate` adds told apart from what nothing explains."""
     off_s = {**parts.half_widths_s, "generate_s": half_width_s}
     off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
     return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
 
 
-def of_engine(parts: Split) -> Split:
+def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
     """The same split for an engine that owns its model: what is known of its work from outside stays, the rest is its
     scheduler, its sampler, its launches, and what its kernels lose against the roofs. A step above its roof has no
     such rest, and says so as any other."""
@@ -281,14 +281,14 @@ def of_engine(parts: Split) -> Split:
     )
 
 
-def split(
+def break_down(
     latency_s: float,
     demands: Sequence[Demand[float]],
     avoidable_s: float,
-    roofs: Roofs,
+    roofs: StepRoofs,
     latency_half_width_s: float = 0.0,
     padding_s: float = 0.0,
-) -> Split:
+) -> TimeBreakdown:
     """Break a measured step down into terms that add up to it.
 
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
@@ -315,7 +315,7 @@ def split(
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
     required_s = terms.device_s + roofs.fetch_s
-    return Split(
+    return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
         device_s=terms.device_s,
@@ -326,7 +326,7 @@ def split(
 
 
 def _half_widths(
-    terms: Mapping[str, float], demands: Sequence[Demand[float]], roofs: Roofs, latency_half_width_s: float
+    terms: Mapping[str, float], demands: Sequence[Demand[float]], roofs: StepRoofs, latency_half_width_s: float
 ) -> dict[str, float]:
     """How far each term may be off: independent errors add in quadrature, those of one roof add up.
 
@@ -357,6 +357,6 @@ def _half_widths(
     }
 
 
-def _roof_half_width_s(demand: Demand[float], roofs: Roofs) -> float:
+def _roof_half_width_s(demand: Demand[float], roofs: StepRoofs) -> float:
     share = roofs.compute_half_width if demand.compute_bound(roofs.memory_bytes_per_s) else roofs.memory_half_width
     return share * demand.roof_s(roofs.memory_bytes_per_s)

@@ -11,7 +11,7 @@ from profiler.facts.measurements import Stepped, Trial
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.visits import Status
 from profiler.grid.cells import CellKey, Phase
-from profiler.judge.breakdown import Split
+from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime, Verdict
 from profiler.stats import CLAIM_VISITS, Noise, Undisturbed, undisturbed
 
@@ -283,7 +283,7 @@ class JudgedCell:
     """The memory roof under which it was judged: a cache's, where one holds what it reads."""
     roof_flops_per_s: float
     """The compute roof, by the dtypes that its products run in."""
-    split: Split
+    split: TimeBreakdown
     verdict: Verdict
     operators: Sequence[OperatorWork] = ()
     memory_bytes: float = 0.0

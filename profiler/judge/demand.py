@@ -14,7 +14,17 @@ from profiler.facts.roofs import RESIDENT_GAIN
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit, phase_medians
 from profiler.grid.cells import Cell, CellKey, Phase
-from profiler.judge.breakdown import LAYERED, Demand, Roofs, Split, idle_most, idle_share, of_engine, split, taxed
+from profiler.judge.breakdown import (
+    LAYERED,
+    Demand,
+    StepRoofs,
+    TimeBreakdown,
+    break_down,
+    idle_most,
+    idle_share,
+    with_engine,
+    with_generate,
+)
 from profiler.stats import Estimate
 
 # Parts that take so much longer alone than the step that holds them were held up by something else.
@@ -26,14 +36,14 @@ def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
     return float(sum(item.flops for item in operators)), float(sum(item.model_bytes for item in operators))
 
 
-def split_of(
+def breakdown_of(
     facts: Facts,
     key: CellKey,
     latency_s: float,
     half_width_s: float = 0.0,
     faults: float = 0.0,
     tax: Estimate | None = None,
-) -> tuple[Split, dict[Cause, float]]:
+) -> tuple[TimeBreakdown, dict[Cause, float]]:
     """The split of a cell's time with so many page faults in it, and the seconds of its avoidable work by cause.
 
     An operator that was run alone has paid for what lies inside its call: nothing of that is counted again among the
@@ -65,11 +75,11 @@ def split_of(
     if REST in replays:
         demands.append(_small_kernels(replays[REST], demands, outside_s, roofs, faults_s))
     outside_s[Cause.PAGE_FAULTS] = faults_s
-    parts = split(latency_s, demands, sum(outside_s.values()), roofs, half_width_s, padding_s)
+    parts = break_down(latency_s, demands, sum(outside_s.values()), roofs, half_width_s, padding_s)
     if tax is not None:
-        parts = taxed(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
+        parts = with_generate(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
     if key.cell.engine in facts.owning_engines:
-        parts = of_engine(parts)
+        parts = with_engine(parts)
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     if padding_s:
@@ -100,7 +110,7 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
 
 
 def _small_kernels(
-    rest: Replay, others: Sequence[Demand[float]], outside_s: dict[Cause, float], roofs: Roofs, faults_s: float
+    rest: Replay, others: Sequence[Demand[float]], outside_s: dict[Cause, float], roofs: StepRoofs, faults_s: float
 ) -> Demand[float]:
     """All kernels between the replayed ones, run alone: what they take beyond their traffic, and beyond the fresh pages
     that they fill (`faults_s`, where the replay's own are not off already), is lost to their number or arithmetic.
@@ -117,7 +127,7 @@ def _small_kernels(
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 
-def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: Roofs) -> dict[Cause, float]:
+def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) -> dict[Cause, float]:
     """Seconds of each cause of an operator's avoidable work, by the side of the roofline that binds it."""
     moved = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
     copied = {Cause.CACHE_COPIES: roofs.copy_share * roofs.memory_bytes_per_s}
@@ -133,7 +143,7 @@ def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: Roofs) -> dic
     }
 
 
-def _most_padding(facts: Facts, key: CellKey, roofs: Roofs, latency_s: float) -> float:
+def _most_padding(facts: Facts, key: CellKey, roofs: StepRoofs, latency_s: float) -> float:
     """What the seconds of padding are cut to, as a share of them: an operator that ran slower alone than it can have
     run in the step tells too much, and padding takes no larger a part of a step than of its operators' roofs."""
     causes = (cause for item in facts.operators[key] for cause in (*item.avoidable_flops, *item.avoidable_bytes))
@@ -150,7 +160,7 @@ def _most_padding(facts: Facts, key: CellKey, roofs: Roofs, latency_s: float) ->
     return min(1.0, latency_s * of_roofs_s / (own_s + of_roofs_s) / told_s)
 
 
-def _padding_s(item: OperatorWork, demand: Demand[float], roofs: Roofs) -> float:
+def _padding_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) -> float:
     """Seconds that an operator spends on positions which no prompt fills.
 
     By the operator's own roof, with them and without; where it was run alone, of its time at the padded shape: a kernel
@@ -172,14 +182,14 @@ def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
         total_s[cause] = total_s.get(cause, 0.0) + seconds
 
 
-def roofs_of(facts: Facts, key: CellKey) -> Roofs:
+def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     """The roofs that a cell's step stands under."""
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
     dispatch = facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0
-    return Roofs(
+    return StepRoofs(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=dispatch,
         overlaps=facts.device.overlaps_dispatch,
@@ -237,6 +247,6 @@ def held_up(facts: Facts) -> list[Cell]:
     for key in facts.measured:
         medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
         latency_s = statistics.median(medians_s) if medians_s else math.inf
-        if -split_of(facts, key, latency_s)[0].unexplained_s > _HELD_UP_SHARE * latency_s:
+        if -breakdown_of(facts, key, latency_s)[0].unexplained_s > _HELD_UP_SHARE * latency_s:
             found[key.cell] = None
     return list(found)

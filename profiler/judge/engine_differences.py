@@ -76,7 +76,7 @@ _SHARED = ("cache", "forward")
 
 
 @dataclass(frozen=True)
-class GenerateTax(Keyed):
+class GenerateOverhead(Keyed):
     """What `generate` adds to a step, with its 95 % interval."""
 
     transformers: str
@@ -100,7 +100,7 @@ class GenerateTax(Keyed):
         return self.visits >= CLAIM_VISITS and self.low_s * self.high_s > 0
 
 
-def tax_of(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
+def generate_overhead(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
     """What a cell of `generate` takes beyond the same cell of our own loop, visited in turn; None for others."""
     own = replace(key.cell, engine=DEFAULT_ENGINE)
     if key.cell.engine not in facts.generate_engines or not (facts.visits.get(key.cell) and facts.visits.get(own)):
@@ -109,18 +109,18 @@ def tax_of(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
     return difference(whole, ours, spread)
 
 
-def generate_taxes(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateTax]:
+def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateOverhead]:
     """The tax of every cell of `generate`."""
     found = []
     for key in facts.measured:
-        tax = tax_of(facts, key, spreads[key.phase])
+        tax = generate_overhead(facts, key, spreads[key.phase])
         if tax is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
         own_visits = facts.visits[replace(key.cell, engine=DEFAULT_ENGINE)]
         own = phase_samples(key.phase, own_visits)
         found.append(
-            GenerateTax(
+            GenerateOverhead(
                 **columns_of(key),
                 transformers=steps.transformers if steps else "",
                 tax_s=tax.median_s,

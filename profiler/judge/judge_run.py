@@ -14,11 +14,16 @@ from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge import answer as advice
-from profiler.judge.breakdown import TERMS, Split
+from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cell_rows import median_issue_s, on_roofline, or_nan, timed_row, with_ragged, with_visits
 from profiler.judge.cells import CellEvidence, CellResult, EngineDifference, JudgedCell, columns_of, trial_results
-from profiler.judge.demand import as_served, faults_of, lost_s, roofs_of, split_of, total_work
-from profiler.judge.engine_differences import GenerateTax, engine_differences, generate_taxes, tax_of
+from profiler.judge.demand import as_served, breakdown_of, faults_of, lost_s, roofs_of, total_work
+from profiler.judge.engine_differences import (
+    GenerateOverhead,
+    engine_differences,
+    generate_overhead,
+    generate_overheads,
+)
 from profiler.judge.levers import Setting, floors_on, levers
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
@@ -44,7 +49,7 @@ class Judgement:
     scaling: tuple[DoublingTest, ...]
     differences: tuple[EngineDifference, ...]
     answer: tuple[str, ...]
-    generate: tuple[GenerateTax, ...] = ()
+    generate: tuple[GenerateOverhead, ...] = ()
     ragged: tuple[RaggedStep, ...] = ()
 
     @property
@@ -86,7 +91,7 @@ def judge_run(facts: Facts) -> Judgement:
         scaling=tuple(tests),
         differences=tuple(differences),
         answer=tuple(advice.answer(list(judged.values()), setting, differences)),
-        generate=tuple(generate_taxes(facts, spreads)),
+        generate=tuple(generate_overheads(facts, spreads)),
         ragged=tuple(item.ragged for item in found.values() if item.ragged),
     )
 
@@ -121,7 +126,7 @@ def _times_only(
         scaling=(),
         differences=tuple(engine_differences(facts, spreads, {})),
         answer=(),
-        generate=tuple(generate_taxes(facts, spreads)),
+        generate=tuple(generate_overheads(facts, spreads)),
     )
 
 
@@ -219,17 +224,17 @@ def _judged(
     clock_share = _clock_share(facts, activity)
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    faults, tax = faults_of(key.phase, visits), tax_of(facts, key, spread)
-    parts, avoidable_s = split_of(facts, key, time_s.median_s, half_width_s, faults, tax)
+    faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
+    parts, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     ragged = ragged_step(facts, key, parts, spread)
     noise = _noise(facts, key, slowed, clock_share, time_s)
 
-    def measured(under: Facts, split: Split) -> Measurement:
+    def measured(under: Facts, split: TimeBreakdown) -> Measurement:
         return _measurement(under, key, split, time_s, noise, slowed, sides, activity, clock_share)
 
     def judged_at(memory: float, compute: float) -> Verdict:
         under = replace(facts, ceilings=facts.ceilings.times(memory, compute))
-        split_under, _ = split_of(under, key, time_s.median_s, half_width_s, faults, tax)
+        split_under, _ = breakdown_of(under, key, time_s.median_s, half_width_s, faults, tax)
         return judge_cell(measured(under, split_under))
 
     extremes = {name: judged_at(*roofs) for name, roofs in shares.items()}
@@ -280,7 +285,7 @@ def _judged(
 def _measurement(
     facts: Facts,
     key: CellKey,
-    parts: Split,
+    parts: TimeBreakdown,
     time_s: Estimate,
     noise: NoiseReport,
     slowed: Sequence[str],
@@ -357,7 +362,7 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
         if visits := facts.visits.get(recorded.cell):
             graph_s = float(np.median(np.concatenate(phase_samples("decode", visits))))
             steps = ((key, latency_s), (recorded, graph_s))
-            own_s, its_s = (sum(split_of(facts, each, time_s)[1].values()) for each, time_s in steps)
+            own_s, its_s = (sum(breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
             return graph_s + own_s - its_s
     return None
 

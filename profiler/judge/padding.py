@@ -10,7 +10,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
-from profiler.judge.breakdown import Split
+from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import Keyed, Lever, columns_of
 from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, difference, timing_of
 
@@ -46,7 +46,7 @@ class RaggedStep(Keyed):
         return self.visits >= CLAIM_VISITS and low is not None and high is not None and low * high > 0
 
 
-def ragged_step(facts: Facts, key: CellKey, parts: Split, spread: VisitSpread) -> RaggedStep | None:
+def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitSpread) -> RaggedStep | None:
     """What unequal lengths cost a measured step; None for a step of equal ones."""
     batch = facts.grid.requests_of(key.cell)
     if batch is None:
@@ -91,7 +91,7 @@ def _refilled(waiting_s: float) -> tuple[Lever, ...]:
     return (Lever(REFILLING, waiting_s, because),) if waiting_s else ()
 
 
-def _less_to_read(facts: Facts, key: CellKey, parts: Split) -> Iterator[Lever]:
+def _less_to_read(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Iterator[Lever]:
     """What each way would save of a decode step: padding that no batch of it holds is not read again."""
     ragged, size = facts.grid.ragged, key.cell.batch_size
     assert ragged is not None
@@ -109,7 +109,7 @@ def _padded(batches: Sequence[Batch]) -> int:
     return sum(round(positions(batch) * padding_share(batch)) for batch in batches)
 
 
-def _ways(facts: Facts, key: CellKey, parts: Split) -> Sequence[Lever]:
+def _ways(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Sequence[Lever]:
     """What each way saves of a batch's prefill: as it was tried on the queue, or else by the positions it computes."""
     cell, ragged = key.cell, facts.grid.ragged
     assert ragged is not None
@@ -137,7 +137,7 @@ def _tried(trial: QueueTrial, latency_s: float, prompts: int, batches: int) -> L
     return Lever(trial.way, share * latency_s, because, basis="tried", half_width_s=off * latency_s)
 
 
-def _seconds(batches: Sequence[Batch], known: int, parts: Split) -> float:
+def _seconds(batches: Sequence[Batch], known: int, parts: TimeBreakdown) -> float:
     """Seconds of prefills: each is dispatched, and its positions take as long as those of the one that was timed."""
     a_position_s = max(0.0, parts.latency_s - parts.dispatch_s) / known
     return sum(parts.dispatch_s + a_position_s * positions(batch) for batch in batches)

@@ -76,7 +76,7 @@ def compare_with_first(runs: Sequence[PrecisionRun]) -> list[PrecisionDifference
     ]
 
 
-def telling(items: Sequence[PrecisionDifference]) -> list[PrecisionDifference]:
+def clear_differences(items: Sequence[PrecisionDifference]) -> list[PrecisionDifference]:
     """Of more cells than a screen has room for, what tells most of each precision and phase: the fastest and the
     slowest of its claims, or of all of its cells where none is a claim. In the order in which they came."""
     if len(items) <= _ROOM:

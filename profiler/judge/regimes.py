@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.judge.breakdown import Roofs, Split, at
+from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency
 
 Regime = Literal[
     "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
@@ -113,11 +113,11 @@ class Evidence:
 class Measurement:
     """All that a verdict is drawn from."""
 
-    split: Split
+    split: TimeBreakdown
     model_flops: float
     model_bytes: float
     compute_flops_per_s: float
-    roofs: Roofs
+    roofs: StepRoofs
     latency_low_s: float
     latency_high_s: float
     noise: str = "quiet"
@@ -213,7 +213,7 @@ class _Shares:
     engine: Any
 
 
-def _shares(s: Split) -> _Shares:
+def _shares(s: TimeBreakdown) -> _Shares:
     # What `generate` adds is the host's time as dispatch is.
     host_s = s.dispatch_s + max(0.0, s.generate_s)
     own_s = np.maximum(s.latency_s - host_s, 1e-12)
@@ -237,18 +237,18 @@ def _label_over_interval(m: Measurement) -> Regime:
     """
     if m.noise != "unusable":
         return _label(m, m.split)
-    ends = {_label(m, at(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
+    ends = {_label(m, at_latency(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
     if len(ends) == 1:
         return ends.pop()
     explained = abs(m.split.unexplained_s) <= KERNEL_UNEXPLAINED * m.split.latency_s
     return _label(m, m.split) if explained else "inconclusive"
 
 
-def _label(m: Measurement, s: Split) -> Regime:
+def _label(m: Measurement, s: TimeBreakdown) -> Regime:
     return cast(Regime, _labels(m, s).item())
 
 
-def _labels(m: Measurement, s: Split) -> NDArray[np.str_]:
+def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     """What bounds a measurement if its step were split like this; a label each where terms are arrays of redraws."""
     shares = _shares(s)
     saved = _graph_share(m, s)
@@ -288,7 +288,7 @@ def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
     return np.asarray((shares.engine >= ENGINE_SHARE) & (m.sm_active is not None and m.sm_active < SM_IDLE))
 
 
-def _kernels_bind(s: Split, shares: _Shares) -> NDArray[np.bool_]:
+def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
     """Whether kernels that run far below every roof are what the step waits for.
 
     It predicts that other kernels for these very operators recover at least half of what these lose.
@@ -298,7 +298,7 @@ def _kernels_bind(s: Split, shares: _Shares) -> NDArray[np.bool_]:
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
-def _replays_explain(s: Split) -> NDArray[np.bool_]:
+def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
     """Whether nearly all operators were replayed alone, and their times leave little of the step unexplained."""
     little = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
     return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & little)
@@ -418,7 +418,7 @@ def _tolerance(m: Measurement) -> float:
     return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
 
 
-def _graph_share(m: Measurement, s: Split) -> NDArray[np.float64] | None:
+def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:
     """Share of the step that a graph saves; None where none was replayed."""
     return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
@@ -458,5 +458,5 @@ def _stability(m: Measurement, regime: Regime) -> float:
         "avoidable_s": s.avoidable_s * memory,
         "dispatch_s": s.dispatch_s * dispatch,
     }
-    redrawn = replace(at(s, cast(Any, latency_s)), **drawn)
+    redrawn = replace(at_latency(s, cast(Any, latency_s)), **drawn)
     return float(np.mean(_labels(m, redrawn) == regime))

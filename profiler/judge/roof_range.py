@@ -15,7 +15,7 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     weights than for a stream; and both kinds may have moved until the end.
     """
     ceilings = facts.ceilings
-    memory, compute = [1.0, witness_share(ceilings)], [1.0]
+    memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
     for look in facts.roofs_again:
         memory.append(_share(memory_roof(look.memory), memory_roof(ceilings.memory)))
         compute += [_share(again, first) for _, again, first in _products(ceilings, look)]
@@ -23,7 +23,7 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
 
-def witness_share(ceilings: Ceilings) -> float:
+def weight_read_share(ceilings: Ceilings) -> float:
     """What the model's own weights are read at, over a stream in the same pieces; 1 where the two agree.
 
     Older runs have no such stream: there the roof of so many bytes stands for it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import Keyed, columns_of
-from profiler.judge.demand import exchanged_s, split_of
+from profiler.judge.demand import breakdown_of, exchanged_s
 
 STRAGGLES = 0.1
 """A rank that needs this much longer than the fastest holds the others up by more than noise between processes."""
@@ -53,7 +53,8 @@ def rank_steps(facts: Facts, latencies_s: Mapping[CellKey, float]) -> tuple[Rank
             exchanged = exchanged_s(facts, key)
             last_s = own.last_s(key.phase)
             waits_s = [
-                split_of(each, key, latency)[0].dispatch_s for each, latency in ((apart, last_s), (facts, latency_s))
+                breakdown_of(each, key, latency)[0].dispatch_s
+                for each, latency in ((apart, last_s), (facts, latency_s))
             ]
             hidden_s = max(0.0, waits_s[0] - waits_s[1]) if facts.device.overlaps_dispatch else 0.0
             found.append(

@@ -12,7 +12,7 @@ from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
 from profiler.judge.cells import JudgedCell
 from profiler.judge.regimes import Flag
-from profiler.judge.roof_range import moved, witness_share
+from profiler.judge.roof_range import moved, weight_read_share
 from profiler.judge.stragglers import rank_steps, straggler
 from profiler.units import duration, percent, scaled, several
 
@@ -51,7 +51,7 @@ def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
 
 
 def _witness(ceilings: Ceilings) -> list[str]:
-    share = witness_share(ceilings)
+    share = weight_read_share(ceilings)
     if ceilings.weights is None or share == 1.0:
         return []
     own = ceilings.weights.roof.per_s

@@ -19,7 +19,7 @@ from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.random_weights import build_random
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest
 from profiler.packages import need
-from profiler.quant.checkpoints import gguf_form, published_form
+from profiler.quant.checkpoints import gguf_format, published_format
 from profiler.quant.formats import quantization_config
 
 
@@ -72,9 +72,9 @@ def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str
     if any(hasattr(part, "gate_up_proj_precision_config") for part in module.modules()):
         return None  # MXFP4 in tensors of triton's own, which are no parameters (integrations/mxfp4.py)
     if request.source.kind == "gguf" and request.source.path is not None:
-        file = gguf_form(request.source.path)
+        file = gguf_format(request.source.path)
         return file.name if file.types else None
-    return published_form(config)
+    return published_format(config)
 
 
 # Dtypes that hold several weights an element; int64 is left to positions and the like.

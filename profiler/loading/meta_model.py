@@ -17,11 +17,11 @@ from profiler.packages import need
 from profiler.quant.bitsandbytes import import_bitsandbytes
 from profiler.quant.checkpoints import (
     PACKED_LINEARS,
+    as_dense_config,
     form_options,
-    in_dense_form,
     plan_mxfp4,
     plan_packed,
-    published_form,
+    published_format,
 )
 from profiler.quant.formats import PLAIN, QuantOptions, quantise_modules, settle_four_bit
 from profiler.quant.registry import Quant
@@ -46,7 +46,7 @@ def build_on_meta(
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
-        if quant == "none" and (form := published_form(config)) is not None:
+        if quant == "none" and (form := published_format(config)) is not None:
             return _plan_own_format(module, form, config, as_run_here, device)
         return quantise_modules(module, quant, dtype, options, device)
 
@@ -54,7 +54,7 @@ def build_on_meta(
 def plan(request: ModelRequest, config: Any) -> nn.Module:
     """The model of `request` on the meta device, as it would run on its device; random weights are always dense."""
     return build_on_meta(
-        in_dense_form(config) if request.weights == "random" else config,
+        as_dense_config(config) if request.weights == "random" else config,
         request.dtype,
         request.quant,
         request.attn,

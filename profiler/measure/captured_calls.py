@@ -175,7 +175,7 @@ def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
     return min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
 
 
-class KeptCache(StaticEngine):
+class ReusedCache(StaticEngine):
     """A static cache that is emptied before each prefill. To make one copies numbers to the card, a wait that no
     capture holds."""
 
@@ -191,7 +191,7 @@ class KeptCache(StaticEngine):
         return self._kept
 
 
-class CapturableCache(KeptCache):
+class CapturableCache(ReusedCache):
     """A static cache whose length the host answers at a prefill: 0.
 
     transformers reads it from the device, for which the host waits. In a capture it cannot, and passes a mask that the

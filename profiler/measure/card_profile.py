@@ -199,7 +199,7 @@ def _alone(machine: Machine, calls: Sequence[Callable[[], object]], budget_s: fl
     return timing_of(found["it"]).median_s
 
 
-def small_alone(machine: Machine, dtype: str) -> dict[int, float]:
+def replay_small_kernels(machine: Machine, dtype: str) -> dict[int, float]:
     """Seconds of a layer's small kernels in a prefill of the standard model, by its tokens: run without its products
     and attention, less the same prefill of one token, which is their dispatch. Empty where a graph's least time tells
     of them."""

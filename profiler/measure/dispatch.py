@@ -24,7 +24,7 @@ from profiler.facts.step import Step
 from profiler.grid.cells import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
-from profiler.measure.captured_calls import KeptCache, callable_modules, caught_calls
+from profiler.measure.captured_calls import ReusedCache, callable_modules, caught_calls
 from profiler.measure.kernels import conversions, replayable_linears
 from profiler.measure.replay import replay_calls
 from profiler.quant.registry import Quant
@@ -65,7 +65,7 @@ def measure_dispatch(
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
         for name in engines:
             if name in ENGINES and (phases := ENGINES[name].eager_phases):
-                kind = ENGINES[name] if "decode" in phases else KeptCache  # as compiled code keeps its own
+                kind = ENGINES[name] if "decode" in phases else ReusedCache  # as compiled code keeps its own
                 with tolerate_errors(on_failure):  # what one engine cannot, such as a capture, the others can
                     bench = _Bench(loaded, twin, kind(twin.module, machine), machine, budget_s)
                     found += [replace(item, engine=name) for item in _of_engine(bench, batch_sizes, phases)]

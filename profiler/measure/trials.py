@@ -172,7 +172,7 @@ def interleaved_steps(
     return before, after if other.cuts else _cut_like(before, after)
 
 
-def steps_in_turn(phase: Phase) -> int:
+def steps_per_turn(phase: Phase) -> int:
     """Steps that both models make in their turns, together."""
     return 2 * _TURNS * _steps(phase)
 
@@ -276,7 +276,7 @@ def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]
 
 def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
     """Seconds of a trial of all layers."""
-    return steps_in_turn(key.phase) * latencies_s[key]
+    return steps_per_turn(key.phase) * latencies_s[key]
 
 
 def _afforded(

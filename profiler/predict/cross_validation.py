@@ -85,7 +85,7 @@ def one_at_a_time(measured: MeasuredCells) -> list[Array]:
     return [cells[fold::folds] for fold in range(folds)]
 
 
-def beyond(measured: MeasuredCells) -> list[Array]:
+def outermost_cells(measured: MeasuredCells) -> list[Array]:
     """The largest batch of each phase, and its longest prompt or context: what a forecast beyond the grid is like."""
     steps, groups = measured.demanded.steps, []
     for _, chosen in by_phase(steps):
@@ -177,5 +177,5 @@ def train(measured: MeasuredCells, device: DeviceRates) -> Trained:
         fit(measured, device),
         measured,
         held_out(measured, device, one_at_a_time(measured)),
-        held_out(measured, device, beyond(measured)),
+        held_out(measured, device, outermost_cells(measured)),
     )

@@ -147,7 +147,7 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
             continue
         seconds, roof_s = (
             replayed.seconds[column.operator][known],
-            alone_roof_s(column, replayed.demanded, device)[known],
+            instance_roof_s(column, replayed.demanded, device)[known],
         )
         least_s[column.operator] = float(seconds.min())
         ratio = np.log(seconds / (roof_s + least_s[column.operator]))
@@ -170,7 +170,7 @@ def _lines(parts: Sequence[Replayed], device: DeviceRates) -> tuple[dict[str, Li
     converting: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
         for column in (column for column in part.demanded.columns if column.heads is None):
-            roof_s = alone_roof_s(column, part.demanded, device)
+            roof_s = instance_roof_s(column, part.demanded, device)
             if (known := _known(part.seconds, column)) is not None:
                 points = column.rows[known], part.seconds[column.operator][known], roof_s[known]
                 found.setdefault(column.operator, []).append(points)
@@ -191,7 +191,7 @@ def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None
     return None if found is None or not (found > 0).any() else np.asarray(found > 0)
 
 
-def alone_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
+def instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
     """Seconds that one instance of an operator would take at its roof."""
     bandwidth = device.memory_bytes_per_s(demanded.working_set_bytes)
     roof_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)

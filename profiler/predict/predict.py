@@ -182,7 +182,7 @@ def predicted_regimes(terms: Terms) -> list[str]:
     return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
 
 
-def tried_factor(
+def variant_factor(
     steps: StepArrays, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
 ) -> tuple[Array, Array] | None:
     """What another form makes of each step's time, and how far off that may be (log), from where it was tried.

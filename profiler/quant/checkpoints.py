@@ -129,7 +129,7 @@ _FLOAT_FORMS = frozenset({"mxfp4", "fp8", "mxfp8"})
 """Floats with a scale a block, which transformers unpacks into any dtype; integers stay what they are."""
 
 
-def published_form(config: Any) -> str | None:
+def published_format(config: Any) -> str | None:
     """`quant_method` of the config (mxfp4, fp8, gptq, ...), or None where the checkpoint's weights are dense."""
     options = form_options(config)
     if not options:
@@ -144,7 +144,7 @@ def form_options(config: Any) -> dict[str, Any]:
     return own if isinstance(own, dict) else own.to_dict()
 
 
-def in_dense_form(config: Any) -> Any:
+def as_dense_config(config: Any) -> Any:
     """A copy of the config, as if its checkpoint held dense weights in the model's dtype."""
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):
@@ -152,12 +152,12 @@ def in_dense_form(config: Any) -> Any:
     return plain
 
 
-def as_asked(config: Any, dtype_asked: bool) -> Any:
+def requested_form(config: Any, dtype_asked: bool) -> Any:
     """The config in the form to be counted: as published, or dense where a dtype was asked for that replaces it.
 
     A dtype replaces blocks of floats (MXFP4, FP8); beside packed integers it is that of what stays dense.
     """
-    return in_dense_form(config) if dtype_asked and published_form(config) in _FLOAT_FORMS else config
+    return as_dense_config(config) if dtype_asked and published_format(config) in _FLOAT_FORMS else config
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Gguf:
         return f"GGUF ({', '.join(self.types)})" if self.types else "GGUF"
 
 
-def gguf_form(file: Path) -> Gguf:
+def gguf_format(file: Path) -> Gguf:
     """How `file` holds its weights, from its header alone.
 
     transformers 5.23 (quantizers/quantizer_gguf.py) keeps blocks for the architectures of `GGUF_ARCHS` alone, with the

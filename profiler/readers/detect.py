@@ -15,7 +15,7 @@ from typing import Any, cast
 from profiler.errors import RequestError
 from profiler.readers.aiperf import read_aiperf
 from profiler.readers.csv_table import read_csv_table
-from profiler.readers.figures import ForeignFile, refuse_impossible, shown
+from profiler.readers.figures import ForeignFile, escaped, refuse_impossible
 from profiler.readers.guidellm import read_guidellm
 from profiler.readers.llama_bench import read_llama_bench
 from profiler.readers.optimum_benchmark import read_optimum_benchmark
@@ -66,7 +66,7 @@ def read_foreign(path: Path) -> ForeignFile:
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from None
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
-            raise RequestError(f"{path} is damaged: {type(error).__name__}: {shown(error)}.") from None
+            raise RequestError(f"{path} is damaged: {type(error).__name__}: {escaped(error)}.") from None
         if found is not None:
             if not found.figures:
                 raise RequestError(f"{path}: {found.tool} wrote no figure of a prefill or a decode into it.")
@@ -116,7 +116,7 @@ def _json(path: Path, text: str) -> list[Record]:
     except ValueError as error:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
-            raise RequestError(f"{path} is broken JSON: {shown(error)}.") from None
+            raise RequestError(f"{path} is broken JSON: {escaped(error)}.") from None
         content = [_line(path, number, line) for number, line in enumerate(lines, 1)]
     records = content if isinstance(content, list) else [content]
     if not all(isinstance(record, dict) for record in records):
@@ -128,7 +128,7 @@ def _line(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is broken in line {number}: {shown(error)}.") from None
+        raise RequestError(f"{path} is broken in line {number}: {escaped(error)}.") from None
 
 
 def _csv(path: Path, text: str) -> list[Record]:
@@ -136,13 +136,13 @@ def _csv(path: Path, text: str) -> list[Record]:
         rows = filter(None, csv.reader(io.StringIO(text), strict=True))
         names = [name.strip() for name in next(rows, ())]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise RequestError(f"{path} has several columns called {shown(twice[0])}.")
+            raise RequestError(f"{path} has several columns called {escaped(twice[0])}.")
         found: list[Record] = [dict(zip_longest(names, row)) for row in rows]
         if longer := next((number for number, row in enumerate(found, 1) if None in row), None):
             raise RequestError(f"{path}: row {longer} has more cells than there are columns.")
         return found
     except csv.Error as error:
-        raise RequestError(f"{path} is broken CSV: {shown(error)}.") from None
+        raise RequestError(f"{path} is broken CSV: {escaped(error)}.") from None
 
 
 def _markdown(text: str) -> list[Record]:

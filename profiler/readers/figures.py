@@ -174,7 +174,7 @@ def _refuse_impossible(figure: Figure) -> None:
         raise RequestError(f"{figure.half_width_s:.3g} s is no spread of times.")
     for size in (getattr(figure, name) for name in _SIZES):
         if size is not None and size > _LARGEST:
-            raise RequestError(f"{shown(size)} is no number of sequences or tokens of a {figure.covers}.")
+            raise RequestError(f"{escaped(size)} is no number of sequences or tokens of a {figure.covers}.")
     if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
         raise RequestError(f"no weight is stored in {figure.weight_bytes:.3g} bytes.")
 
@@ -189,9 +189,9 @@ def number_of(value: object, what: str) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{what} is no number: {shown(value)}.") from None
+        raise RequestError(f"{what} is no number: {escaped(value)}.") from None
     if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
-        raise RequestError(f"{what} is no positive number: {shown(value)}.")
+        raise RequestError(f"{what} is no positive number: {escaped(value)}.")
     return number
 
 
@@ -202,9 +202,9 @@ def whole_of(value: object, what: str, least: int = 0) -> int:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{what} is no number: {shown(value)}.") from None
+        raise RequestError(f"{what} is no number: {escaped(value)}.") from None
     if not number.is_integer() or not least <= number < 2**53:
-        raise RequestError(f"{what} is no whole number of {least} or more: {shown(value)}.")
+        raise RequestError(f"{what} is no whole number of {least} or more: {escaped(value)}.")
     return int(number)
 
 
@@ -225,7 +225,7 @@ def inner(record: Mapping[str, Any], *names: str) -> Any:
 
 def texts(named: Mapping[str, object]) -> dict[str, str]:
     """Settings as short texts, without those that a file does not tell."""
-    return {name: shown(value).strip() for name, value in named.items() if value not in (None, "")}
+    return {name: escaped(value).strip() for name, value in named.items() if value not in (None, "")}
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
@@ -239,7 +239,7 @@ def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Se
 
 def _told(value: object) -> str:
     """A setting as a short text: one format writes `true`, another 1."""
-    return "" if value is None else shown(int(value) if isinstance(value, bool) else value).strip()
+    return "" if value is None else escaped(int(value) if isinstance(value, bool) else value).strip()
 
 
 def half_a_unit(text: object) -> float:
@@ -251,7 +251,7 @@ def half_a_unit(text: object) -> float:
     return 0.5 * 10.0 ** (int(power or 0) - decimals)
 
 
-def shown(value: object) -> str:
+def escaped(value: object) -> str:
     """Anything that a file holds as one short line of printable text."""
     text = "".join(sign if sign.isprintable() else " " for sign in str(value)[: 2 * _LONGEST_TEXT])
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."

@@ -11,11 +11,11 @@ from profiler.readers.figures import (
     Figure,
     ForeignFile,
     apart,
+    escaped,
     figures_of,
     inner,
     middle_s,
     samples_of,
-    shown,
     texts,
     whole_of,
 )
@@ -54,7 +54,7 @@ def read_transformers_benchmark(records: Sequence[Mapping[str, Any]]) -> Foreign
             "device": inner(first, "hardware_info", "gpu_name"),
         }
     )
-    created = shown(first.get("timestamp") or "")
+    created = escaped(first.get("timestamp") or "")
     return ForeignFile("", "transformers benchmark", figures_of(figures), created, {**alike, **settings})
 
 

@@ -34,7 +34,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class SplitBar:
+class BreakdownBar:
     """A cell's time as its terms."""
 
     result: CellResult
@@ -51,12 +51,12 @@ class SplitBar:
         return f"{least.name} {percent(least.share)}" if least.share <= -WORTH_SHOWING else ""
 
 
-def split_bars(results: Sequence[CellResult], most_a_phase: int) -> list[SplitBar]:
+def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
     """Each measured cell's bar; of many cells those that span them."""
-    return [SplitBar(result, tuple(_segments(result))) for result in spanning(results, most_a_phase)]
+    return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(results, most_a_phase)]
 
 
-def terms_of(bars: Sequence[SplitBar]) -> list[str]:
+def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
     """The terms that any of these bars shows, in their order."""
     shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
     return [term for term in TERM_NAMES if term in shown]

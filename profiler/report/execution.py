@@ -29,7 +29,7 @@ _EMULATED_SHARE = 0.9
 
 
 def ran_rows(run: Run) -> list[tuple[str, str, str]]:
-    """Part, what ran, and what its alternatives save or cost in the cell that `tried_in` names."""
+    """Part, what ran, and what its alternatives save or cost in the cell that `trial_cell` names."""
     model, first = run.model, _first_tried(run)
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     seen = first_engine(run) not in run.document.engine.owned
@@ -68,7 +68,7 @@ def _owned(item: OwnedModel) -> str:
     )
 
 
-def tried_in(run: Run) -> str:
+def trial_cell(run: Run) -> str:
     """The cell that the last column speaks of; empty where nothing was tried."""
     first = _first_tried(run)
     return first.key.name if first else ""

@@ -18,12 +18,12 @@ from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.precisions import precision_sentences
 from profiler.report.batch_test import slope_texts
-from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
-from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
+from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
+from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
 from profiler.report.forecast import FORECAST_COLUMNS, answer_sentences, forecast_rows
 from profiler.report.glossary import footnotes
 from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
-from profiler.report.precisions import AGAINST_COLUMNS, PRECISION_COLUMNS, against_rows, once_line, precision_rows
+from profiler.report.precisions import AGAINST_COLUMNS, PRECISION_COLUMNS, difference_rows, once_line, precision_rows
 from profiler.report.roofline_data import cell_points, roof_lines
 from profiler.report.sections import (
     activity_lines,
@@ -48,9 +48,9 @@ from profiler.report.tables import (
     entries,
     health_rows,
     lever_rows,
+    module_time_rows,
     packed,
     roof_rows,
-    split_rows,
 )
 from profiler.store.folder import Run
 from profiler.store.forecasts import read_costs, read_forecast
@@ -95,7 +95,7 @@ def _policy(environment: Environment) -> str:
 def html_report(run: Run, *, draw: bool = True) -> str:
     """The report of a run as one HTML document, with its roofline unless `draw` is false; needs only the run."""
     measured = run.measured
-    bars = split_bars(measured, _MOST_BARS_A_PHASE)
+    bars = breakdown_bars(measured, _MOST_BARS_A_PHASE)
     sorted_rows = spanning(run.results, MOST_SORTED_A_PHASE)
     forecast = read_forecast(run.folder)
     forecast_cells, carried = forecast_rows(forecast.cells) if forecast else ((), [])
@@ -111,10 +111,10 @@ def html_report(run: Run, *, draw: bool = True) -> str:
             drawn=len(cell_points(run)),
             terms=[(css_name(term), TERM_NAMES[term]) for term in terms_of(bars)],
             bars=_drawn_bars(bars),
-            uncertain=split_rows(run),
+            uncertain=breakdown_rows(run),
             ran_columns=RAN_COLUMNS,
             ran=ran_rows(run),
-            tried_in=tried_in(run),
+            tried_in=trial_cell(run),
             levers=lever_rows(run),
             cards=card_rows(run),
             maps=_maps(run),
@@ -133,7 +133,7 @@ def html_report(run: Run, *, draw: bool = True) -> str:
             slope_texts=slope_texts,
             evenly=evenly,
             most_sizes=MOST_SIZES,
-            inside=breakdown_rows(run),
+            inside=module_time_rows(run),
             active=[*activity_lines(run), *unexplained_lines(run), *rank_lines(run)],
             quality=quality_line(run),
             engines=engine_rows(run),
@@ -168,7 +168,7 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
             precision_columns=PRECISION_COLUMNS,
             precisions=precision_rows(runs),
             against_columns=AGAINST_COLUMNS,
-            against=against_rows(runs),
+            against=difference_rows(runs),
             once=once_line(runs),
         )
     )
@@ -212,7 +212,7 @@ def css_name(term: str) -> str:
     return term.removesuffix("_s")
 
 
-def _drawn_bars(bars: Sequence[SplitBar]) -> list[_Bar]:
+def _drawn_bars(bars: Sequence[BreakdownBar]) -> list[_Bar]:
     """The splits of cells, all on one scale."""
     low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
     high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
+from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
 from profiler.report.export import markdown_table, markdown_text, tokens_table
 from profiler.report.glossary import footnotes
 from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
@@ -70,7 +70,7 @@ def _section(title: str, items: Iterable[str], remark: str = "") -> list[str]:
 def _ran(run: Run) -> list[str]:
     """A table of what really ran."""
     heading = "**What really ran**" + (
-        f", and what was tried in its place at {cell}" if (cell := tried_in(run)) else ""
+        f", and what was tried in its place at {cell}" if (cell := trial_cell(run)) else ""
     )
     rows = [RAN_COLUMNS, ("---",) * len(RAN_COLUMNS), *(map(markdown_text, row) for row in ran_rows(run))]
     return [heading, "", *(f"| {' | '.join(row)} |" for row in rows), ""]

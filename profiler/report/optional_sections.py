@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from profiler.facts.measurements import FirstCalls, FreshStart
-from profiler.judge.engine_differences import PART_NAMES, GenerateTax
+from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead
 from profiler.judge.padding import RaggedStep
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
@@ -174,7 +174,7 @@ def generate_lines(run: Run) -> list[str]:
     return lines
 
 
-def _line(tax: GenerateTax, installed: str) -> str:
+def _line(tax: GenerateOverhead, installed: str) -> str:
     step = "step" if tax.phase == "decode" else "prefill"
     version = tax.transformers or installed
     words = (
@@ -188,7 +188,7 @@ def _line(tax: GenerateTax, installed: str) -> str:
     return f"{words}{': ' if tax.parts_s else ''}{'; '.join(_parts(tax))}"
 
 
-def _parts(tax: GenerateTax) -> Iterator[str]:
+def _parts(tax: GenerateOverhead) -> Iterator[str]:
     if tax.parts_s:
         ranked = sorted(tax.parts_s.items(), key=lambda item: -item[1])
         told = [item for item in ranked if abs(item[1]) >= _WORTH_A_WORD * abs(tax.tax_s)]

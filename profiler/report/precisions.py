@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.judge.precisions import PrecisionDifference, compare_with_first, precision_sentences, telling
+from profiler.judge.precisions import PrecisionDifference, clear_differences, compare_with_first, precision_sentences
 from profiler.report.sections import quality_line, regime_names
 from profiler.report.selection import of_phase
 from profiler.stats import CLAIM_VISITS
@@ -62,14 +62,14 @@ def _first_decode(run: Run) -> list[str]:
     ]
 
 
-def against_rows(runs: Sequence[Run]) -> list[list[str]]:
+def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Every cell of the further precisions against the first, in the order of the columns."""
     return _rows(_against(runs))
 
 
-def telling_rows(runs: Sequence[Run]) -> list[list[str]]:
+def clear_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Those of them that a screen has room for and that tell most."""
-    return _rows(telling(_against(runs)))
+    return _rows(clear_differences(_against(runs)))
 
 
 def once_line(runs: Sequence[Run]) -> str | None:
@@ -126,7 +126,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     console.print()
     console.print(Text(f"{runs[0].model.id} on {runs[0].document.device.name}"))
     console.print(_table(PRECISION_COLUMNS, precision_rows(runs)))
-    shown, every = telling_rows(runs), against_rows(runs)
+    shown, every = clear_rows(runs), difference_rows(runs)
     console.print()
     console.print(_table(AGAINST_COLUMNS, shown))
     if len(shown) < len(every):

@@ -10,7 +10,7 @@ from typing import Literal
 from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
-from profiler.judge.roof_range import witness_share
+from profiler.judge.roof_range import weight_read_share
 from profiler.report.selection import evenly, first_engine, of_first_engine, of_phase
 from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
@@ -88,7 +88,7 @@ def roof_lines(run: Run) -> list[RoofLine]:
         lines.append(RoofLine("datasheet", label, *sheet))
     for where, link in ceilings.links.items():
         lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
-    if ceilings.weights and (share := witness_share(ceilings.ceilings)) != 1.0:
+    if ceilings.weights and (share := weight_read_share(ceilings.ceilings)) != 1.0:
         own = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
         lines.append(_slope("other", f"the model's own weights: {scaled(own, 'B/s')}", own, peak))
     for level in cache_levels(ceilings):

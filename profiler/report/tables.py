@@ -23,7 +23,7 @@ from profiler.units import duration, percent, scaled, significant
 TableRow = list[str]
 
 
-def breakdown_rows(run: Run) -> list[TableRow]:
+def module_time_rows(run: Run) -> list[TableRow]:
     """A row for the step and one for each group in it, for the smallest and the largest cell of each phase."""
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
@@ -52,7 +52,7 @@ def _inside_row(item: GroupTime) -> TableRow:
     return [f"  {item.group.replace('_', ' ')}", duration(item.time_s), percent(item.share), *rates]
 
 
-def split_rows(run: Run) -> list[TableRow]:
+def breakdown_rows(run: Run) -> list[TableRow]:
     """Each term of the time breakdown with its half-width, for the cells of `selected_cells`: a heading, then a row per
     term."""
     evidence, shown = evidence_of(run), selected_cells(run)

@@ -14,8 +14,8 @@ from rich.text import Text
 from profiler.grid.cells import CellKey
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.cells import CellResult
-from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
-from profiler.report.execution import RAN_COLUMNS, ran_rows, tried_in
+from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
+from profiler.report.execution import RAN_COLUMNS, ran_rows, trial_cell
 from profiler.report.optional_sections import cold_lines, generate_lines, ragged_lines
 from profiler.report.sections import (
     activity_lines,
@@ -34,7 +34,7 @@ from profiler.report.sections import (
     visited_once,
 )
 from profiler.report.selection import evidence_of, half_width, of_first_engine
-from profiler.report.tables import breakdown_rows
+from profiler.report.tables import module_time_rows
 from profiler.store.folder import Run
 from profiler.units import duration, percent, short_count, significant
 
@@ -105,7 +105,7 @@ def print_run(run: Run, console: Console) -> None:
 
 def _ran_table(run: Run) -> Table:
     """What really ran, and what was tried in its place."""
-    cell = tried_in(run)
+    cell = trial_cell(run)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (*RAN_COLUMNS[:2], f"{RAN_COLUMNS[2]} at {cell}" if cell else ""):
         table.add_column(name, overflow="fold")
@@ -225,7 +225,7 @@ def breakdown_table(run: Run) -> Table:
     table.add_column("inside", no_wrap=True)
     for name in ("time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in breakdown_rows(run):
+    for row in module_time_rows(run):
         if not row[0].startswith(" ") and table.row_count:
             table.add_section()
         table.add_row(*row)
@@ -233,7 +233,7 @@ def breakdown_table(run: Run) -> Table:
 
 
 def _print_bars(run: Run, console: Console) -> None:
-    bars = shown_bars(run)
+    bars = printed_bars(run)
     if not bars:
         return
     console.print()
@@ -244,17 +244,17 @@ def _print_bars(run: Run, console: Console) -> None:
     console.print()
 
 
-def shown_bars(run: Run) -> list[SplitBar]:
+def printed_bars(run: Run) -> list[BreakdownBar]:
     """The first engine's cells, of many those that span them."""
-    return split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
+    return breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
 
 
-def bar_legend(bars: Sequence[SplitBar]) -> str:
+def bar_legend(bars: Sequence[BreakdownBar]) -> str:
     """What the letters of these bars stand for."""
     return ", ".join(f"{_BAR_STYLE[term][0]} {TERM_NAMES[term]}" for term in terms_of(bars))
 
 
-def letters(bar: SplitBar) -> Text:
+def letters(bar: BreakdownBar) -> Text:
     """As many letters as a term's share of the positive terms; edges are rounded, so that the bar is always full."""
     whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
     text = Text()

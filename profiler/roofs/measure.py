@@ -70,7 +70,7 @@ def measure(
     )
 
 
-def look_again(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured | None:
+def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured | None:
     """The roofs that verdicts rest on once more, with the buffers and shapes of the first time; `budget_s` for each.
 
     None where the run has left no room for them. What was not measured then is not measured now.

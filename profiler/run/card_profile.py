@@ -20,7 +20,7 @@ from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES
 from profiler.loading.source import resolve
-from profiler.measure.card_profile import STANDARD_MODEL, installed_formats, measure_card, small_alone
+from profiler.measure.card_profile import STANDARD_MODEL, installed_formats, measure_card, replay_small_kernels
 from profiler.predict.card_profile import fitted_on, profile_json
 from profiler.predict.kernel_times import from_memory_s
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
@@ -75,7 +75,7 @@ def _small_points(machine: Machine, profile: CardProfile, dtype: str) -> list[Sm
 
     Of few tokens they may be lost in their dispatch, and are left out.
     """
-    alone = {tokens: seconds for tokens, seconds in small_alone(machine, dtype).items() if seconds > 0}
+    alone = {tokens: seconds for tokens, seconds in replay_small_kernels(machine, dtype).items() if seconds > 0}
     if not alone:
         return []
     config = load_config(resolve(STANDARD_MODEL))

@@ -11,7 +11,7 @@ from profiler.facts.measurements import Readings, Replays
 from profiler.facts.roofs import swing
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, CellKey
-from profiler.judge.demand import held_up, split_of
+from profiler.judge.demand import breakdown_of, held_up
 from profiler.judge.judge_run import judge_run
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
@@ -26,7 +26,7 @@ from profiler.measure.trace import trace_cell
 from profiler.measure.trials import try_variants
 from profiler.measure.visit import warm_up
 from profiler.roofs.drift_probe import DriftProbe
-from profiler.roofs.measure import look_again
+from profiler.roofs.measure import remeasure_roofs
 from profiler.run.cold_start import fresh_starts
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin, other_bytes
@@ -167,7 +167,7 @@ def _look_at_roofs_again(session: Session) -> None:
         return
     subject, ceilings = session.subject, session.ledger.facts.ceilings
     with session.stages.optional("the second look at the roofs", "cells are judged by the first"):
-        if again := look_again(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
+        if again := remeasure_roofs(subject.machine, ceilings, dtype_name(subject.request.dtype), again_s):
             session.ledger.add(again)
 
 
@@ -285,7 +285,7 @@ def _expected_visit_s(session: Session) -> Mapping[Cell, float]:
     with session.stages.optional("the estimate of the time left", "none is shown at first"):
         for key in facts.grid.keys:
             times = 2 if key.phase == "prefill" else key.cell.decode_steps
-            floor_s = split_of(facts, key, latency_s=1.0)[0].floor_s
+            floor_s = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
             expected[key.cell] = expected.get(key.cell, 0.0) + times * floor_s
     return expected
 

@@ -67,7 +67,7 @@ def flag_of(option: Field[object]) -> str:
     return "--" + (option.metadata.get("flag") or option.name).replace("_", "-")
 
 
-def known_options(given: Sequence[str]) -> None:
+def check_options(given: Sequence[str]) -> None:
     """Raises RequestError for a name that is no field of Options."""
     names = [item.name for item in fields(Options)]
     for name in given:

@@ -27,7 +27,7 @@ from profiler.run.document import config_of, opening
 from profiler.run.fact_log import FactLog
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import Session, Sweep, measure_cells, measure_options
-from profiler.run.options import Options, known_options
+from profiler.run.options import Options, check_options
 from profiler.run.setup import roof_dtypes, set_up
 from profiler.run.stages import Listener, Stages
 from profiler.run.tensor_parallel import Ranks, set_up_ranks
@@ -47,7 +47,7 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     finished, `out` for the folder (default: a new one under `runs/`). Raises RequestError for a request that cannot be
     met, before anything is loaded.
     """
-    known_options(list(options))
+    check_options(list(options))
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 

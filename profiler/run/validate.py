@@ -184,7 +184,7 @@ def prepare_resume(folder: Path, options: Options) -> Prepared:
     return replace(prepare(replace(_asked_again(folder, document, options), out=folder)), resumed=True)
 
 
-def prepare_again(folder: Path, options: Options) -> Prepared:
+def prepare_rerun(folder: Path, options: Options) -> Prepared:
     """The request of a run, to measure the same grid anew into a folder of its own; `options` as in `prepare_resume`.
 
     Raises RunError for a folder that cannot be read, and whatever `prepare` raises.

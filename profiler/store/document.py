@@ -18,7 +18,7 @@ from profiler.facts.telemetry import TelemetrySummary
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.judge.cells import CellEvidence, EngineDifference, Keyed, columns_of
-from profiler.judge.engine_differences import GenerateTax
+from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
 from profiler.judge.scaling import DoublingTest
@@ -192,7 +192,7 @@ class RunDocument:
     breakdown: tuple[GroupTime, ...] = ()
     activity: tuple[ActivityRecord, ...] = ()
     quality: Quality | None = None
-    generate: tuple[GenerateTax, ...] = ()
+    generate: tuple[GenerateOverhead, ...] = ()
     ragged: tuple[RaggedStep, ...] = ()
     fresh_starts: tuple[FreshStart, ...] = ()
     after_silence: tuple[AfterIdle, ...] = ()

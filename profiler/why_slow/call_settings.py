@@ -22,7 +22,7 @@ _OF_A_CONFIG = (
 
 
 @dataclass
-class KnownSettings:
+class ModelSettings:
     """Settings of calls, those of forwards kept by their model."""
 
     _kept: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)

@@ -106,7 +106,7 @@ class Between:
 
 
 @dataclass(frozen=True)
-class TextAgain:
+class RepeatedText:
     """Texts that a line handed to a tokenizer once more."""
 
     where: str
@@ -115,7 +115,7 @@ class TextAgain:
 
 
 @dataclass(frozen=True)
-class Unnoted:
+class UnrecordedCall:
     """What could not be noted, and is in none of the figures."""
 
     count: int
@@ -139,12 +139,12 @@ class Observations:
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
     between: tuple[Between, ...] = ()
-    texts_again: tuple[TextAgain, ...] = ()
+    texts_again: tuple[RepeatedText, ...] = ()
     reads: tuple[Read, ...] = ()
     """The longest waits first; none on a CPU, where nothing is waited for."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
-    unnoted: Unnoted | None = None
+    unnoted: UnrecordedCall | None = None
     warnings: tuple[str, ...] = ()
     """What of the machine speaks against these seconds."""
 

@@ -16,9 +16,9 @@ from profiler.device.clock import OwnTime, clock_for, now_s
 from profiler.errors import describe_error
 from profiler.loading.cache_argument import without_cache
 from profiler.why_slow.call_record import CallRecord, RepeatableCall, Thread, users_line
-from profiler.why_slow.call_settings import KnownSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
+from profiler.why_slow.call_settings import ModelSettings, context_len, nbytes_of, new_tokens, times_computed, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads
-from profiler.why_slow.observations import Between, Call, CallKind, Load, Observations, TextAgain, Unnoted
+from profiler.why_slow.observations import Between, Call, CallKind, Load, Observations, RepeatedText, UnrecordedCall
 
 # Inputs are kept for trials up to so many calls and bytes.
 _MOST_KEPT = 256
@@ -47,7 +47,7 @@ class Recorder:
     """How often a wrapper was entered."""
     noting_s: float = 0.0
     kept_bytes: int = 0
-    unnoted: Unnoted | None = None
+    unnoted: UnrecordedCall | None = None
     reads: Reads = field(init=False)
     _here: Thread = field(default_factory=Thread)
     _sources: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Recorder:
     _texts: set[int] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
-    _settings: KnownSettings = field(default_factory=KnownSettings)
+    _settings: ModelSettings = field(default_factory=ModelSettings)
     _start_s: float = field(default_factory=now_s)
     _compiling: Compiling = field(default_factory=Compiling)
 
@@ -127,7 +127,7 @@ class Recorder:
         try:
             yield
         except Exception as error:
-            known = self.unnoted or Unnoted(0, describe_error(error))
+            known = self.unnoted or UnrecordedCall(0, describe_error(error))
             self.unnoted = replace(known, count=known.count + 1)
 
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -235,7 +235,7 @@ class Recorder:
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             tuple(self._compiling.recompilations()), tuple(self._between()),
-            tuple(TextAgain(where, item.count, item.seconds) for where, item in self.again.items()),
+            tuple(RepeatedText(where, item.count, item.seconds) for where, item in self.again.items()),
             self.reads.by_line(),
             tuple(self._compiling.graph_breaks()),
             self.unnoted,

@@ -12,7 +12,7 @@ from profiler.report.console import long_table
 from profiler.report.html import templates
 from profiler.units import duration
 from profiler.why_slow.findings import FEW_ROUNDS, LEAST_SHARE, CallFloor, Finding, FirstCall, Why
-from profiler.why_slow.observations import Call, Observations, Unnoted, covered_s, most_at_once, steady_s
+from profiler.why_slow.observations import Call, Observations, UnrecordedCall, covered_s, most_at_once, steady_s
 
 CALL_COLUMNS = ("where", "calls", "what", "time", "a call", "ran with")
 _MOST_ROWS = 30
@@ -111,7 +111,7 @@ def _without_calls(seen: Observations) -> str:
     return f"{seen.script} loaded a model and called none"
 
 
-def _unnoted_words(unnoted: Unnoted) -> str:
+def _unnoted_words(unnoted: UnrecordedCall) -> str:
     times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
     return f"noting failed {times}, and what it was of is in none of these figures ({unnoted.reason})"
 

@@ -26,7 +26,7 @@ from profiler.engines.transformers import EagerEngine
 from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
 from profiler.forecast.shards import trained_alike
-from profiler.forecast.tensor_parallel import AskedRanks, RanksAnswer, forecast_ranks
+from profiler.forecast.tensor_parallel import RankOptions, RanksAnswer, forecast_ranks
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import from_config, quiet_libraries
 from profiler.loading.request import DTYPES
@@ -78,7 +78,7 @@ def forecasts(run: Path, ranks: int) -> tuple[RanksAnswer, RanksAnswer]:
     wanted = ForecastRequest(
         prompt_lens=",".join(map(str, sizes.prompt_lens)), batch_sizes=",".join(map(str, sizes.batch_sizes))
     )
-    free = AskedRanks(str(ranks), "0,1e9")
+    free = RankOptions(str(ranks), "0,1e9")
     replayed, _ = forecast_ranks(str(run), "", wanted, free, date.today(), QuietListener())
     with mock.patch.object(cards, "machine_of", return_value="left out"):
         kept, _ = forecast_ranks(str(run), "", wanted, free, date.today(), QuietListener())

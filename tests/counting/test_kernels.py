@@ -25,7 +25,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.measure.captured_calls import KeptCache, UsedCache
+from profiler.measure.captured_calls import ReusedCache, UsedCache
 from profiler.quant.storage import stored
 
 pytestmark = pytest.mark.cpu
@@ -119,9 +119,9 @@ def test_what_a_static_cache_has_repeated_is_what_transformers_repeats(
     assert [bytes_["repeat_kv copies"] for bytes_ in counted] == bytes_of_repeated(calls, core)
 
 
-@pytest.mark.parametrize("cache", [KeptCache, UsedCache])
+@pytest.mark.parametrize("cache", [ReusedCache, UsedCache])
 def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
-    monkeypatch: pytest.MonkeyPatch, cache: type[KeptCache]
+    monkeypatch: pytest.MonkeyPatch, cache: type[ReusedCache]
 ) -> None:
     """Filled before or not: transformers reads that the cache is empty."""
     engine, prompt = cache(tiny_mistral(None), HOST), torch.arange(8)[None]

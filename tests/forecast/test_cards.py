@@ -15,7 +15,7 @@ from profiler.errors import RequestError, RunError
 from profiler.forecast import tensor_parallel as cards
 from profiler.forecast.command import ForecastRequest
 from profiler.forecast.render import rank_rows, worse_lines
-from profiler.forecast.tensor_parallel import AskedRanks, RankCell, RankTime, forecast_ranks, parse_ranks
+from profiler.forecast.tensor_parallel import RankCell, RankOptions, RankTime, forecast_ranks, parse_ranks
 from profiler.judge.device_health import DeviceRun, healths
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
@@ -39,7 +39,7 @@ def _read_once() -> Iterator[None]:
 
 def cell_of(link: str, batch: int = 1) -> RankCell:
     wanted = ForecastRequest(batch_sizes=str(batch), prompt_lens="128")
-    answer, _ = forecast_ranks(str(EPYC), "", wanted, AskedRanks("3", link), TODAY, QuietListener())
+    answer, _ = forecast_ranks(str(EPYC), "", wanted, RankOptions("3", link), TODAY, QuietListener())
     return next(cell for cell in answer.cells if cell.phase == "decode")
 
 
@@ -72,7 +72,7 @@ def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> No
 def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> None:
     wanted = ForecastRequest(batch_sizes="1,64", prompt_lens="512")
     answer, card = forecast_ranks(
-        "llama-3.1-8b", "H100 SXM", wanted, AskedRanks("2", "pcie5x16", 2.0), TODAY, QuietListener()
+        "llama-3.1-8b", "H100 SXM", wanted, RankOptions("2", "pcie5x16", 2.0), TODAY, QuietListener()
     )
     sentence = answer.sentence(card)
     assert sentence.startswith("Two H100 SXM over pcie5x16 give ")
@@ -94,14 +94,14 @@ def test_two_h100_by_their_datasheet_are_told_in_a_sentence_with_a_cost() -> Non
 )
 def test_it_is_told_how_narrower_kernels_are_known(source: str, on: str, words: str) -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="64")
-    answer, _ = forecast_ranks(source, on, wanted, AskedRanks("3", "8,20"), TODAY, QuietListener())
+    answer, _ = forecast_ranks(source, on, wanted, RankOptions("3", "8,20"), TODAY, QuietListener())
     assert words in answer.notes[0]
 
 
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
     answer, card = forecast_ranks(
-        "llama-3.1-70b", "H100 SXM", wanted, AskedRanks("2,4", "nvlink4"), TODAY, QuietListener()
+        "llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), TODAY, QuietListener()
     )
     decode = next(cell for cell in answer.cells if cell.phase == "decode")
     assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB a card
@@ -112,15 +112,15 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (AskedRanks("3", ""), "needs --link"),
-        (AskedRanks("two", "8,20"), "give numbers of cards"),
-        (AskedRanks("1", "8,20"), "give numbers of cards"),
-        (AskedRanks("2", "8,20"), "9 query heads and 3 KV heads do not divide by 2; use --tp 3"),
-        (AskedRanks("3", "nvlink9"), "--link 'nvlink9' is unknown"),
-        (AskedRanks("3", "8,20", -1.0), "--price -1"),
+        (RankOptions("3", ""), "needs --link"),
+        (RankOptions("two", "8,20"), "give numbers of cards"),
+        (RankOptions("1", "8,20"), "give numbers of cards"),
+        (RankOptions("2", "8,20"), "9 query heads and 3 KV heads do not divide by 2; use --tp 3"),
+        (RankOptions("3", "nvlink9"), "--link 'nvlink9' is unknown"),
+        (RankOptions("3", "8,20", -1.0), "--price -1"),
     ],
 )
-def test_what_cannot_be_told_is_refused(asked: AskedRanks, words: str) -> None:
+def test_what_cannot_be_told_is_refused(asked: RankOptions, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         forecast_ranks(str(EPYC), "", ForecastRequest(), asked, TODAY, QuietListener())
     assert parse_ranks("8,2,2") == (2, 8)
@@ -135,18 +135,18 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_replayed(monkey
     monkeypatch.setattr("profiler.forecast.tensor_parallel.replay_shards", replayed)
     monkeypatch.setattr("profiler.forecast.tensor_parallel.machine_of", lambda _: HOST)
     with pytest.raises(RequestError, match="do not divide by 2"):
-        forecast_ranks(str(EPYC), "", ForecastRequest(), AskedRanks("2,3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(EPYC), "", ForecastRequest(), RankOptions("2,3", "8,20"), TODAY, QuietListener())
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RequestError, match=r"are packed \(nf4\) and cannot be cut; give a run of the model as it is"):
-        forecast_ranks(str(NF4), "", ForecastRequest(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(NF4), "", ForecastRequest(), RankOptions("3", "8,20"), TODAY, QuietListener())
     document = replace(read_document(EPYC), ranks=2)
     monkeypatch.setattr("profiler.forecast.command.read_document", lambda _: document)
     with pytest.raises(RunError, match="holds one rank's share of 2: forecast a run on one card, with --tp"):
-        forecast_ranks(str(tmp_path), "", ForecastRequest(), AskedRanks("3", "8,20"), TODAY, QuietListener())
+        forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), TODAY, QuietListener())
 
 
 def test_worse_is_told_among_the_numbers_that_fit() -> None:

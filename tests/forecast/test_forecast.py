@@ -17,7 +17,7 @@ from profiler.errors import RequestError
 from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, run_facts
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
-from profiler.predict.cross_validation import HeldOut, Trained, beyond, held_out, one_at_a_time, train
+from profiler.predict.cross_validation import HeldOut, Trained, held_out, one_at_a_time, outermost_cells, train
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, Replayed
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
@@ -147,7 +147,7 @@ def test_noise_is_told_as_error_and_widens_the_interval(known: RunFacts) -> None
 
 def test_extremes_are_left_out_together(known: RunFacts) -> None:
     measured = known.trained.measured
-    groups = beyond(measured)
+    groups = outermost_cells(measured)
     assert len(groups) == 4
     assert {tuple(sorted(set(measured.demanded.steps.batch[group]))) for group in groups} == {(8,), (1, 2, 4, 8)}
 

@@ -20,9 +20,9 @@ from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import linear_modules
 from profiler.device.contention import ForeignLoad
 from profiler.facts.measurements import Replay, Replays
-from profiler.forecast.command import ForecastRequest, run_facts, skeleton_of
+from profiler.forecast.command import ForecastRequest, meta_model_of, run_facts
 from profiler.forecast.shards import machine_of, shard_times, shorten, trained_alike
-from profiler.forecast.tensor_parallel import AskedRanks, forecast_ranks
+from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
 from profiler.grid.cells import Cell, CellKey
 from profiler.predict.operator_arrays import StepArrays
 from profiler.quant.storage import model_storage_bytes
@@ -97,12 +97,12 @@ def test_so_many_layers_are_made_as_no_cache_keeps_of_the_share() -> None:
     """SmolLM2-135M in three: a layer of the share holds 4 x 1.18 MB; of 2 MiB as a cache's end twice that is one
     layer, of 8 MiB it is four."""
     document = read_document(EPYC)
-    share = skeleton_of(EPYC, document)
+    share = meta_model_of(EPYC, document)
     walk_rank(share, 3)
     layer_bytes = model_storage_bytes(share.model.layers[0])  # type: ignore[union-attr, index]
     assert layer_bytes == 4 * ((576 * 576 * 2 + 576 * 192 * 2 + 576 * 1536 * 3) // 3 + 2 * 576)
     for end, layers in ((2 << 20, 1), (8 << 20, 4)):
-        whole, share = skeleton_of(EPYC, document), skeleton_of(EPYC, document)
+        whole, share = meta_model_of(EPYC, document), meta_model_of(EPYC, document)
         walk_rank(share, 3)
         shorten(whole, share, of_caches(end))
         for module in (whole, share):
@@ -112,7 +112,7 @@ def test_so_many_layers_are_made_as_no_cache_keeps_of_the_share() -> None:
 
 def test_cut_weights_cannot_be_trained_and_whole_ones_can() -> None:
     document = read_document(EPYC)
-    whole, share = skeleton_of(EPYC, document), skeleton_of(EPYC, document)
+    whole, share = meta_model_of(EPYC, document), meta_model_of(EPYC, document)
     walk_rank(share, 3)
     trained_alike(whole, share)
     held = dict(share.named_parameters())
@@ -136,7 +136,7 @@ def test_planted_linears_of_half_the_width_are_what_the_forecast_tells(
         out=tmp_path / "run",
     )  # fmt: skip
     listener = Told()
-    wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), AskedRanks("2", "0,1e9")
+    wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), RankOptions("2", "0,1e9")
     answer, _ = forecast_ranks(str(tmp_path / "run"), "", wanted, free, TODAY, listener)
     assert listener.stages == ["replaying linears of one of 2 ranks beside whole ones, 10.0 s"]
     assert answer.notes[0].startswith("A rank's linears were replayed here")

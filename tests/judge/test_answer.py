@@ -13,7 +13,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.judge.answer import answer
-from profiler.judge.breakdown import Split
+from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import JudgedCell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting
@@ -50,7 +50,7 @@ def measured(of: Facts, **seconds: float) -> Facts:
 ])  # fmt: skip
 def test_nothing_to_gain_is_said_near_the_roof_alone(attained: float, unexplained: float, words: str) -> None:
     weights_s, rest = attained * 1e-2, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
-    parts = Split(
+    parts = TimeBreakdown(
         latency_s=1e-2, device_s=weights_s, floor_s=weights_s, weights_s=weights_s, unexplained_s=unexplained * 1e-2,
         **dict.fromkeys(rest, 0.0),
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
     weights, rest = 8e-3, ("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s")
     cells = []
     for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
-        parts = Split(
+        parts = TimeBreakdown(
             latency_s=latency_s, device_s=weights, floor_s=weights, weights_s=weights,
             unexplained_s=latency_s - weights, **dict.fromkeys(rest, 0.0),
         )  # fmt: skip

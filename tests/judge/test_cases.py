@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import Demand, Roofs, of_engine, split
+from profiler.judge.breakdown import Demand, StepRoofs, break_down, with_engine
 from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
 
 W, P = 1e12, 100e12
@@ -42,12 +42,12 @@ def verdict(case: dict[str, str]) -> Verdict:
             demands.append(Demand(name, "mlp", *sizes, flops_per_s, alone_s, dequantise_s=converting_s))
     overlaps = case["overlaps"] == "1"
     owns = case["owns"] == "1"
-    roofs = Roofs(W, None if owns else Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
+    roofs = StepRoofs(W, None if owns else Dispatch(ms["host_ms"], 0.0), overlaps, fetch_s=ms["link_ms"])
     latency_s, width = ms["latency_ms"], float(case["half_width"])
-    parts = split(latency_s, demands, ms["avoidable_ms"], roofs)
+    parts = break_down(latency_s, demands, ms["avoidable_ms"], roofs)
     return judge_cell(
         Measurement(
-            split=of_engine(parts) if owns else parts,
+            split=with_engine(parts) if owns else parts,
             model_flops=times["compute"] * P,
             model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
             compute_flops_per_s=flops_per_s,

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.errors import RunError
 from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import TERMS, Roofs, Split
+from profiler.judge.breakdown import TERMS, StepRoofs, TimeBreakdown
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import judge_run
 from profiler.judge.regimes import Measurement, Regime, judge_cell
@@ -64,9 +64,13 @@ def labels(folder: Path) -> list[tuple[CellResult, Regime]]:
 def _of_terms(run: Run, result: CellResult) -> Regime:
     terms = {name: getattr(result, name) for name in TERMS}
     device_s = result.weights_s + result.kv_s + result.compute_s
-    parts = Split(latency_s=result.latency_s, **terms, device_s=device_s, floor_s=result.floor_s, replayed_share=1.0)
+    parts = TimeBreakdown(
+        latency_s=result.latency_s, **terms, device_s=device_s, floor_s=result.floor_s, replayed_share=1.0
+    )
     ceilings = run.document.ceilings.ceilings
-    roofs = Roofs(ceilings.memory_bytes_per_s, Dispatch(result.dispatch_s, 0.0), run.document.device.overlaps_dispatch)
+    roofs = StepRoofs(
+        ceilings.memory_bytes_per_s, Dispatch(result.dispatch_s, 0.0), run.document.device.overlaps_dispatch
+    )
     return judge_cell(
         Measurement(
             split=parts,

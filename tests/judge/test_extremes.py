@@ -20,7 +20,7 @@ from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.regimes import Flag
-from profiler.judge.roof_range import extreme_shares, moved, witness_share
+from profiler.judge.roof_range import extreme_shares, moved, weight_read_share
 from profiler.judge.warnings import run_warnings
 from profiler.run.judge_folder import judge_folder
 from profiler.store.samples import line_of
@@ -191,23 +191,23 @@ def test_a_witness_is_held_against_the_roof_of_its_size() -> None:
     """A model of 4 MiB lies in a cache that is read at 400 GB/s; 100 would be memory's."""
     ceilings = replace(STEADY.ceilings, curve=(CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve))
     small = WeightReadRoof(4 << 20, roof(W))
-    assert witness_share(replace(ceilings, weights=small)) == pytest.approx(0.25)
-    assert witness_share(replace(ceilings, weights=WeightReadRoof(GB, roof(W)))) == 1.0
+    assert weight_read_share(replace(ceilings, weights=small)) == pytest.approx(0.25)
+    assert weight_read_share(replace(ceilings, weights=WeightReadRoof(GB, roof(W)))) == 1.0
 
 
 def test_a_witness_beside_a_stream_in_the_same_pieces_is_held_against_that() -> None:
     """Short reads reach 70 of 100 GB/s, whoever's they are: the weights' own pages lose nothing, or half of that."""
     pieces = roof(0.7 * W)
-    assert witness_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.69 * W), pieces))) == 1.0
-    assert witness_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.35 * W), pieces))) == pytest.approx(
-        0.5
-    )
+    assert weight_read_share(replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.69 * W), pieces))) == 1.0
+    assert weight_read_share(
+        replace(STEADY.ceilings, weights=WeightReadRoof(GB, roof(0.35 * W), pieces))
+    ) == pytest.approx(0.5)
 
 
 def test_an_uncertain_witness_says_nothing() -> None:
     """20 % below, from five samples whose quartiles lie 30 % apart."""
     vague = WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand"))
-    assert witness_share(replace(STEADY.ceilings, weights=vague)) == 1.0
+    assert weight_read_share(replace(STEADY.ceilings, weights=vague)) == 1.0
 
 
 HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))

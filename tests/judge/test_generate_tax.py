@@ -8,7 +8,7 @@ import pytest
 
 from profiler.facts.measurements import GenerateSteps
 from profiler.grid.cells import Cell
-from profiler.judge.breakdown import TERMS, Demand, Roofs, split, taxed
+from profiler.judge.breakdown import TERMS, Demand, StepRoofs, break_down, with_generate
 from profiler.judge.engine_differences import parts_of
 
 
@@ -30,9 +30,9 @@ def test_what_both_loops_have_counts_by_its_difference() -> None:
 
 def test_the_tax_is_a_term_with_an_interval() -> None:
     """12 ms measured, 8 ms for the weights, 3 ms tax: 1 ms is left; errors of 3 and 4 are 5."""
-    roofs = Roofs(1e12, None, overlaps=False)
-    before = split(12e-3, [Demand("op", "mlp", 0.0, 8e9, 0.0, 1e15)], 0.0, roofs, 0.4e-3)
-    found = taxed(before, 3e-3, 0.3e-3)
+    roofs = StepRoofs(1e12, None, overlaps=False)
+    before = break_down(12e-3, [Demand("op", "mlp", 0.0, 8e9, 0.0, 1e15)], 0.0, roofs, 0.4e-3)
+    found = with_generate(before, 3e-3, 0.3e-3)
     assert found.generate_s == 3e-3
     assert found.unexplained_s == pytest.approx(1e-3)
     assert sum(getattr(found, term) for term in TERMS) == pytest.approx(12e-3)

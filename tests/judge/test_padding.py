@@ -8,7 +8,7 @@ from made_facts import KEY, facts
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.judge.breakdown import TERMS
-from profiler.judge.demand import split_of
+from profiler.judge.demand import breakdown_of
 
 
 def work(flops: int, padded: int) -> OperatorWork:
@@ -30,7 +30,7 @@ def work(flops: int, padded: int) -> OperatorWork:
 def test_padding_is_a_term_of_its_own(replayed_s: float | None, latency_s: float, padding_s: float) -> None:
     replays = {} if replayed_s is None else {"op": Replay("op", (replayed_s,))}
     made = facts([work(30, 10)], replays, flops_per_s=10.0, bytes_per_s=1e9)
-    parts, by_cause = split_of(made, KEY, latency_s)
+    parts, by_cause = breakdown_of(made, KEY, latency_s)
     assert parts.padding_s == pytest.approx(padding_s)
     assert by_cause[Cause.PADDING] == pytest.approx(padding_s)
     assert parts.compute_s == pytest.approx(3.0)
@@ -40,6 +40,6 @@ def test_padding_is_a_term_of_its_own(replayed_s: float | None, latency_s: float
 
 
 def test_a_batch_without_padding_has_none() -> None:
-    parts, by_cause = split_of(facts([work(30, 0)], flops_per_s=10.0, bytes_per_s=1e9), KEY, 5.0)
+    parts, by_cause = breakdown_of(facts([work(30, 0)], flops_per_s=10.0, bytes_per_s=1e9), KEY, 5.0)
     assert parts.padding_s == 0
     assert Cause.PADDING not in by_cause

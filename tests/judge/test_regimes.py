@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import Demand, Roofs, split
+from profiler.judge.breakdown import Demand, StepRoofs, break_down
 from profiler.judge.regimes import Measurement, Verdict, judge_cell
 
 
@@ -31,10 +31,10 @@ def verdict(
     """One operator with all the work; `scale` stretches time and roofs together."""
     operator = Demand("all", "mlp", flops, weight_bytes, kv_bytes, flops_per_s / scale, replayed_s)
     dispatch = None if dispatch_s is None else Dispatch(dispatch_s * scale, 0.0)
-    roofs = Roofs(bytes_per_s / scale, dispatch, overlaps)
+    roofs = StepRoofs(bytes_per_s / scale, dispatch, overlaps)
     return judge_cell(
         Measurement(
-            split=split(latency_s * scale, [operator], avoidable_bytes / roofs.memory_bytes_per_s, roofs),
+            split=break_down(latency_s * scale, [operator], avoidable_bytes / roofs.memory_bytes_per_s, roofs),
             model_flops=flops,
             model_bytes=weight_bytes + kv_bytes,
             compute_flops_per_s=flops_per_s / scale,
@@ -226,18 +226,18 @@ class TestEveryDevice:
         bytes_per_s, flops_per_s, overlaps = DEVICES[device]
         product = Demand("product", "mlp", 0.46 * 10e-3 * flops_per_s, 1e3, 0.0, flops_per_s)
         stream = Demand("stream", "attention", 1e3, 0.0, 0.46 * 10e-3 * bytes_per_s, flops_per_s)
-        roofs = Roofs(bytes_per_s, Dispatch(1e-4, 0.0), overlaps)
+        roofs = StepRoofs(bytes_per_s, Dispatch(1e-4, 0.0), overlaps)
         flops, bytes_ = product.flops + stream.flops, stream.kv_bytes + product.weight_bytes
-        parts = split(10e-3, [product, stream], 0.0, roofs)
+        parts = break_down(10e-3, [product, stream], 0.0, roofs)
         found = judge_cell(Measurement(parts, flops, bytes_, flops_per_s, roofs, 9.9e-3, 10.1e-3))
         assert found.regime == "mixed"
 
 
 def graph_case(graph_step_s: float | None, **beside: object) -> Verdict:
     """An H100 step of 10 ms whose host takes 9 ms; 2 ms of it are bytes."""
-    roofs = Roofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
+    roofs = StepRoofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
-    parts = split(10e-3, [operator], 0.0, roofs)
+    parts = break_down(10e-3, [operator], 0.0, roofs)
     return judge_cell(
         Measurement(parts, 1e9, 6e9, 680e12, roofs, 9.95e-3, 10.05e-3, graph_step_s=graph_step_s, **beside)  # type: ignore[arg-type]
     )
@@ -283,9 +283,9 @@ RANK = {"low": 0, "medium": 1, "high": 2}
 @given(st.floats(0.62, 1.0), st.sampled_from(["", "memory"]), st.booleans())
 def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float, side: str, graph: bool) -> None:
     """A memory-bound step: a flat doubling and a graph that saves nothing agree with it."""
-    roofs = Roofs(1e12, Dispatch(1e-4, 0.0), overlaps=True)
+    roofs = StepRoofs(1e12, Dispatch(1e-4, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
-    bare = Measurement(split(1e-2, [operator], 0.0, roofs), 1e9, share * 1e10, 1e14, roofs, 0.995e-2, 1.005e-2)
+    bare = Measurement(break_down(1e-2, [operator], 0.0, roofs), 1e9, share * 1e10, 1e14, roofs, 0.995e-2, 1.005e-2)
     more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
     assert RANK[judge_cell(more).confidence] >= RANK[judge_cell(bare).confidence]
     against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")

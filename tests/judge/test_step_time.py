@@ -7,7 +7,7 @@ import math
 import pytest
 
 from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import TERMS, Demand, Roofs, split
+from profiler.judge.breakdown import TERMS, Demand, StepRoofs, break_down
 
 W = 1e12  # bytes/s
 P = 100e12  # FLOP/s: the ridge is 100 FLOP/byte
@@ -17,8 +17,8 @@ def demand(flops: float, weight: float, kv: float = 0.0, replayed_s: float | Non
     return Demand("op", "mlp", flops, weight, kv, P, replayed_s)
 
 
-CUDA = Roofs(W, Dispatch(4e-3, 0.0), overlaps=True)
-CPU = Roofs(W, Dispatch(4e-3, 1e-3), overlaps=False)
+CUDA = StepRoofs(W, Dispatch(4e-3, 0.0), overlaps=True)
+CPU = StepRoofs(W, Dispatch(4e-3, 1e-3), overlaps=False)
 
 
 def terms(s) -> float:  # type: ignore[no-untyped-def]
@@ -26,15 +26,15 @@ def terms(s) -> float:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("roofs", [CUDA, CPU])
-def test_terms_add_up_to_the_measured_time(roofs: Roofs) -> None:
+def test_terms_add_up_to_the_measured_time(roofs: StepRoofs) -> None:
     operators = [demand(1e11, 9e9), demand(9e11, 1e9, replayed_s=11e-3), demand(1e9, 0, 5e9)]
-    found = split(30e-3, operators, 2e9 / W, roofs)
+    found = break_down(30e-3, operators, 2e9 / W, roofs)
     assert terms(found) == pytest.approx(30e-3)
 
 
 def test_the_floor_is_the_sum_of_the_operators_own_roofs() -> None:
     """One operator needs 10 ms of arithmetic and the other 10 ms of traffic: 20 ms, though sums alone would say 11."""
-    found = split(25e-3, [demand(1e12, 1e9), demand(1e11, 10e9)], 0.0, Roofs(W, None, overlaps=True))
+    found = break_down(25e-3, [demand(1e12, 1e9), demand(1e11, 10e9)], 0.0, StepRoofs(W, None, overlaps=True))
     assert found.device_s == pytest.approx(20e-3)
     assert found.compute_s == pytest.approx(10e-3)
     assert found.weights_s == pytest.approx(10e-3)
@@ -43,22 +43,22 @@ def test_the_floor_is_the_sum_of_the_operators_own_roofs() -> None:
 
 def test_dispatch_hides_on_cuda_and_adds_on_a_cpu() -> None:
     operators = [demand(0, 10e9)]
-    assert split(11e-3, operators, 0.0, CUDA).dispatch_s == 0
-    assert split(11e-3, operators, 0.0, CUDA).floor_s == pytest.approx(10e-3)
-    assert split(14e-3, operators, 0.0, CPU).dispatch_s == pytest.approx(4e-3)
-    assert split(14e-3, operators, 0.0, CPU).floor_s == pytest.approx(14e-3)
-    short = split(4.1e-3, [demand(0, 1e9)], 0.0, CUDA)
+    assert break_down(11e-3, operators, 0.0, CUDA).dispatch_s == 0
+    assert break_down(11e-3, operators, 0.0, CUDA).floor_s == pytest.approx(10e-3)
+    assert break_down(14e-3, operators, 0.0, CPU).dispatch_s == pytest.approx(4e-3)
+    assert break_down(14e-3, operators, 0.0, CPU).floor_s == pytest.approx(14e-3)
+    short = break_down(4.1e-3, [demand(0, 1e9)], 0.0, CUDA)
     assert short.dispatch_s == pytest.approx(3e-3)  # what sticks out beyond 1 ms of device time
     assert short.floor_s == pytest.approx(4e-3)
 
 
 def test_a_replayed_kernels_call_is_not_paid_twice() -> None:
-    found = split(20e-3, [demand(0, 10e9, replayed_s=13e-3)], 0.0, CPU)
+    found = break_down(20e-3, [demand(0, 10e9, replayed_s=13e-3)], 0.0, CPU)
     assert found.kernel_s == pytest.approx(3e-3 - 1e-3)
 
 
 def test_a_roof_that_is_too_low_shows_as_a_negative_rest() -> None:
-    assert split(8e-3, [demand(0, 10e9)], 0.0, CUDA).unexplained_s < 0
+    assert break_down(8e-3, [demand(0, 10e9)], 0.0, CUDA).unexplained_s < 0
 
 
 def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
@@ -72,7 +72,7 @@ def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
         Demand("attention", "attention", 4 * 32 * 128 * 32 * 512 * 513, 0, 131_072 * 512 * 513, h100_p),
         Demand("head", "lm_head", 2 * 512 * 131_072_000, 2 * 131_072_000, 0, h100_p),
     ]
-    found = split(20e-3, operators, 0.0, Roofs(h100_w, None, overlaps=True))
+    found = break_down(20e-3, operators, 0.0, StepRoofs(h100_w, None, overlaps=True))
     assert found.device_s == pytest.approx(17.6e-3, rel=0.01)
     total_bytes = sum(op.weight_bytes + op.kv_bytes for op in operators)
     assert total_bytes / h100_w == pytest.approx(14.5e-3, rel=0.01)
@@ -80,8 +80,8 @@ def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
 
 def test_offloaded_weights_pay_for_the_link() -> None:
     """8 GB over a link of 16 GB/s is half a second, whatever the device's memory does."""
-    roofs = Roofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)
-    found = split(0.6, [demand(0, 8e9)], 0.0, roofs)
+    roofs = StepRoofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)
+    found = break_down(0.6, [demand(0, 8e9)], 0.0, roofs)
     assert (found.link_s, found.weights_s) == (pytest.approx(0.5), pytest.approx(8e-3))
     assert found.attained == pytest.approx(0.508 / 0.6)
     assert terms(found) == pytest.approx(0.6)
@@ -90,7 +90,7 @@ def test_offloaded_weights_pay_for_the_link() -> None:
 def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
     """A 4-bit matrix of 1 GB at 1 TB/s needs 1 ms; its kernel takes 5 ms, 3 of them to write and read a dense copy."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
-    found = split(10e-3, [packed], 0.0, CUDA)
+    found = break_down(10e-3, [packed], 0.0, CUDA)
     assert found.dequantise_s == pytest.approx(3e-3)
     assert found.kernel_s == pytest.approx(1e-3)
     assert terms(found) == pytest.approx(10e-3)
@@ -99,8 +99,8 @@ def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
 def test_a_conversions_call_is_dispatch_as_any_other() -> None:
     """Of 5 ms, 3 to convert: calls take 2, those of conversions 1.2; the terms still add up."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
-    roofs = Roofs(W, Dispatch(4e-3, 2e-3, 1.2e-3), overlaps=False)
-    found = split(10e-3, [packed], 0.0, roofs)
+    roofs = StepRoofs(W, Dispatch(4e-3, 2e-3, 1.2e-3), overlaps=False)
+    found = break_down(10e-3, [packed], 0.0, roofs)
     assert found.dequantise_s == pytest.approx(1.8e-3)
     assert found.kernel_s == pytest.approx(1e-3 - 0.8e-3)
     assert terms(found) == pytest.approx(10e-3)
@@ -109,16 +109,16 @@ def test_a_conversions_call_is_dispatch_as_any_other() -> None:
 def test_a_conversion_that_is_all_calls_is_no_gain() -> None:
     """Its calls were measured at 1.5 ms beside 1 ms of converting: the term is nothing, never negative."""
     packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=1e-3)
-    found = split(10e-3, [packed], 0.0, Roofs(W, Dispatch(4e-3, 2e-3, 1.5e-3), overlaps=False))
+    found = break_down(10e-3, [packed], 0.0, StepRoofs(W, Dispatch(4e-3, 2e-3, 1.5e-3), overlaps=False))
     assert found.dequantise_s == 0
     assert terms(found) == pytest.approx(10e-3)
 
 
 def test_how_far_a_term_may_be_off() -> None:
     """Errors of one roof scale its terms; independent ones add in quadrature (3 and 4 are 5)."""
-    roofs = Roofs(W, Dispatch(4e-3, 0.0, half_width_s=0.4e-3), overlaps=False, memory_half_width=0.01)
+    roofs = StepRoofs(W, Dispatch(4e-3, 0.0, half_width_s=0.4e-3), overlaps=False, memory_half_width=0.01)
     seen = Demand("op", "mlp", 1e9, 2e9, 1e9, P, replayed_s=5e-3, replayed_half_width_s=0.3e-3)
-    off = split(12e-3, [seen], 0.0, roofs).half_widths_s
+    off = break_down(12e-3, [seen], 0.0, roofs).half_widths_s
     assert set(off) == set(TERMS)
     assert off["weights_s"] == pytest.approx(0.02e-3)
     assert off["kv_s"] == pytest.approx(0.01e-3)
@@ -126,5 +126,7 @@ def test_how_far_a_term_may_be_off() -> None:
     # An error of the roof only moves time between weights and kernel; the residual does not see it.
     assert off["unexplained_s"] == pytest.approx(0.5e-3)
     alone = Demand("op", "mlp", 1e9, 2e9, 0.0, P)
-    noisy = split(12e-3, [alone], 0.0, Roofs(W, None, overlaps=False, memory_half_width=0.02), 0.03e-3).half_widths_s
+    noisy = break_down(
+        12e-3, [alone], 0.0, StepRoofs(W, None, overlaps=False, memory_half_width=0.02), 0.03e-3
+    ).half_widths_s
     assert noisy["unexplained_s"] == pytest.approx(0.05e-3)

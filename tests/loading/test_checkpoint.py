@@ -25,7 +25,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
 from profiler.loading.source import resolve
-from profiler.quant.checkpoints import Gguf, gguf_form
+from profiler.quant.checkpoints import Gguf, gguf_format
 from profiler.run.warnings import fit_warnings
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_which_gguf_transformers_can_keep_in_blocks(tmp_path: Path, architecture
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert gguf_form(file) == Gguf(("Q8_0",), kept)
+    assert gguf_format(file) == Gguf(("Q8_0",), kept)
 
 
 def test_a_gguf_file_without_gguf_is_refused_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

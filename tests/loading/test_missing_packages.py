@@ -22,7 +22,7 @@ from profiler.errors import RequestError
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
-from profiler.quant.checkpoints import published_form
+from profiler.quant.checkpoints import published_format
 from profiler.quant.formats import can_quantise, need_library
 
 HIDDEN = Path(__file__).parents[1] / "hidden.py"
@@ -69,7 +69,7 @@ def refused(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ..
     """A command that needs `package`, and its one line without it."""
     if package == "compressed-tensors":
         folder = request.getfixturevalue("packed_folder")
-        assert published_form(load_config(resolve(str(folder)))) == package
+        assert published_format(load_config(resolve(str(folder)))) == package
         command, feature = ("count", str(folder)), "a checkpoint stored as compressed-tensors"
     elif package == "gguf":
         command, feature = ("count", str(request.getfixturevalue("gguf_header"))), "a GGUF file"

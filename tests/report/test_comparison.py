@@ -17,10 +17,10 @@ from profiler.report.html import html_comparison
 from profiler.report.precisions import (
     AGAINST_COLUMNS,
     PRECISION_COLUMNS,
-    against_rows,
+    clear_rows,
+    difference_rows,
     precision_rows,
     print_comparison,
-    telling_rows,
 )
 from profiler.report.write import write_comparison, write_reports
 from profiler.store.folder import Run, read_run
@@ -45,7 +45,7 @@ def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
     assert (first["memory"], first["saved"], first["tok/s"]) == ("4.00 GB", "-", "1.00")
     assert (second["memory"], second["saved"], second["tok/s"]) == ("1.00 GB", "3.00 GB", "2.00")
     assert (first["dequantising"], second["dequantising"]) == ("-", "100 ms")
-    [against] = against_rows(pair)
+    [against] = difference_rows(pair)
     assert against == ["decode 1 x 64", "nf4", "500 ms", "2.00x", "1.96 .. 2.04"]
     assert len(against) == len(AGAINST_COLUMNS)
 
@@ -54,7 +54,7 @@ def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
     """Twice as fast with intervals far apart: one visit of one of them does not prove it."""
     once = replace(pair[1], results=(replace(pair[1].results[0], visits=1),))
     often = replace(pair[0], results=(replace(pair[0].results[0], visits=6),))
-    [row] = against_rows([often, once])
+    [row] = difference_rows([often, once])
     assert row[-1] == "one visit: no claim"
     assert precision_sentences([often, once]) == [
         "nf4 takes 4x less memory than none in bfloat16; decode was visited once (2x to 2x as fast then): no claim."
@@ -86,7 +86,7 @@ def test_of_many_cells_the_screen_has_what_tells_most(capsys: pytest.CaptureFixt
         in_many_cells("nf4", 0.5, 0.01, thrice),
         in_many_cells("int8", 4.0, 0.01, once),
     ]
-    assert len(against_rows(runs)) == 40
+    assert len(difference_rows(runs)) == 40
     print_comparison(runs, screen(plain=True))
     text = capsys.readouterr().out
     shown = [line.split() for line in text.splitlines() if line.startswith("decode ")]
@@ -103,7 +103,7 @@ def test_of_many_cells_the_screen_has_what_tells_most(capsys: pytest.CaptureFixt
 def test_where_all_cells_have_room_all_are_shown(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison(pair, screen(plain=True))
     text = capsys.readouterr().out
-    assert telling_rows(pair) == against_rows(pair)
+    assert clear_rows(pair) == difference_rows(pair)
     assert "the slowest" not in text
     assert "one visit" not in text
 

@@ -20,7 +20,7 @@ from profiler.report.sections import (
     stage_line,
     visited_once,
 )
-from profiler.report.tables import card_rows, engine_rows, health_rows, lever_rows, split_rows
+from profiler.report.tables import breakdown_rows, card_rows, engine_rows, health_rows, lever_rows
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
@@ -174,7 +174,7 @@ def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
 
 def test_terms_stand_with_how_far_they_may_be_off(run: Run) -> None:
     told = (evidence(KEYS[1], split_half_widths_s={"weights_s": 0.05}),)
-    rows = split_rows(with_document(run, evidence=told))
+    rows = breakdown_rows(with_document(run, evidence=told))
     assert rows[0] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert rows[1] == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert rows[2] == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]

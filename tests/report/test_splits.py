@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from made_runs import key, result, whole_run
 
-from profiler.report.breakdown_bars import split_bars
+from profiler.report.breakdown_bars import breakdown_bars
 
 
 def test_terms_are_shares_of_the_time() -> None:
     """Two seconds: one of weights, half of arithmetic, half of dispatch."""
-    [bar] = split_bars([result(key(), 2.0, weights_s=1.0, compute_s=0.5, dispatch_s=0.5)], 8)
+    [bar] = breakdown_bars([result(key(), 2.0, weights_s=1.0, compute_s=0.5, dispatch_s=0.5)], 8)
     drawn = [(item.name, item.start, item.end) for item in bar.segments if item.share]
     assert drawn == [("weights", 0.0, 0.5), ("arithmetic", 0.5, 0.75), ("dispatch", 0.75, 1.0)]
     assert (bar.name, bar.below_zero) == ("decode 1 x 64", "")
@@ -18,7 +18,7 @@ def test_terms_are_shares_of_the_time() -> None:
 
 def test_what_is_negative_lies_left_of_zero() -> None:
     cell = result(key(), 1.0, weights_s=1.1, kernel_s=-0.02, unexplained_s=-0.08)
-    [bar] = split_bars([cell], 8)
+    [bar] = breakdown_bars([cell], 8)
     spans = {item.term: (item.start, item.end) for item in bar.segments}
     assert spans["weights_s"] == (0.0, pytest.approx(1.1))
     assert spans["kernel_s"] == (pytest.approx(-0.02), pytest.approx(0.0))
@@ -28,12 +28,12 @@ def test_what_is_negative_lies_left_of_zero() -> None:
 
 
 def test_a_hair_below_zero_is_not_worth_a_word() -> None:
-    [bar] = split_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
+    [bar] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
     assert bar.below_zero == ""
 
 
 def test_every_measured_step_is_split_whole() -> None:
-    bars = split_bars(whole_run().measured, 100)
+    bars = breakdown_bars(whole_run().measured, 100)
     assert len(bars) == 32
     for bar in bars:
         assert sum(item.share for item in bar.segments) == pytest.approx(1.0)

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from profiler.judge.cells import columns_of
 from profiler.judge.module_times import GroupTime
-from profiler.report.breakdown_bars import split_bars
+from profiler.report.breakdown_bars import breakdown_bars
 from profiler.report.console import screen
-from profiler.report.terminal import bar_legend, letters, print_run, shown_bars
+from profiler.report.terminal import bar_legend, letters, print_run, printed_bars
 from profiler.store.folder import Run
 
 
@@ -43,10 +43,10 @@ def test_colours_never_carry_meaning_alone(run: Run) -> None:
     print_run(run, Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True))
     assert "\x1b[34m" in coloured.getvalue()
     assert "\x1b[34m" not in bare.getvalue()
-    for bar in shown_bars(run):
+    for bar in printed_bars(run):
         assert f"{bar.name:<15} {letters(bar).plain}" in bare.getvalue()
     # An eager run of one device has neither a link nor an engine of its own.
-    told = bar_legend(shown_bars(run)).split(", ")
+    told = bar_legend(printed_bars(run)).split(", ")
     assert told == [
         "w weights", "v KV cache", "a arithmetic", "k kernels below the roof", "x avoidable work", "d dispatch",
         "? unexplained",
@@ -57,16 +57,16 @@ def test_colours_never_carry_meaning_alone(run: Run) -> None:
 def test_a_bar_has_the_shares_of_its_cell() -> None:
     """Half weights, a quarter dispatch, a quarter arithmetic; what is negative takes nothing from it."""
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
-    [bar] = split_bars([cell], 8)
+    [bar] = breakdown_bars([cell], 8)
     plain = letters(bar).plain
     assert (plain.count("w"), plain.count("a"), plain.count("d"), len(plain)) == (24, 12, 12, 48)
-    [bar] = split_bars([replace(cell, unexplained_s=-0.08)], 8)
+    [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
     assert letters(bar).plain == plain
     assert bar.below_zero == "unexplained -8 %"
 
 
 def test_many_cells_get_bars_that_span_them(run: Run) -> None:
-    bars = shown_bars(run)
+    bars = printed_bars(run)
     assert len(run.results) == 32
     assert len(bars) == 16
     assert [bars[index].name for index in (0, 7, 8, 15)] == [
@@ -135,7 +135,7 @@ def test_a_cell_has_one_name_in_table_and_bars(run: Run) -> None:
     end = lines.index(next(line for line in lines if line.startswith("where the time goes")))
     rows = [line.split()[:3] for line in lines[begin:end] if line.startswith(("prefill", "decode"))]
     assert len(rows) == len(run.results)
-    assert {bar.name for bar in shown_bars(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
+    assert {bar.name for bar in printed_bars(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
 
 
 def test_what_lies_inside_stands_apart_from_what_ran(run: Run) -> None:

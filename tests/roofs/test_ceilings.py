@@ -20,7 +20,7 @@ from profiler.facts.telemetry import Reading
 from profiler.judge.roof_range import moved
 from profiler.roofs import gemm as products
 from profiler.roofs.links import measure_links
-from profiler.roofs.measure import look_again, measure
+from profiler.roofs.measure import measure, remeasure_roofs
 from profiler.roofs.sampler import clocked, sample
 
 
@@ -198,9 +198,9 @@ def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> No
     machine = SimulatedMachine(memory)
     with memory:
         roofs = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.3).only(["float32"], "float32")
-        steady = look_again(machine, roofs, "float32", 0.1)
+        steady = remeasure_roofs(machine, roofs, "float32", 0.1)
         slower.append(0.7)
-        slowed = look_again(machine, roofs, "float32", 0.1)
+        slowed = remeasure_roofs(machine, roofs, "float32", 0.1)
     assert steady is not None
     assert slowed is not None
     assert set(slowed.memory) == {"read", "gemv"}
@@ -214,7 +214,7 @@ def test_roofs_are_not_looked_at_again_without_room() -> None:
     machine = small(clock=FakeClock())
     roofs = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.05)
     full = replace(roofs, stream_bytes=machine.available_bytes())
-    assert look_again(machine, full, "float32", 0.05) is None
+    assert remeasure_roofs(machine, full, "float32", 0.05) is None
 
 
 def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:

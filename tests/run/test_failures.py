@@ -147,7 +147,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 
     monkeypatch.setattr(EagerEngine, "prefill", failing)
     monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
-    monkeypatch.setattr("profiler.run.measure.look_again", unforeseen)
+    monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
     with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
     listener = Hears()
     run = profiler.profile(

@@ -25,7 +25,7 @@ def test_small_kernels_stand_beside_what_they_must_move(tmp_path: Path, monkeypa
         return shipped
 
     monkeypatch.setattr(profiling, "measure_card", card)
-    monkeypatch.setattr(profiling, "small_alone", lambda machine, dtype: alone)
+    monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: alone)
     profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     short, long = read_profile(tmp_path / "card.json").smalls
     assert (short.dtype, short.seconds, long.seconds) == ("float32", 2e-4, 8e-4)
@@ -72,7 +72,7 @@ def test_a_busy_pass_is_followed_by_another(
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(profiling, "measure_card", card)
-    monkeypatch.setattr(profiling, "small_alone", lambda machine, dtype: {})
+    monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: {})
     monkeypatch.setattr(profiling, "Watch", Watched)
     told = profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     assert len(taken) == passes

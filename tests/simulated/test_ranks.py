@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.data.links import link_called
 from profiler.forecast.command import ForecastRequest
-from profiler.forecast.tensor_parallel import AskedRanks, forecast_ranks
+from profiler.forecast.tensor_parallel import RankOptions, forecast_ranks
 from profiler.grid.cells import Grid
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
@@ -116,7 +116,7 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
         for card in world.cards:
             card.core.times = planted
         execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
-        typed = AskedRanks("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
+        typed = RankOptions("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
         answers = [
             forecast_ranks(
                 str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, date.today(), QuietListener()
@@ -193,7 +193,7 @@ def _links(folder: Path, asked: Grid) -> None:
             str(folder),
             "",
             ForecastRequest(batch_sizes=str(batch)),
-            AskedRanks("2", text),
+            RankOptions("2", text),
             date.today(),
             QuietListener(),
         )

@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from profiler import effort
 from profiler.device.clock import CoreClock
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched

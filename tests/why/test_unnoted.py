@@ -21,7 +21,7 @@ from transformers import (
 
 import profiler
 from profiler.why_slow import trials as again
-from profiler.why_slow.call_settings import KnownSettings
+from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why
@@ -77,9 +77,9 @@ def unreadable(*_: object) -> None:
 def test_what_cannot_be_noted_is_told_once_and_the_script_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of three calls fails to be noted: two are left, and what the script computes is what it computes
     alone."""
-    model, of = llama(), KnownSettings.of
+    model, of = llama(), ModelSettings.of
     read = iter([of, unreadable, of])
-    monkeypatch.setattr(KnownSettings, "of", lambda *given: next(read)(*given))
+    monkeypatch.setattr(ModelSettings, "of", lambda *given: next(read)(*given))
     with torch.no_grad():
         alone = model(IDS).logits
         with profiler.why() as watching:
@@ -93,7 +93,7 @@ def test_what_cannot_be_noted_is_told_once_and_the_script_goes_on(monkeypatch: p
 
 
 def test_where_no_call_could_be_noted_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KnownSettings, "of", unreadable)
+    monkeypatch.setattr(ModelSettings, "of", unreadable)
     model = llama()
     with profiler.why() as watching, torch.no_grad():
         for _ in range(2):

@@ -15,7 +15,7 @@ from hurry import with_effort
 
 import profiler
 from profiler.device.contention import ForeignLoad
-from profiler.why_slow.call_settings import KnownSettings
+from profiler.why_slow.call_settings import ModelSettings
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, ChangeTrial, judge_calls
 from profiler.why_slow.observations import Between, Call, Load, Observations
@@ -249,7 +249,7 @@ def test_whatever_changes_between_two_forwards_is_seen(monkeypatch: pytest.Monke
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes)).eval()
-    known = KnownSettings()
+    known = ModelSettings()
 
     def seen() -> dict[str, str]:
         return known.of("forward", model, {})[0]

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
 from profiler.report.plots.costs import cost_of_run
-from profiler.report.plots.curves import against_depth, doubling, precisions, throughput
+from profiler.report.plots.curves import depth_chart, doubling, precisions, throughput
 from profiler.report.plots.forecast import of_run
-from profiler.report.plots.maps import intensity_map, regime_map, step_split
+from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
 from profiler.report.plots.roofline import devices, roofline
 from profiler.report.plots.step_histogram import steps
 from profiler.report.plots.style import styled
@@ -23,11 +23,11 @@ from profiler.store.writer import replace_file
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
-    "split": step_split,
+    "split": breakdown_chart,
     "map": regime_map,
     "intensity": intensity_map,
     "throughput": throughput,
-    "depth": against_depth,
+    "depth": depth_chart,
     "doubling": doubling,
     "steps": steps,
     "engines": engines,

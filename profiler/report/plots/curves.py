@@ -19,12 +19,12 @@ from profiler.report.plots.style import (
     LineStyle,
     depth_column,
     depth_label,
+    distinct_names,
     first_engine_frame,
     log_axes,
     phases_of,
     short,
     title,
-    told_apart,
 )
 from profiler.report.selection import evenly, first_engine
 from profiler.store.folder import Run
@@ -54,7 +54,7 @@ def throughput(run: Run) -> Figure:
     return figure
 
 
-def against_depth(run: Run) -> Figure:
+def depth_chart(run: Run) -> Figure:
     """The time of a prefill against its prompt and of a decode step against its context, one line a batch."""
     cells = first_engine_frame(run)
     phases = phases_of(cells)
@@ -161,7 +161,7 @@ def _common_and_names(runs: Sequence[Run]) -> tuple[str, list[str]]:
         ", ".join([run.model.precision, *(fact for fact in own if fact not in common)])
         for run, own in zip(runs, facts, strict=True)
     ]
-    return " ".join(common), told_apart(runs, names)
+    return " ".join(common), distinct_names(runs, names)
 
 
 def _shallowest(cells: pd.DataFrame, phase: Phase) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.report.breakdown_bars import SplitBar, split_bars, terms_of
+from profiler.report.breakdown_bars import BreakdownBar, breakdown_bars, terms_of
 from profiler.report.plots.style import (
     REGIME_COLOR,
     TERM_STYLE,
@@ -88,9 +88,9 @@ def _map_panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.grid(visible=False)
 
 
-def step_split(run: Run) -> Figure:
+def breakdown_chart(run: Run) -> Figure:
     """The cells' time as its terms, stacked to a whole; a negative term lies left of zero."""
-    bars = split_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
+    bars = breakdown_bars(of_first_engine(run), _MOST_BARS_A_PHASE)
     figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
     for term in terms_of(bars):
         _draw_term(axes, bars, term)
@@ -104,7 +104,7 @@ def step_split(run: Run) -> Figure:
     return figure
 
 
-def _draw_term(axes: Axes, bars: list[SplitBar], term: str) -> None:
+def _draw_term(axes: Axes, bars: list[BreakdownBar], term: str) -> None:
     color, hatch = TERM_STYLE[term]
     segments = [segment for bar in bars for segment in bar.segments if segment.term == term]
     widths, starts = [100 * abs(item.share) for item in segments], [100 * item.start for item in segments]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from profiler.grid.cells import Phase
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, title, told_apart
+from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, PhaseStyle, distinct_names, title
 from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, roof_lines
 from profiler.store.folder import Run
 from profiler.units import scaled, significant
@@ -149,7 +149,7 @@ def devices(runs: Sequence[Run]) -> Figure:
     roofs = [roof_lines(run)[0] for run in runs]
     points = [cell_points(run) for run in runs]
     limits = _frame(axes, roofs, [point for of_run in points for point in of_run])
-    names = told_apart(runs, [title(run) for run in runs])
+    names = distinct_names(runs, [title(run) for run in runs])
     for index, (name, roof, of_run) in enumerate(zip(names, roofs, points, strict=True)):
         color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)]
         label = f"{name}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"

@@ -119,7 +119,7 @@ def title(run: Run) -> str:
     return short(f"{run.model.id}, {run.model.precision}, on {run.document.device.name}")
 
 
-def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+def distinct_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     """A name a run; with its folder where another run has the same, as two machines of one name do."""
     return [
         f"{name} ({run.folder.name})" if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
