@@ -259,7 +259,7 @@ def _left_out(
     subject: Subject, form: Variant, on_failure: Callable[[str, Exception], object], error: Exception
 ) -> None:
     subject.machine.recover(form.name)
-    if not isinstance(error, (RoofscopeError, ImportError, NotImplementedError, torch.OutOfMemoryError)):
+    if not isinstance(error, (RoofscopeError, ImportError, NotImplementedError)):
         on_failure(form.name, error)
 
 

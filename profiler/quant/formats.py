@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler.device.device import compute_capability
-from profiler.errors import ModelError, RequestError, first_line
+from profiler.errors import ModelError, RequestError, RoofscopeError, describe_error, first_line
 from profiler.packages import has, need, version_of
 from profiler.quant.bitsandbytes import import_bitsandbytes
 from profiler.quant.registry import FORMATS, Quant
@@ -82,7 +82,15 @@ def quantise_modules(
     if quantise is None:
         return cast(nn.Module, module)
     need_library(quant)
-    return cast(nn.Module, quantise(module, dtype, options, device))
+    try:
+        return cast(nn.Module, quantise(module, dtype, options, device))
+    except (RoofscopeError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a library raises what it likes
+        raise ModelError(
+            f"--quant {quant}: {FORMATS[quant].library} does not quantise this model ({describe_error(error)});"
+            " use another format, or none."
+        ) from error
 
 
 def quantise_with_torchao(

@@ -218,7 +218,7 @@ def four_bit_dense_from_rows(device: torch.device, dtype: torch.dtype, ins: int,
         return first_dense_row(
             lambda rows: ops._gemm_4bit_use_custom_fn(index, dtype, rows, outs, ins), ops._gemm_4bit_custom_max_m
         )
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, RuntimeError):  # another version, or a card that does not answer
         return _BNB_FUSED_FLOOR + 1
 
 

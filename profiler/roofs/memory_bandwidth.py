@@ -112,11 +112,11 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
     A device may tell of one cache and have another behind it, or share one with neighbours: past four times what it
     tells, sizes go on growing until reading them takes as long a byte, as far as a tenth of the memory and the time go.
     """
-    room = machine.available_bytes() * _STREAM_MEMORY_SHARE
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     points: list[CurvePoint] = []
     nbytes = _CURVE_SMALLEST
     with attempt("reads of several sizes", machine, missing):
+        room = machine.available_bytes() * _STREAM_MEMORY_SHARE
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
         while nbytes <= data.nbytes:
             with attempt("reads of some sizes", machine, missing):
