@@ -1,4 +1,4 @@
-"""What a user can get wrong, each with one clear line and an exit code."""
+"""Errors that a user can act on, each with one line and an exit code."""
 
 from __future__ import annotations
 

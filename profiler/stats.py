@@ -1,4 +1,4 @@
-"""From raw samples to a median with its interval, and when there are enough of them."""
+"""All statistics: medians with their intervals, drift, noise, and when there are enough samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them; inside the program everything is in seconds, bytes and FLOPs."""
+"""Numbers and texts as people read them; inside the program all is seconds, bytes and FLOPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept in the user's cache folder: found by what it follows from, and as good as none where it cannot be."""
+"""Content-addressed files in the user's cache directory; failures to write are ignored."""
 
 from __future__ import annotations
 

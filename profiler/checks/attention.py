@@ -1,4 +1,4 @@
-"""Which attention kernels a card takes, and what a KV length costs that it has not met before."""
+"""Checks of attention: which kernels prefill and decode take, and what a new KV length costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What works of an installation, which model cards fit this device, and what to run first."""
+"""`doctor`: check the installation, list the presets that fit, and propose a first command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a CUDA card and its torch do with the work of a run: each check tries it once, and leaves nothing behind."""
+"""Checks of a GPU: products, captures, memory. Each runs once and leaves no state."""
 
 from __future__ import annotations
 

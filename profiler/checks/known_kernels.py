@@ -1,4 +1,4 @@
-"""Kernels whose label is known beforehand, and the bench that they and the roofs beside them are timed on."""
+"""Kernels whose regime is known beforehand, and the roofs that are timed next to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known kernels through the same split and verdict as a model: each must get its own label, or none."""
+"""`selftest`: known kernels through the same breakdown and verdict as a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that hold figures against each other: compare, gate, place."""
+"""The commands compare, gate and place."""
 
 from __future__ import annotations
 

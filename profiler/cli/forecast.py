@@ -1,4 +1,4 @@
-"""The commands that say what would happen: forecast, rent."""
+"""The commands forecast and rent."""
 
 from __future__ import annotations
 

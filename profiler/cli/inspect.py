@@ -1,4 +1,4 @@
-"""The commands that look without running a model: doctor, count, ceilings, gpus, selftest, models."""
+"""The commands that run no model: doctor, count, ceilings, gpus, selftest, models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: the options of a run, exit codes, and the check of a value among few."""
+"""What several commands share: the options of a run, exit codes, and checks of choices."""
 
 from __future__ import annotations
 

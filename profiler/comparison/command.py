@@ -1,4 +1,4 @@
-"""Runs and other tools' files held against each other; neither torch nor a device is needed."""
+"""`compare`: runs and other tools' files, without torch or a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs held against each other, cell by cell: what changed, how sure that is, and which term moved."""
+"""Compare two runs cell by cell: the change, its interval, and the term that moved."""
 
 from __future__ import annotations
 

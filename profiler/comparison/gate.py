@@ -1,4 +1,4 @@
-"""Whether a change may pass: a verdict over all cells of a comparison, or that it cannot be told, and what would."""
+"""The verdict of a gate over all cells of a comparison: pass, slower, or inconclusive and what would settle it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate's answer: a line for CI, rows, and JSON, JUnit and GitHub annotations."""
+"""The answer of a gate as a line for CI, rows, JSON, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate that measures its own new side: the base's grid again, with the time spent where the answer is still open."""
+"""A gate that measures its new side: the grid of the base, with the time spent where the answer is open."""
 
 from __future__ import annotations
 

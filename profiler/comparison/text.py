@@ -1,4 +1,4 @@
-"""What changed between runs, in words and rows: for the terminal, the page, JSON and Python."""
+"""Changes between runs as sentences, rows and JSON."""
 
 from __future__ import annotations
 

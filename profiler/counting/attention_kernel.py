@@ -1,4 +1,4 @@
-"""Which attention kernel torch really picks, asked of torch itself for the very shapes and dtype."""
+"""Which attention kernel torch picks, asked of torch for the very shapes and dtype."""
 
 from __future__ import annotations
 

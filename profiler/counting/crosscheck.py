@@ -1,4 +1,4 @@
-"""A second opinion on executed FLOPs: torch's own counter, run over the model itself on meta tensors."""
+"""Cross-check of executed FLOPs: torch's FlopCounterMode over the model on meta tensors."""
 
 from __future__ import annotations
 

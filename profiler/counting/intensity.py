@@ -1,4 +1,4 @@
-"""Single products and attention written out: what they compute, what they move, and what a roofline allows them."""
+"""FLOPs, bytes and arithmetic intensity of single products and of attention, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module is, read off its class, its parameters and its config: the walk's rules of recognition."""
+"""Recognise what a module is from its class, parameters and config."""
 
 from __future__ import annotations
 

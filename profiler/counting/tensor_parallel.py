@@ -1,4 +1,4 @@
-"""One rank's share of a model under tensor parallelism: transformers' own plan, applied to a skeleton without bytes."""
+"""One rank's share of a model under tensor parallelism, by transformers' own plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One walk over a module tree, loaded or on the meta device, that yields a model's operators."""
+"""Walk a module tree, loaded or on the meta device, and yield its operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasheet peaks, dense only: one row of gpus.csv a GPU and variant."""
+"""GPU datasheets: dense peaks, bandwidth and memory; one row of gpus.csv per GPU and variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between the cards of a group: two figures each, from a sweep, from what others published, or typed in."""
+"""Links between GPUs: latency and bandwidth, from a sweep, from published all-reduces, or typed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cards are rented for: one row of prices.csv a card, provider and offer, with its source and date."""
+"""Rental prices: one row of prices.csv per GPU, provider and offer, with source and date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others measured: one row of published.csv a figure, with its source and date."""
+"""Published benchmark results: one row of published.csv per figure, with source and date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One clock for both kinds of device: marks are set without synchronising and read afterwards."""
+"""Clocks: marks are set without synchronising and read afterwards, on CPU and CUDA."""
 
 from __future__ import annotations
 

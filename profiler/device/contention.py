@@ -1,4 +1,4 @@
-"""How much others used the CPU cores of this process while something was timed."""
+"""CPU contention: how many cores other processes kept busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device of a run: what it is, and the software that drives it."""
+"""The device of a run: its name, memory, caches and capability, and the software that drives it."""
 
 from __future__ import annotations
 

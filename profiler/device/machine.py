@@ -1,4 +1,4 @@
-"""One door to the device: its clock, memory, streams, captures and telemetry."""
+"""The only door to a device: clock, memory, streams, captures and telemetry."""
 
 from __future__ import annotations
 

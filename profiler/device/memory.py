@@ -1,4 +1,4 @@
-"""Bytes of memory: what a device still has, and what this process has used at most."""
+"""Memory of a device and of this process: total, available, peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group of processes that share a model, one a card (NCCL) or one a few cores of a CPU (gloo), under torchrun."""
+"""The processes that share a model under torchrun: NCCL on GPUs, gloo on CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's profiler (kineto), kept from writing on the screen."""
+"""torch's profiler (kineto), without its output on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is: it prefills a batch of prompts and then decodes one token a call, and says what it can."""
+"""The engine protocol: prefill a batch of prompts, then decode one token per call."""
 
 from __future__ import annotations
 

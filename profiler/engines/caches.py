@@ -1,4 +1,4 @@
-"""The caches that engines step on: made, deepened without a prefill, read from an output."""
+"""KV caches that engines step on: create, fill without a prefill, read from an output."""
 
 from __future__ import annotations
 

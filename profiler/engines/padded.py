@@ -1,4 +1,4 @@
-"""A batch of unequal prompts as transformers steps it: padded on the left, with a mask and positions."""
+"""An engine for prompts of unequal lengths: padded on the left, with mask and positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines by name, and which of them can work here."""
+"""The engines by name, and the checks of whether one works here."""
 
 from __future__ import annotations
 

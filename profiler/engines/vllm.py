@@ -1,4 +1,4 @@
-"""vLLM: an engine that owns its model and its cache, stepped iteration by iteration as its own scheduler decides.
+"""The vLLM engine: it owns its model and cache, and its scheduler decides each iteration.
 
 Read in vLLM 0.32. `LLM` is a thin layer over `LLMEngine`, whose `step` is one iteration; the same engine is built here
 in this very process (`LLM` would move it to another one), with the defaults of `LLM` but for what a measurement needs:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""A GPU profile as values: its roofs and its measured products, attention and dispatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host spends on a step, from the steps of the hollow twin."""
+"""Dispatch: what the host spends on a step, from the steps of the hollow twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures: a fact declares its kind on disk and how it joins the facts before it."""
+"""The base class of facts: each declares its kind on disk and how it joins the facts before it."""
 
 from __future__ import annotations
 

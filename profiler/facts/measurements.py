@@ -1,4 +1,4 @@
-"""TODO."""
+"""What passes other than the sweep measure: replays, hooks, traces, trials, cold starts, quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a library's path does beyond the algorithm's minimum, cause by cause."""
+"""The work of one operator, and the causes of avoidable work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device does at best, as values."""
+"""Measured roofs as values: compute, memory, launch, links, and the readings of the drift probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's own scheduler says of its iterations, and what that makes of a cell that is to be one batch."""
+"""What an engine's own scheduler reports, and whether its iterations form one batch."""
 
 from __future__ import annotations
 

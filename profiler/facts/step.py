@@ -1,4 +1,4 @@
-"""The values of counting: the shape of a step, how it is executed, and the work that it needs."""
+"""The shape of a step, its execution path, and the FLOPs and bytes that it needs."""
 
 from __future__ import annotations
 

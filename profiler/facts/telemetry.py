@@ -1,4 +1,4 @@
-"""What a device reported while it worked, and what that says of a run."""
+"""Readings of clocks, power, temperature and throttling, and a summary of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a visit of a cell leaves behind: its times, or why there are none. Plain values, which a run folder keeps."""
+"""The outcome of a visit: the times of a cell, or the reason why there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forecast that is checked: forecast, then run, side by side, with the error by term."""
+"""`forecast --check`: forecast, run, and compare, with the error by term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of checked forecasts, kept in the user's data folder: one JSON object a line."""
+"""Errors of checked forecasts, in the user's data folder: one JSON object per line."""
 
 from __future__ import annotations
 

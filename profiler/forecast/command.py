@@ -1,4 +1,4 @@
-"""Forecasts from a run folder: cells that were not measured, and how far off such forecasts are."""
+"""`forecast`: cells that were not measured, with the cross-validated error of such forecasts."""
 
 from __future__ import annotations
 

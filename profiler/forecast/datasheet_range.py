@@ -1,4 +1,4 @@
-"""A model on a card that nobody profiled: from the datasheet's floor to what published figures attain."""
+"""A model on a GPU without a profile: from the floor of its datasheet to what published results attain."""
 
 from __future__ import annotations
 

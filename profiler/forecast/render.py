@@ -1,4 +1,4 @@
-"""A forecast over the number of cards, for the screen and for JSON."""
+"""A forecast over the number of GPUs, for the screen and for JSON."""
 
 from __future__ import annotations
 

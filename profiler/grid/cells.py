@@ -1,4 +1,4 @@
-"""TODO."""
+"""Cells and phases: one prompt length, batch size, context and engine, and the grid of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of unequal lengths: how they are named, in which order they come, and the batches cut from them."""
+"""Prompts of unequal lengths: their notation, their order, and the batches cut from them."""
 
 from __future__ import annotations
 

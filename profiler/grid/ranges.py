@@ -1,4 +1,4 @@
-"""TODO."""
+"""The range grammar of lengths and sizes (128, 64,256, 64..2048*2) and the grid that options ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer in sentences: what bounds prefill and decode, by how much, and what to change, in milliseconds."""
+"""The answer in sentences: what bounds prefill and decode, by how much, and what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split of a step's time into terms that add up, by the sum of the operators' own roofs."""
+"""The time breakdown: terms that add up to a step, by the sum of its operators' own roofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cell's result: a row of cells.csv, the evidence behind it, and the judged cell that advice looks at."""
+"""The result of one cell: its row of cells.csv, its evidence, and its levers."""
 
 from __future__ import annotations
 

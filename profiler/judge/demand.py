@@ -1,4 +1,4 @@
-"""A cell's time in parts, from the facts of its run."""
+"""The time breakdown of a cell from the facts of its run: its operators' demands and avoidable work."""
 
 from __future__ import annotations
 

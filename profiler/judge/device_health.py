@@ -1,4 +1,4 @@
-"""Cards of one kind beside each other: which of them is ill, and what of it."""
+"""Several GPUs of one kind compared: which of them underperforms, and where to look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run judged from its facts: every cell's row and evidence, series, differences, and the answer."""
+"""Judge a whole run from its facts: rows, evidence, series, engine differences and the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside a step: each group's time under hooks, beside its work, and what of it nothing explains."""
+"""Time of each operator group within a step, by module hooks, and what of it is unexplained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of unequal prompts: what padding, its mask and waiting sequences take, and what batching otherwise saves."""
+"""Batches of unequal prompts: the cost of padding, mask and waiting, and what other batching saves."""
 
 from __future__ import annotations
 

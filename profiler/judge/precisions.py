@@ -1,4 +1,4 @@
-"""Runs of one model in several precisions, held against the first: pure functions of their results."""
+"""Runs of one model in several precisions, compared with the first."""
 
 from __future__ import annotations
 

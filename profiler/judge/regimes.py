@@ -1,4 +1,4 @@
-"""The regime of a cell: a label, how sure it is, and the evidence for and against."""
+"""The regime of a cell: label, confidence, and the evidence for and against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the roofs of a run may be trusted: what the model's own weights and a second look say of them."""
+"""The range of a roof: what the read of the model's weights and a second measurement say of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How time grows when a size is doubled: the slope that was measured beside those that bytes and FLOPs predict."""
+"""Doubling a size: measured slopes next to those that bytes and FLOPs predict."""
 
 from __future__ import annotations
 

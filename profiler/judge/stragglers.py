@@ -1,4 +1,4 @@
-"""The ranks of a run beside each other: who is slow, and what their own shares and the link predict."""
+"""Ranks of a tensor-parallel run compared: who is slow, and what their shares and the link predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user should be warned of once cells are judged, each with its figure."""
+"""Warnings after judging, each with its figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transformers calls the cache of a model: `cache` since 5.24, where the older names still work until 5.40."""
+"""The name of the KV cache in transformers' calls: `cache` since 5.24, older names before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint's files: which there are, and whether they can be read, before anything slow."""
+"""The files of a checkpoint: which exist, and whether they can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's transformers config, from wherever the model is."""
+"""A model's transformers config, from a hub id, a folder, a GGUF file or a preset."""
 
 from __future__ import annotations
 

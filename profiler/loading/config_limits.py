@@ -1,4 +1,4 @@
-"""What a model's own description may claim: checked before a library builds what it says."""
+"""Limits of what a config may claim, checked before a library builds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's parts go when they do not all fit on one device."""
+"""The device map: where the parts of a model go when they do not all fit on one device."""
 
 from __future__ import annotations
 

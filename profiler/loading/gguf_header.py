@@ -1,4 +1,4 @@
-"""A GGUF file: its header, walked before any library reads it, and what transformers asks of it more than once."""
+"""The header of a GGUF file, read before any library reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a requested model, once."""
+"""Load a model onto its device."""
 
 from __future__ import annotations
 

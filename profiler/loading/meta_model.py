@@ -1,4 +1,4 @@
-"""The model without its bytes: its modules on the meta device, quantised layers in place, libraries kept quiet."""
+"""A model on the meta device: its modules without their bytes, quantised layers in place."""
 
 from __future__ import annotations
 

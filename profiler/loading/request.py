@@ -1,4 +1,4 @@
-"""What to load: a source with its device, dtype, format and weights, each resolved before anything slow."""
+"""What to load: source, device, dtype, format and weights, resolved before anything slow."""
 
 from __future__ import annotations
 

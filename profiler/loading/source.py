@@ -1,4 +1,4 @@
-"""A model's name -> where it is: a hub id, a local folder, a GGUF file, or a card in models/."""
+"""Resolve a model name: a hub id, a local folder, a GGUF file, or a preset in models/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's share of a model: as transformers cuts and joins it, and the same weights as a model of its own."""
+"""One rank's share of a model, cut and joined by transformers, and the same weights as a model of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompts of a queue prefilled as they come and batched in other ways, in turn."""
+"""Prefill the prompts of a queue as they come and in other batches, in interleaved order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's own calls, caught as the model makes them, so that each can be made again alone."""
+"""Capture a step's own calls as the model makes them, so that each can be repeated by itself."""
 
 from __future__ import annotations
 

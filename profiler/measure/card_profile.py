@@ -1,4 +1,4 @@
-"""A card's profile, measured in about a minute without a model: products, attention, dispatch over standard shapes."""
+"""Measure a GPU profile in about a minute: products, attention and dispatch over standard shapes."""
 
 from __future__ import annotations
 

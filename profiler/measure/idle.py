@@ -1,4 +1,4 @@
-"""What a step takes after the device has had nothing to do: clocks fall, caches and threads go cold."""
+"""Decode steps after the device was idle: clocks fall, caches and threads go cold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside a step: the time of each group of operators, in a pass of its own under module hooks, never while timing."""
+"""Time of each operator group within a step, in a separate pass under module hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a quantised model's answers are from the unquantised one's: a sanity figure, not a benchmark."""
+"""A quantised model's next-token distributions compared with the unquantised model's: a sanity check."""
 
 from __future__ import annotations
 

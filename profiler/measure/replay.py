@@ -1,4 +1,4 @@
-"""The census replay: a cell's own matrix products and attention kernels, run alone.
+"""Run captured calls by themselves: cold caches on CPU and CUDA, page faults taken off.
 
 The products run in the model's order with the model's own weights.
 """

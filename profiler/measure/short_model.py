@@ -1,4 +1,4 @@
-"""A model with fewer of its layers: how they repeat, and how few of them hold each kind."""
+"""A model with fewer layers: how its layers repeat, and how few hold each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loaded model on a machine: how it is executed there, what each cell must do, and what it will need."""
+"""A loaded model on a machine: its execution paths, the work of each cell, its peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep: every cell visited in interleaved rounds, until its interval is narrow or the time is spent."""
+"""The sweep: visit cells in interleaved rounds until intervals are narrow or the time is spent."""
 
 from __future__ import annotations
 

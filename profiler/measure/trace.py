@@ -1,4 +1,4 @@
-"""One step under torch.profiler: its kernels, the gaps between them, and a Chrome trace; never while timing."""
+"""One step under torch.profiler: kernels, gaps between them, and a Chrome trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms that a model may be held and stepped in on this machine."""
+"""Variants that a run tries: dtypes, formats, caches, attention kernels, threads, compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One visit of one cell: warm up, prefill, the decode loop with a mark a step, and what went wrong."""
+"""One visit of one cell: warm up, prefill, and the decode loop with a mark per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another tool's figures under the roofs of a card, or of this device: counted, placed, and doubted."""
+"""`place`: another tool's figures under the roofs of a GPU or of this device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another tool's figures under the roofs: the share that each attains, the regime that follows, and what is wrong."""
+"""The share of the roofline that each figure attains, its regime, and doubts about it."""
 
 from __future__ import annotations
 

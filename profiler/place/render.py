@@ -1,4 +1,4 @@
-"""Another tool's figures under the roofs: rows, JSON, and the screen."""
+"""Another tool's figures under the roofs: rows, JSON and the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token costs on a rented card, by how many sequences are in flight."""
+"""Cost per token on a rented GPU, over the number of sequences in flight."""
 
 from __future__ import annotations
 

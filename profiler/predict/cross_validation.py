@@ -1,4 +1,4 @@
-"""How far off forecasts come, by measured cells that were left out, and the intervals that follow from it."""
+"""The error of forecasts, by leaving measured cells out, and the intervals that follow."""
 
 from __future__ import annotations
 

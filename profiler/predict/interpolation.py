@@ -1,4 +1,4 @@
-"""Smooth surfaces through scattered points, each value with its own standard deviation."""
+"""Gaussian-process surfaces through scattered points, each value with its standard deviation."""
 
 from __future__ import annotations
 

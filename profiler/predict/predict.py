@@ -1,4 +1,4 @@
-"""What cells that nobody measured would take: the split of a step, filled in from the cells that were."""
+"""Forecast cells that were not measured: the time breakdown, filled in from measured cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forecast as it is told: its cells, how far off such forecasts came, and what was measured since."""
+"""Forecast results: predicted cells, their cross-validated error, and later measurements."""
 
 from __future__ import annotations
 

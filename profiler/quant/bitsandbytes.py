@@ -1,4 +1,4 @@
-"""Importing bitsandbytes without letting it fetch code, and asking of it what needs no import."""
+"""Import bitsandbytes without its network fetch; query CPU support without importing it."""
 
 from __future__ import annotations
 

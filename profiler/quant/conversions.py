@@ -1,4 +1,4 @@
-"""The kernels that only convert between formats inside a quantised linear, to be timed on their own."""
+"""Kernels that only convert between formats inside a quantised linear, timed by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every format that `--quant` names: one record per format, from which help, checks, trials and prices derive."""
+"""The registry of quantisation formats: one record per name of `--quant`."""
 
 from __future__ import annotations
 

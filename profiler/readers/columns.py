@@ -1,4 +1,4 @@
-"""Very many rows of one kind as columns: to make an object of each takes longer than all that is computed of them."""
+"""A column-wise table for large files, where one object per row would dominate the run time."""
 
 from __future__ import annotations
 

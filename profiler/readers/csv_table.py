@@ -1,4 +1,4 @@
-"""A plain table: batch_size, prompt_len, new_tokens, tokens_per_s; where it has them phase, context_len, latency_s.
+"""CSV tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
 
 It may have a hundred thousand rows, and is therefore read column by column.
 """

@@ -1,4 +1,4 @@
-"""A file of another tool, told by its content: JSON, lines of JSON, CSV, or a Markdown table."""
+"""Detect the kind of another tool's file by its content: JSON, JSON lines, CSV or a Markdown table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every reader gives: figures of another tool, as values."""
+"""The figures that every reader returns, and their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GuideLLM's benchmarks.json: a benchmark a load, each with its metrics (guidellm/benchmark/schemas)."""
+"""GuideLLM's benchmarks.json: one benchmark per load, each with its metrics (guidellm/benchmark/schemas)."""
 
 from __future__ import annotations
 

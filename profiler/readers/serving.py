@@ -1,4 +1,4 @@
-"""What clients of a server write: `vllm bench serve` (vllm/benchmarks/serve.py) and SGLang's bench_serving.
+"""Clients of a server: `vllm bench serve` (vllm/benchmarks/serve.py) and SGLang's bench_serving.
 
 Their `max_concurrency` is a cap: a semaphore that a request waits for (github.com/vllm-project/vllm/pull/9390). With a
 `request_rate` fewer are in flight. Where tokens are speculated, vLLM tells `spec_decode_acceptance_length` and SGLang

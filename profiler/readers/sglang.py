@@ -1,4 +1,4 @@
-"""SGLang's bench_one_batch and bench_one_batch_server: an object a line, a shape each.
+"""SGLang's bench_one_batch and bench_one_batch_server: one object per line, one shape each.
 
 The keys are those of python/sglang/bench_one_batch.py and python/sglang/benchmark/one_batch_server.py. `acc_length` is
 the server's avg_spec_accept_length: the mean of tokens a step where they are speculated, the one that a step always

@@ -1,4 +1,4 @@
-"""transformers' own benchmark_v2: a model's configurations, each with its measurements (benchmark_v2/framework)."""
+"""transformers' benchmark_v2: configurations of a model with their measurements (benchmark_v2/framework)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to rent for a model: every card that has a price, in every precision asked for."""
+"""`rent`: every GPU that has a price, in every precision asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model on rented cards: what fits, how fast a range it is, and which card answers a request cheapest."""
+"""A model on rented GPUs: what fits, its range of speed, and the cheapest GPU that meets the limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to rent, in words and rows, for the screen and for JSON."""
+"""Offers as sentences and rows, for the screen and for JSON."""
 
 from __future__ import annotations
 

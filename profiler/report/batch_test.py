@@ -1,4 +1,4 @@
-"""The doubling test on the screen."""
+"""The batch-doubling test on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a split bar shows: the terms of a cell's time, in their order and to scale. Pictures draw it."""
+"""Bars of the time breakdown: each cell's terms, in order and to scale."""
 
 from __future__ import annotations
 

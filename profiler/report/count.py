@@ -1,4 +1,4 @@
-"""What `roofscope count` prints: totals, groups, operators, other cards, and the second opinion."""
+"""The screen of `count`: totals, groups, operators, GPUs, and the cross-check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What really ran: kernels, formats and caches, each beside what was tried in its place."""
+"""The execution path: kernels, formats and caches that ran, each with the variants tried in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens-per-second table in other formats: one function a format."""
+"""The tokens-per-second table in other formats: one function per format."""
 
 from __future__ import annotations
 

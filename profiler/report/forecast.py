@@ -1,4 +1,4 @@
-"""A forecast in words and rows, for the screen and for JSON."""
+"""A forecast as sentences and rows, for the screen and for JSON."""
 
 from __future__ import annotations
 

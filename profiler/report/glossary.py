@@ -1,4 +1,4 @@
-"""What the words mean, each in two lines, with the figures of a run where there is one."""
+"""The glossary: each term in two lines, with a run's own figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report.html: one self-contained file that opens offline; every figure says whether it was measured or derived."""
+"""report.html: one self-contained file that opens offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run goes, on stderr: bars on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of a run on stderr: bars on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 

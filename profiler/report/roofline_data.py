@@ -1,4 +1,4 @@
-"""What a roofline picture shows: its roofs and its points, with their words. Pictures draw it and decide nothing."""
+"""What a roofline chart shows: roofs and points with their labels. Charts only draw it."""
 
 from __future__ import annotations
 

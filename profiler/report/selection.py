@@ -1,4 +1,4 @@
-"""Which of a run's cells a table or a picture shows, and what belongs to each."""
+"""Which of a run's cells a table or a chart shows."""
 
 from __future__ import annotations
 

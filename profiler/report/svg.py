@@ -1,4 +1,4 @@
-"""A picture inside a page: matplotlib's own SVG, without what only a file needs, in the page's colours."""
+"""A chart as inline SVG in the page's colours."""
 
 from __future__ import annotations
 

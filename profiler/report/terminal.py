@@ -1,4 +1,4 @@
-"""The screen after a run: the answer first, then the roofs, one table, and the warnings."""
+"""The screen after a run: the answer, the roofs, one table, the warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files beside a run's numbers: report.html, report.md and the pictures."""
+"""Write report.html, report.md and the charts of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same small work again and again: when its time changes, the machine did, not the model."""
+"""The drift probe: the same small work, repeated; when its time changes, the machine did."""
 
 from __future__ import annotations
 

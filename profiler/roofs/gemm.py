@@ -1,4 +1,4 @@
-"""Matrix products: the compute roof of each dtype, and the matrix-vector product that a decode step is made of."""
+"""The compute roof of each dtype (matrix products), and the matrix-vector product of a decode step."""
 
 from __future__ import annotations
 

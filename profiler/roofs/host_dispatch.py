@@ -1,4 +1,4 @@
-"""How fast one core of the host dispatches: the steps of a standard hollow twin, the same on every machine."""
+"""How fast one core of the host dispatches: the steps of a standard hollow twin."""
 
 from __future__ import annotations
 

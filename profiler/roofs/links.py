@@ -1,4 +1,4 @@
-"""The links to a device: from the host's memory, the disk, another card."""
+"""Bandwidth to a device: from the host's memory, the disk, another GPU."""
 
 from __future__ import annotations
 

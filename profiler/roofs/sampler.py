@@ -1,4 +1,4 @@
-"""How a roof is sampled: warmed up, in groups that the clock can tell apart, with the device's own clock beside it."""
+"""Sample a roof: warm up, group calls that the clock can resolve, record the device's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch-doubling test: which batches to measure, before any is."""
+"""`batch-test`: which batch sizes to measure, decided before any is."""
 
 from __future__ import annotations
 

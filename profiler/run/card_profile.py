@@ -1,4 +1,4 @@
-"""A card's profile as a file."""
+"""Write a GPU profile (`ceilings --out`)."""
 
 from __future__ import annotations
 

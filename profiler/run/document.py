@@ -1,4 +1,4 @@
-"""What run.json says of a run before its first figure."""
+"""run.json before the first figure: model, device, software, grid, execution paths."""
 
 from __future__ import annotations
 

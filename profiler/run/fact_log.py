@@ -1,4 +1,4 @@
-"""The facts of a running job: each is on the disk before it counts."""
+"""The facts of a running job: each is on disk before it counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder judged from its facts alone: the same for a run that has just ended and for one of last year."""
+"""Judge a run folder from its facts, right after the run or years later."""
 
 from __future__ import annotations
 

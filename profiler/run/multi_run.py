@@ -1,4 +1,4 @@
-"""Several precisions of one model, or several devices, on one grid: run one after the other and compared."""
+"""Several precisions or devices on one grid, run one after the other and compared."""
 
 from __future__ import annotations
 

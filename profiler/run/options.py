@@ -1,4 +1,4 @@
-"""What can be asked of a run, defined once: for the command line, for `batch-test` and for Python."""
+"""The options of a run, defined once for the command line, `batch-test` and Python."""
 
 from __future__ import annotations
 

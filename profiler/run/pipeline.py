@@ -1,4 +1,4 @@
-"""The main job: load once, measure the roofs, sweep, replay, and judge what came of it."""
+"""The main job: validate, set up, measure, judge, report."""
 
 from __future__ import annotations
 

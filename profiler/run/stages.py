@@ -1,4 +1,4 @@
-"""How a run goes: who hears of it, how long each stage took, and which parts failed while it went on."""
+"""The stages of a run: their times, their listener, and the parts that failed while it went on."""
 
 from __future__ import annotations
 

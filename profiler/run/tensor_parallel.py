@@ -1,4 +1,4 @@
-"""A run over several ranks: rank 0 does the job, and the others do what it announces."""
+"""A run over several ranks: rank 0 does the job, the others do what it announces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks for, checked before anything slow; and the command that asks for it again."""
+"""Validate what a user asks for before anything slow, and write the command that repeats it."""
 
 from __future__ import annotations
 

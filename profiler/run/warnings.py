@@ -1,4 +1,4 @@
-"""What a user should be warned of before the first figure, each with what to do."""
+"""Warnings before the first figure, each with what to do."""
 
 from __future__ import annotations
 

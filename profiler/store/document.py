@@ -1,4 +1,4 @@
-"""run.json: what a run was, and what its facts were judged to say."""
+"""run.json: the facts that are not samples, and what was judged from them."""
 
 from __future__ import annotations
 

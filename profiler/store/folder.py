@@ -1,4 +1,4 @@
-"""A run folder, read back."""
+"""Read a run folder."""
 
 from __future__ import annotations
 

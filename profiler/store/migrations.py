@@ -1,4 +1,4 @@
-"""Older run.json files as this version would have written them; what they did not keep is absent, and said."""
+"""Migrate run.json and samples of older schema versions."""
 
 from __future__ import annotations
 

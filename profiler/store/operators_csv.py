@@ -1,4 +1,4 @@
-"""operators.csv: every operator of every cell, with its work, its roof, and its time alone where it was replayed."""
+"""operators.csv: every operator of every cell, with its work, its roof and its replayed time."""
 
 from __future__ import annotations
 

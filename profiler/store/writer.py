@@ -1,4 +1,4 @@
-"""Writing a run: samples are appended and fsynced as they come, whole files are replaced at once."""
+"""Write a run folder: append and fsync samples, replace whole files at once."""
 
 from __future__ import annotations
 

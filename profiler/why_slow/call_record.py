@@ -1,4 +1,4 @@
-"""What is noted of a call, where a thread stands, and which line of the user's own code led there."""
+"""The record of one call: its arguments, its thread, and the line of the script that made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's call ran with, and what it was given and gave, read from the model and its arguments."""
+"""The settings of a call, read from the model and its arguments: dtype, cache, mask, attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of `roofscope why`: a script is watched as it runs, its calls are tried again, and the answer is written."""
+"""`why`: run a script, record its calls, try them with changes, and write the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watched script spent its time on, and what would have saved it: values, and a judgement from them alone."""
+"""Findings: what a script's calls spend, and what a change would save."""
 
 from __future__ import annotations
 

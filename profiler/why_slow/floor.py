@@ -1,4 +1,4 @@
-"""What the calls of a script need at least on this machine: their steps counted, under its measured roofs."""
+"""The least time of a script's calls on this machine: their steps counted, under its measured roofs."""
 
 from __future__ import annotations
 

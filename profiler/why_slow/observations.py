@@ -1,4 +1,4 @@
-"""What was seen of a watched script: its models' calls, their loads, and its text work."""
+"""What was recorded of a script: its models' calls, loads and text work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a recorder takes hold of transformers: before the script imports it, or at once where it is there already."""
+"""Patch transformers so that a recorder sees its calls, before or after the script imports it."""
 
 from __future__ import annotations
 

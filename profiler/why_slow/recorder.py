@@ -1,4 +1,4 @@
-"""What a script's models do, noted as it happens: nothing is synchronised, and no model but the last is kept alive."""
+"""Record what a script's models do, without synchronising or keeping models alive."""
 
 from __future__ import annotations
 

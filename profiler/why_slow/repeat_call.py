@@ -1,4 +1,4 @@
-"""A script's call once more: as it was, or with some of its arguments changed."""
+"""Repeat a recorded call, as it was or with some arguments changed."""
 
 from __future__ import annotations
 

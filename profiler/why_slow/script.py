@@ -1,4 +1,4 @@
-"""A script run as the interpreter would run it: its own arguments, streams, `__main__` and exit code."""
+"""Run a script as the interpreter would: its arguments, streams, `__main__` and exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script's own calls once more, as they were and with one thing changed, on that very model."""
+"""Try changes on a script's own calls, in interleaved pairs."""
 
 from __future__ import annotations
 

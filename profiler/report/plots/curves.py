@@ -1,4 +1,4 @@
-"""Pictures of one figure against another: throughput, depth, doubling, precisions."""
+"""Charts of one figure over another: throughput, depth, doubling, precisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of what would happen: forecasts over the batch, and what a token costs over the load."""
+"""Charts of a forecast over the batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures with a place for every cell: its regime, its intensity, its split."""
+"""Charts with one place per cell: its regime, its intensity, its time breakdown."""
 
 from __future__ import annotations
 

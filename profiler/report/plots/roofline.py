@@ -1,4 +1,4 @@
-"""The roofline: achieved FLOP/s against arithmetic intensity, under every roof that was measured."""
+"""The roofline: achieved FLOP/s over arithmetic intensity, under every measured roof."""
 
 from __future__ import annotations
 

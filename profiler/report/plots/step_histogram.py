@@ -1,4 +1,4 @@
-"""Every decode step that was timed, as a distribution."""
+"""A histogram of all timed decode steps."""
 
 from __future__ import annotations
 

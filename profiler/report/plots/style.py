@@ -1,4 +1,4 @@
-"""What all pictures share: Okabe and Ito's colours, which the colour-blind tell apart, and the run's title."""
+"""What all charts share: Okabe and Ito's colour-blind safe colours, and the title of the run."""
 
 from __future__ import annotations
 

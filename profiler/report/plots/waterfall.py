@@ -1,4 +1,4 @@
-"""From one run's time to another's, or from one engine's to another's, term by term."""
+"""Waterfall charts: from one run's or one engine's time to another's, term by term."""
 
 from __future__ import annotations
 
