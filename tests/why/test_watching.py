@@ -28,7 +28,7 @@ def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subpro
     """A script of its own under `roofscope why`, in a process of its own."""
     path = tmp_path / "own.py"
     path.write_text(script)
-    command = [sys.executable, "-m", "profiler.cli", "why", "--out", str(tmp_path / "why"), str(path), *arguments]
+    command = [sys.executable, "-m", "profiler", "why", "--out", str(tmp_path / "why"), str(path), *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -92,7 +92,7 @@ def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit('no')\n")
     alone = [sys.executable, "-m", "own", "--plain", "x"]
-    under = [sys.executable, "-m", "profiler.cli", "why", "-m", "own", "--plain", "x"]
+    under = [sys.executable, "-m", "profiler", "why", "-m", "own", "--plain", "x"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
     told, seen = (
         subprocess.run(each, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path, env=environment)

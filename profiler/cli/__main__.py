@@ -1,5 +1,0 @@
-"""`python -m profiler.cli`."""
-
-from profiler.cli.app import main
-
-main()

@@ -1,0 +1,39 @@
+"""A new engine is one class and one entry: it is checked, measured and reported without a further edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import profiler
+from profiler.engines.registry import ENGINES, check_engine, engine_names
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import RequestError
+
+
+class ToyEngine(EagerEngine):
+    """The eager engine by another name."""
+
+    name = "toy"
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
+
+
+def test_messages_name_it() -> None:
+    assert "toy" in engine_names()
+    with pytest.raises(RequestError, match="toy"):
+        check_engine("unknown", on_cuda=False, config=None, longest_context=64)
+
+
+def test_a_run_measures_and_reports_it(tiny_folder: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=8, engine="toy", budget_s=0.5, no_levers=True,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    assert run.document.engine.names == ("toy",)
+    assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
+    assert "toy" in (run.folder / "report.md").read_text()

@@ -1,0 +1,38 @@
+"""A new reader is one entry: files of its kind are read, and messages name it, without a further edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import RequestError
+from profiler.readers.detect import READERS, Reader, read_foreign, tools
+from profiler.readers.figures import Figure, ForeignFile, figures_of
+
+
+def read_toy(records: list[dict[str, object]]) -> ForeignFile | None:
+    if "toybench" not in records[0]:
+        return None
+    figure = Figure("decode", 0.01, batch_size=1, prompt_len=64, new_tokens=8)
+    return ForeignFile("", "toybench", figures_of([figure]))
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.readers.detect.READERS", [Reader("toybench", read_toy), *READERS])
+
+
+def test_its_files_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "toy.json"
+    file.write_text('{"toybench": 1}')
+    found = read_foreign(file)
+    assert (found.tool, len(found.figures)) == ("toybench", 1)
+
+
+def test_messages_name_it(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text('{"something": "else"}')
+    assert tools().startswith("toybench, ")
+    with pytest.raises(RequestError, match="toybench"):
+        read_foreign(file)
