@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from profiler.device.machine import Machine
 
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
-"""Those of Mistral-7B and Llama-3.1-8B."""
+"""Query heads, KV heads and width of Mistral-7B and Llama-3.1-8B."""
 _PROMPT = 512
 _LENGTHS = range(601, 606)
 """KV lengths that nothing has asked for before in this process, one after the other as in a decode loop."""

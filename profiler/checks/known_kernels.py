@@ -62,9 +62,9 @@ class Part:
     call: KernelCall | None = None
     """None where it is dispatch and next to nothing else."""
     hollow: KernelCall | None = None
-    """The same calls with nothing to do."""
+    """The kernel's calls with nothing to do: their dispatch."""
     convert: KernelCall | None = None
-    """What of it only converts between formats."""
+    """The part that only converts between formats."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class KnownKernel:
     label: Label
     call: KernelCall
     hollow: KernelCall
-    """The same calls with nothing to do: their dispatch."""
+    """The part's calls with nothing to do: their dispatch."""
     parts: tuple[Part, ...]
     fetch: KernelCall | None = None
-    """What of it crosses a link."""
+    """The part that crosses a link."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def compare(before: str | PathLike[str], after: str | PathLike[str], *, anyway: 
 
 
 def compared(before: Path, after: Path, *, anyway: bool = False) -> Comparison:
-    """The same as a value. Raises RequestError."""
+    """Compare two folders or files, as a value. Raises RequestError."""
     found = compare_sides(read_side(before), read_side(after))
     for path, side in ((before, found.before), (after, found.after)):
         if not side.cells:

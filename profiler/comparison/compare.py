@@ -46,7 +46,7 @@ class Shift:
     half_width: float
     """Of its logarithm, 95 %."""
     roof_ratio: float | None
-    """The same by the roofs; None where both runs share one measurement of them."""
+    """The shift by the measured roofs; None where both runs share one measurement of them."""
     told_by: Literal["sentinel", "roofs"] = "sentinel"
 
     @property
@@ -143,7 +143,7 @@ class _Pair:
     comparable: bool
     shifts: tuple[Shift, ...]
     divided: tuple[Shift, ...]
-    """Those of `shifts` that are divided out of a cell's change."""
+    """The shifts that are divided out of a cell's change."""
     restate: Mapping[str, float]
     on_cpu: bool
 

@@ -20,7 +20,7 @@ def static_cache(model: Any, slots: int) -> Any:
 
 
 def unwindowed(cache: Any, slots: int) -> Any:
-    """The same cache of `slots` tokens with plain layers where a window is as long as the cache.
+    """A cache of `slots` tokens with plain layers where a window is as long as the cache.
 
     A windowed layer counts its tokens on the host (cache_utils.py, `StaticSlidingWindowLayer.cumulative_length_int`),
     which a captured graph cannot replay; a window that never moves needs no such layer.
@@ -67,7 +67,7 @@ def deepen(cache: Any, context: int) -> None:
 
 
 def emptied(cache: Any) -> Any:
-    """The same cache, holding nothing, to be filled again; None for one that is not made of growing layers alone."""
+    """Empty a cache so that it can be filled again; None for one that has other than growing layers."""
     for layer in getattr(cache, "layers", [None]):
         states = _states(layer)
         if states is None or getattr(layer, "max_cache_len", None):

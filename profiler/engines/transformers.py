@@ -195,7 +195,7 @@ class CompileEngine(StaticEngine):
         return greedy_token(self._model(input_ids=token_B1, use_cache=True, **{self._cache_name: cache}))
 
     def _token_moving(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
-        """The same under a name of its own: torch keeps compiled code by function."""
+        """Compile `forward` under a separate name: torch keeps compiled code by function."""
         return self._token(token_B1, cache)
 
 

@@ -183,7 +183,7 @@ class FirstCalls:
     first_s: float
     """Until all tokens of the first request were on the host."""
     second_s: float
-    """The same request once more."""
+    """Seconds of the first request, repeated."""
 
     @property
     def once_s(self) -> float:
@@ -234,7 +234,7 @@ class RankSteps(Fact, kind="ranks"):
     decode_s: tuple[float, ...]
     prefill_last_s: float = 0.0
     decode_last_s: float = 0.0
-    """The same where every exchange waits for the rank that comes to it last; nothing in older runs."""
+    """Seconds if every exchange waits for the last rank; 0 in older runs."""
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.rank_steps[self.cell] = self

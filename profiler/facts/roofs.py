@@ -63,7 +63,7 @@ class Roof:
         return NOTCH * (self.high_per_s - self.low_per_s) / self.per_s / math.sqrt(self.samples)
 
     def times(self, share: float) -> Roof:
-        """The same roof at a share of its height; its single samples are not kept."""
+        """This roof scaled by a share; its single samples are dropped."""
         per_s, low, high = (share * value for value in (self.per_s, self.low_per_s, self.high_per_s))
         return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=())
 
@@ -85,7 +85,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class DriftReading(Fact, kind="sentinel"):
-    """The same small work at one moment of a run: its seconds, by what bounds it."""
+    """One reading of the drift probe: seconds of its memory-bound and its compute-bound work."""
 
     memory: float
     compute: float
@@ -241,7 +241,7 @@ class Ceilings(Fact, kind="roofs"):
         return self.memory_bytes_per_s_for(working_set_bytes) > RESIDENT_GAIN * self.memory_bytes_per_s
 
     def out_of_the_cache(self, working_set_bytes: float) -> Ceilings:
-        """The same device for a working set that was served as the next smaller size of the curve is.
+        """These ceilings for a working set that is served like the next smaller size of the curve.
 
         Only where a cache ends between the two sizes around it for certain: two sizes beyond it at least, all of them
         read clearly slower, and the curve's end no faster than the memory roof. Otherwise one of these figures was
@@ -273,7 +273,7 @@ class Ceilings(Fact, kind="roofs"):
         return replace(self, compute=compute, memory=memory)
 
     def times(self, memory: float, compute: float) -> Ceilings:
-        """The same device with its memory (caches too) and its arithmetic at these shares of their roofs."""
+        """These ceilings with memory (caches too) and arithmetic scaled by these shares."""
         return replace(
             self,
             memory={name: roof.times(memory) for name, roof in self.memory.items()},

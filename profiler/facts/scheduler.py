@@ -63,7 +63,7 @@ def scheduled_of(scheduler_stats: Any) -> Scheduled:
 
 
 def in_rows(iterations: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
-    """The same with those in a row that are alike as one."""
+    """Merge consecutive iterations that are alike."""
     return tuple(replace(same, iterations=len(list(group))) for same, group in groupby(iterations))
 
 

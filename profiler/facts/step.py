@@ -72,7 +72,7 @@ class ExecutionPath:
     heads: Mapping[int, Heads] = field(default_factory=dict)
     """By the width of a grouped head, how `sdpa` is handed it when no mask is passed; `grouped` where nobody asked."""
     masked_heads: Mapping[int, Heads] = field(default_factory=dict)
-    """The same when a mask is passed; where nobody asked, `packed` for one query and `repeated` for several."""
+    """How `sdpa` is handed grouped heads when a mask is passed; by default `packed` for one query, else `repeated`."""
     masks: bool = False
     """True when a mask is handed over whatever the shape is: that of a padded batch."""
     cache: Literal["dynamic", "static", "paged"] = "dynamic"

@@ -100,7 +100,7 @@ class Timeline:
         return ActiveShares(_middle(sm), _middle(memory), _middle(clocks))
 
     def _during(self, spans: Sequence[tuple[float, float]]) -> list[Reading]:
-        """Those that lie within a span, each once, though spans overlap where a clock was set back meanwhile."""
+        """Readings within a span, each once, even if spans overlap because a clock was set back."""
         found: list[Reading] = []
         taken = 0
         for start_s, end_s in sorted((start, start + seconds) for start, seconds in spans if seconds >= 0):

@@ -58,7 +58,7 @@ class Visit(Fact, kind="visit"):
     cache_used_bytes: int | None = None
     """Most of an engine's own cache that was in use at once."""
     first_decode_s: tuple[float, ...] = ()
-    """The same decode steps in the first loop of this shape in the process, before any was timed (CUDA)."""
+    """Decode steps of the first, untimed loop of this shape in the process (CUDA)."""
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.visits.setdefault(self.cell, []).append(self)

@@ -190,7 +190,7 @@ def forecast_run(folder: Path, wanted: ForecastRequest) -> Answer:
 
 
 def forecast_from_facts(known: RunFacts, wanted: ForecastRequest, kernels: KernelTimes | None = None) -> Answer:
-    """The same of a run that has been read, with a rank's own `kernels` where they are known. Raises RequestError."""
+    """Forecast from the facts of a run, with a rank's own `kernels` where they are known. Raises RequestError."""
     folder, document = known.run.folder, known.run.document
     facts, trained = known.facts, known.trained
     found = _forecast(known, wanted, kernels)

@@ -41,12 +41,12 @@ class ShardTime:
     """The kernels of a rank at the very steps that are forecast."""
 
     whole: KernelTimes
-    """Those of the whole model: attention, experts and small kernels keep the share of their roof."""
+    """Kernel times of the whole model: attention, experts and small kernels keep their share of the roof."""
     alone_s: Mapping[str, Array]
     """[n], of one instance of a linear; NaN where neither it nor a step of that phase was replayed."""
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """As of the whole model."""
+        """Seconds as in the whole model: what is not cut keeps its time."""
         return self.whole.small_s(steps, traffic_s, from_memory_s)
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
@@ -57,7 +57,7 @@ class ShardTime:
         return np.where(np.isnan(alone_s), kept_s, np.maximum(roof_s, alone_s))
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """As of the whole model."""
+        """Seconds as in the whole model: what is not cut keeps its time."""
         return self.whole.converting_s(column, steps, roof_s)
 
 

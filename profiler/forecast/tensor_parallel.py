@@ -298,7 +298,7 @@ def _gain(cell: RankCell, time: RankTime) -> str:
 
 
 def across(found: Sequence[tuple[int, Sequence[ForecastCell]]], usd_per_h: float | None) -> tuple[RankCell, ...]:
-    """The same cells of several forecasts, one for each number of cards, ascending; `usd_per_h` is one card's price."""
+    """Join the cells of several forecasts, one per number of GPUs, ascending; `usd_per_h` is the price of one GPU."""
     cells = []
     for index, first in enumerate(found[0][1]):
         times = []

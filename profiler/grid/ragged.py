@@ -95,12 +95,12 @@ def as_they_come(queue: Sequence[Request], size: int) -> list[Batch]:
 
 
 def sorted_batches(queue: Batch, size: int) -> list[Batch]:
-    """The same requests by length, in batches of so many."""
+    """Sort requests by length, then cut batches of `size`."""
     return as_they_come(sorted(queue), size)
 
 
 def bucketed_batches(queue: Batch, size: int) -> list[Batch]:
-    """The same requests in batches of one bucket each: lengths up to the same power of two, as they come."""
+    """Batches of one bucket each: requests whose lengths end at the same power of two, as they come."""
     buckets: dict[int, list[Request]] = {}
     for request in queue:
         buckets.setdefault(math.ceil(math.log2(request.prompt_len)), []).append(request)

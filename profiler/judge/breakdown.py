@@ -254,24 +254,27 @@ def adds_up(parts: TimeBreakdown) -> bool:
 
 
 def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
-    """The same split if the step had taken so long: what is known stays, the residual takes the difference; it is the
-    engine's where that takes all that is not known."""
+    """The breakdown if the step had taken `latency_s`: known terms stay, the residual takes the difference.
+
+    The residual is the engine's where an engine takes all that is not known, else what is unexplained.
+    """
     residual = "engine_s" if parts.engine_s else "unexplained_s"
     moved = {"latency_s": latency_s, residual: getattr(parts, residual) + latency_s - parts.latency_s}
     return replace(parts, **moved)
 
 
 def with_generate(parts: TimeBreakdown, tax_s: float, half_width_s: float) -> TimeBreakdown:
-    """The same split with what `generate` adds told apart from what nothing explains."""
+    """The breakdown with the overhead of `generate` taken from what is unexplained."""
     off_s = {**parts.half_widths_s, "generate_s": half_width_s}
     off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
     return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
 
 
 def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
-    """The same split for an engine that owns its model: what is known of its work from outside stays, the rest is its
-    scheduler, its sampler, its launches, and what its kernels lose against the roofs. A step above its roof has no
-    such rest, and says so as any other."""
+    """The breakdown for an engine that owns its model: what is unexplained becomes the engine's.
+
+    That is its scheduler, its sampler, its launches, and what its kernels lose. A step above its roof has no such rest.
+    """
     off_s = parts.half_widths_s.get("unexplained_s", 0.0)
     return replace(
         parts,

@@ -45,7 +45,7 @@ class CellResult:
     tokens_per_s: float = _UNKNOWN
     """Tokens of all sequences over the time."""
     tokens_per_s_per_seq: float = _UNKNOWN
-    """The same of one sequence."""
+    """Tokens of one sequence over the time."""
     model_flops: int = 0
     """FLOPs that the algorithm needs."""
     model_bytes: int = 0
@@ -215,7 +215,7 @@ class EngineDifference(Keyed):
     """What each term of the split gains in seconds from the run's first engine to this one; empty where one of their
     splits does not add up."""
     causes: Mapping[str, float] = field(default_factory=dict)
-    """The same of the avoidable work, by cause."""
+    """What each cause of avoidable work gains in seconds."""
     how: str = ""
     """How an engine that owns its model issues a step."""
     visits: int = 2
@@ -299,7 +299,7 @@ class JudgedCell:
     host_pace_s: float = 0.0
     """The host's dispatch where it runs ahead of the device, which no change of the device's work goes below."""
     graph_step_s: float | None = None
-    """The same work as one launch, where it was recorded."""
+    """Seconds of the step replayed as a CUDA graph, where one was recorded."""
     clock_share: float = 1.0
     """The card's clock over that of its compute roof."""
     knee: float | None = None

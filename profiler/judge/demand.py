@@ -97,7 +97,7 @@ def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
-    """The same facts with the roof of the cache for a step that ended clearly sooner than memory gives its bytes.
+    """The facts with the roof of the cache, for a step that ended clearly sooner than memory gives its bytes.
 
     Its working set lies between two sizes of the curve, the smaller in a cache and the larger past it: which of them it
     is like, its time alone tells. Where no cache ends there the step stays above its roof, and its verdict says so.

@@ -187,7 +187,7 @@ def _unexplained_in(facts: Facts, cell: JudgedCell) -> Mapping[str, float]:
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
-    """The same facts with the compute roofs that the card has at a share of the clock at which they were measured."""
+    """The facts with the compute roofs scaled to a share of the clock at which they were measured."""
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
 
 
@@ -351,7 +351,7 @@ def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float
 
 
 def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
-    """The same step as one launch of recorded work, where this run has an engine that does so.
+    """Seconds of the step as one launch of recorded work, where this run has an engine that does so.
 
     What that engine's path spares besides, such as a cache that is not copied, is no part of it.
     """

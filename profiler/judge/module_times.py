@@ -14,7 +14,7 @@ from profiler.judge.cells import Keyed, columns_of
 _DISTURBED_CARD = 1.1
 """Hooked over plain step, from which the hooks' hundreds of marks set the pace of a card's host."""
 _DISTURBED_CPU = 1.5
-"""The same where a mark is a look at a clock: by a tenth or two a CPU may merely have drifted."""
+"""The limit on a CPU, which may merely have drifted by a tenth or two."""
 
 _UNHOOKED = ("other", "embedding")
 """Groups of operators that no known module stands for."""

@@ -44,7 +44,7 @@ its kernels are not told apart from outside, so that it is mixed, unless the dev
 KERNEL_SHARE = 0.50
 """Of the device's time, that its kernels lose against their roofs when run alone (dequantising too)."""
 KERNEL_SHARE_SURE = 0.40
-"""The same at the lower end of its interval."""
+"""The share at the lower end of the interval."""
 KERNEL_COVERAGE = 0.70
 """Share of the roof time whose operators were run alone, below which nothing is said of kernels."""
 KERNEL_UNEXPLAINED = 0.20
@@ -126,7 +126,7 @@ class Measurement:
     issue_s: float | None = None
     """Seconds until the host had submitted a step, where it runs ahead of the device."""
     graph_step_s: float | None = None
-    """The same step replayed as a CUDA graph: what is left of it without the host."""
+    """Seconds of the step replayed as a CUDA graph: what is left without the host."""
     batch_side: str = ""
     """What doubling the batch speaks for: `memory`, `compute`, or nothing clear."""
     depth_side: str = ""
@@ -206,7 +206,7 @@ class _Shares:
     compute: Any
     kernel: Any
     kernel_low: Any
-    """The same at the lower end of its interval."""
+    """The share at the lower end of the interval."""
     avoidable: Any
     overhead: Any
     link: Any

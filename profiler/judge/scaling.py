@@ -128,7 +128,7 @@ def scaling(points: Sequence[ScalingPoint], flops_per_s: float, bytes_per_s: flo
 
 
 def _between(one: ScalingPoint, other: ScalingPoint, drift: float) -> float:
-    """What of a drift may lie between two sizes: nothing where as many rounds visited both, shuffled."""
+    """The part of a drift that may lie between two sizes: none where equally many shuffled rounds visited both."""
     return 0.0 if one.visits == other.visits >= CLAIM_VISITS else drift
 
 

@@ -21,7 +21,7 @@ class RankStep(Keyed):
     own_s: tuple[float, ...]
     """Seconds of each rank's own share, with nothing exchanged."""
     last_s: float
-    """The same where every exchange waits for the rank that comes to it last."""
+    """Seconds if every exchange waits for the last rank."""
     exchanged_s: float
     """What the collectives take, by the measured link."""
     measured_s: float

@@ -28,7 +28,7 @@ class Share:
     joined: nn.Module
     """transformers' own tensor parallel model: a step of it needs all ranks."""
     alone: LoadedModel
-    """The same tensors as a narrower model that exchanges nothing: for all that looks at one rank by itself."""
+    """The rank's tensors as a narrower model that exchanges nothing."""
 
 
 def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
@@ -84,7 +84,7 @@ def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
 
 
 def _random(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
-    """The same cuts without a checkpoint: each rank draws its own pieces, and all the same values of what all hold."""
+    """Cut a model with random weights: each rank draws its own pieces, and equal values for what all hold."""
     from accelerate import init_empty_weights
     from torch.distributed.tensor import DTensor
     from transformers.distributed.configuration_utils import DistributedConfig

@@ -147,7 +147,7 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
 
 
 def _emptied(answer: Any) -> Any:
-    """The same form with zeros for its tensors."""
+    """A copy of the arguments with zeros for tensors."""
     if isinstance(answer, torch.Tensor):
         return torch.zeros_like(answer)
     return tuple(_emptied(part) for part in answer) if isinstance(answer, tuple) else answer

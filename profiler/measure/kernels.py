@@ -50,7 +50,7 @@ class Linears:
 
 
 def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> Linears:
-    """Those of `modules` that the walk counted."""
+    """The modules that the walk counted."""
     operators = {linear_key(op): op for op in work.operators if isinstance(op, Linear) and linear_key(op) in modules}
     return Linears(operators, {key: modules[key] for key in operators})
 

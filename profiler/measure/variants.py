@@ -55,8 +55,10 @@ class Variant:
         return _COMPILING_S if self.compiled else 0.0
 
     def corners(self, keys: Sequence[CellKey]) -> Sequence[CellKey]:
-        """Those of `keys` that it is tried at. Compiled code is made anew for every shape, and prefills stay as they
-        are: the first decode step stands for all."""
+        """The cells of `keys` that it is tried at.
+
+        Code is compiled for every shape, and prefills stay as they are: the first decode step stands for all.
+        """
         return [key for key in keys if key.phase == "decode"][:1] if self.compiled else keys
 
 

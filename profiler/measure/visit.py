@@ -235,7 +235,7 @@ def follow(
 
 
 def _run_whole(engine: Engine, cell: Cell, bench: VisitContext, *, steps: int) -> _Loop:
-    """The same of an engine that runs prompt and steps in one call of its own."""
+    """One prefill and its decode steps of an engine that runs both in one call of its own."""
     machine, clock = bench.machine, bench.machine.clock
     prompts = seeded_prompts(cell, bench.vocab_size)
     marks: list[Any] = []

@@ -24,7 +24,7 @@ class Span:
     high: float
 
     def times(self, factor: float) -> Span:
-        """The same figure in another unit."""
+        """This span in another unit."""
         return Span(factor * self.low, factor * self.typical, factor * self.high)
 
     @property

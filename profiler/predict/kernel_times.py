@@ -41,7 +41,7 @@ class Replayed:
     """The part of them that only converts between formats."""
 
     def at(self, chosen: Array) -> Replayed:
-        """Those that `chosen` picks."""
+        """The steps that `chosen` (bool or int [n]) picks."""
         return Replayed(
             self.demanded.at(chosen),
             {name: values[chosen] for name, values in self.seconds.items()},
@@ -66,7 +66,7 @@ class MeasuredCells:
         return self.replayed.demanded
 
     def at(self, chosen: Array) -> MeasuredCells:
-        """Those that `chosen` picks."""
+        """The cells that `chosen` (bool or int [n]) picks."""
         return MeasuredCells(
             self.replayed.at(chosen),
             self.latency_s[chosen],
@@ -93,7 +93,7 @@ class KernelTimes(Protocol):
         """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Of these, the seconds that only convert between formats."""
+        """Seconds of one instance that only convert between formats."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Kernels:
         return np.where(steps.prefill | self.small_in_decode, alone_s, traffic_s)
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Of these, the seconds that only convert between formats."""
+        """Seconds of one instance that only convert between formats."""
         known = self.conversions.get(column.operator)
         return np.zeros(len(steps)) if known is None else known.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
 
@@ -263,7 +263,7 @@ def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Calla
 
 
 def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: bool) -> Array:
-    """The same of one operator."""
+    """DRAM time of one operator's traffic that its replay has not paid for."""
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
     own_s = 0.0 if replayed else column.model_bytes / bandwidth
     copies = device.ceilings.copy_share * bandwidth

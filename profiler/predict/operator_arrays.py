@@ -65,7 +65,7 @@ class StepArrays:
         return len(self.batch)
 
     def at(self, chosen: Array) -> StepArrays:
-        """Those that `chosen` (bool or int [n]) picks."""
+        """The steps that `chosen` (bool or int [n]) picks."""
         return StepArrays(
             self.prefill[chosen],
             self.batch[chosen],
@@ -121,7 +121,7 @@ class OperatorColumn:
         return np.asarray(self.weight_bytes + self.kv_bytes)
 
     def at(self, chosen: Array) -> OperatorColumn:
-        """The same for the steps that `chosen` picks."""
+        """The column at the steps that `chosen` (bool or int [n]) picks."""
         return OperatorColumn(
             self.operator,
             self.group,
@@ -170,7 +170,7 @@ class OperatorArrays:
         return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
 
     def at(self, chosen: Array) -> OperatorArrays:
-        """Those that `chosen` picks."""
+        """The steps that `chosen` (bool or int [n]) picks."""
         columns = tuple(column.at(chosen) for column in self.columns)
         collective_s = None if self.collective_s is None else self.collective_s[chosen]
         handed_bytes = None if self.handed_bytes is None else self.handed_bytes[chosen]

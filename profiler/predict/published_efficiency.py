@@ -346,7 +346,7 @@ def _student(groups: int) -> float:
 
 @cache
 def attained(kind: EngineKind, family: str) -> Attained:
-    """The same from all published points."""
+    """Shares fitted to all published points."""
     return attained_by(published(), kind, family, _strays(kind))
 
 
@@ -365,7 +365,7 @@ class WorkAt:
     """Of the cache: read, written, and what plain transformers move of it besides."""
 
     def at(self, chosen: Array) -> WorkAt:
-        """Those that `chosen` picks."""
+        """The steps that `chosen` (bool or int [n]) picks."""
         return WorkAt(self.flops[chosen], self.weight_bytes[chosen], self.kv_bytes[chosen])
 
 

@@ -38,7 +38,7 @@ class Figure:
     """Tokens in the cache before the prompt, or before the first decode step where no prompt was run."""
     new_tokens: int | None = None
     samples_s: tuple[float, ...] = ()
-    """The same time of each repetition, where the file keeps them."""
+    """Seconds of each repetition, where the file keeps them."""
     half_width_s: float = 0.0
     """Of its 95 % interval, or of one repetition's where nobody tells how many there were; 0 without a spread."""
     rounding_s: float = 0.0

@@ -68,7 +68,7 @@ def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def clear_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Those of them that a screen has room for and that tell most."""
+    """The clearest differences, as many as a screen has room for."""
     return _rows(clear_differences(_against(runs)))
 
 

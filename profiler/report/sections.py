@@ -138,7 +138,7 @@ def engine_claims(run: Run) -> list[EngineDifference]:
 
 
 def waterfalls(run: Run) -> list[EngineDifference]:
-    """Those of them that the splits of both engines explain."""
+    """Engine differences that the time breakdowns of both engines explain."""
     return [item for item in engine_claims(run) if item.terms]
 
 

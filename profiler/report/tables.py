@@ -119,7 +119,7 @@ def engine_rows(run: Run) -> list[TableRow]:
 
 
 def _on(key: CellKey, engine: str) -> CellKey:
-    """The same cell as another engine steps it."""
+    """Rows of a cell stepped by another engine, next to the first engine's."""
     return replace(key, cell=replace(key.cell, engine=engine))
 
 

@@ -20,7 +20,7 @@ OWN_CORES = (
 
 
 def device_warnings(info: Device, foreign: ForeignLoad | None) -> list[str]:
-    """What of the machine itself speaks against its figures; `foreign` has looked since before it was measured."""
+    """Warnings about the machine; `foreign` has observed other processes since before it was measured."""
     warnings = busy_warnings(info, foreign) if foreign is not None else []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
@@ -37,7 +37,7 @@ def busy_warnings(info: Device, foreign: ForeignLoad) -> list[str]:
 
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
-    """The same of work that needs so many threads of the host."""
+    """Warnings about CPU contention, for work that needs this many threads of the host."""
     busy, cores = foreign.cores(), foreign.watched
     if busy is None or busy + threads <= cores + _BUSY_CORES:
         return []
@@ -50,7 +50,7 @@ def _threads(info: Device) -> int:
 
 
 def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
-    """What of this model on this device makes its figures other than one would think."""
+    """Warnings about this model on this device, whose figures may surprise."""
     warnings = []
     info, loaded, work = subject.machine.info, subject.loaded, subject.work
     dtype = dtype_name(subject.request.dtype)

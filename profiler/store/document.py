@@ -67,7 +67,7 @@ class CeilingsRecord:
 
     @property
     def ceilings(self) -> Ceilings:
-        """The same as values to judge with."""
+        """The roofs as values to judge with."""
         return Ceilings(**{item.name: getattr(self, item.name) for item in fields(Ceilings)})
 
 
@@ -226,7 +226,7 @@ def document_json(document: RunDocument) -> bytes:
 
 
 def document_parts(document: RunDocument) -> Iterator[bytes]:
-    """The same part by part: a large run has tens of megabytes of evidence."""
+    """The text of run.json part by part: a large run has tens of megabytes of evidence."""
     rest = _ADAPTER.dump_json(replace(document, evidence=()), indent=2, exclude=_LEFT_OUT) + b"\n"
     if not document.evidence:
         yield rest

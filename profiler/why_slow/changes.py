@@ -204,7 +204,7 @@ def _threads(call: Call, candidate: Callable[..., Candidate]) -> Iterator[Candid
 def _with_copies(
     group: CallGroup, call: Call, noted: CallRecord, candidate: Callable[..., Candidate]
 ) -> Iterator[Candidate]:
-    """The same call of a copy of the model, where there is room for one."""
+    """Candidates that run the call on a copy of the model, where there is room for one."""
     for other in other_copies(group.model, call.settings["dtype"]):
         made: list[Any] = []
 

@@ -25,7 +25,7 @@ _WORTH_ANOTHER_LOOK = 0.1
 
 @dataclass(frozen=True)
 class ChangeTrial:
-    """The same call as it was and with one thing changed, in turn, on that very model."""
+    """Pairs of a call as it was and with one change, interleaved, on the script's own model."""
 
     id: str
     calls: tuple[int, ...]
@@ -120,7 +120,7 @@ class Why:
 
     @property
     def too_close(self) -> tuple[ChangeTrial, ...]:
-        """The same of those that would save less than that, and more than is passed over."""
+        """Findings that save less than the main ones, and more than the threshold to be listed."""
         return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
 
     @property

@@ -55,7 +55,7 @@ def padding_changes(
 
 
 def _on_parts(noted: CallRecord, call: Call, model: Any, parts: Sequence[Sequence[int]]) -> RepeatedRun:
-    """The same call on some of the rows at a time, each without the columns that are padding in all of its rows."""
+    """Run the call on some rows at a time, each without the columns that are padding in all of its rows."""
     args, named = noted.arguments or ((), {})
     shape = tuple(noted.mask.shape)
 

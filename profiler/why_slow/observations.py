@@ -67,7 +67,7 @@ class Load:
     seconds: float
     where: str
     began_s: float | None = None
-    """As of a call."""
+    """Start time, on the clock of `Call.began_s`."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Observations:
     """The most frequent first."""
     unnoted: UnrecordedCall | None = None
     warnings: tuple[str, ...] = ()
-    """What of the machine speaks against these seconds."""
+    """What about the machine makes these seconds doubtful."""
 
     @property
     def calls_s(self) -> float:
@@ -185,7 +185,7 @@ def covered_s(spans: Sequence[Call | Load]) -> float:
 
 
 def steady_s(calls: Sequence[Call]) -> float:
-    """The same of calls without what first ones alone pay for; never more than the seconds in which any ran."""
+    """Steady-state time of the calls: one-time costs of first calls are excluded."""
     return min(covered_s(calls), sum(call.steady_s for call in calls))
 
 

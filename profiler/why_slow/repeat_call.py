@@ -93,7 +93,7 @@ def repeat(
     inference: bool = False,
     ids: Any = None,
 ) -> RepeatedRun:
-    """The same call again, of the same length, with some of its arguments changed."""
+    """Repeat a call at the same length, with some of its arguments changed."""
     args, named = noted.arguments or ((), {})
     named = {name: value for name, value in named.items() if name not in _NOT_AGAIN}
     if call.kind == "generate":

@@ -90,7 +90,7 @@ def styled(**settings: str) -> Iterator[None]:
 
 
 def font_families(installed: Collection[str]) -> list[str]:
-    """Those of the fonts with wide characters that are installed, to be asked where the first has not got one."""
+    """Installed fonts with wide characters, used where the first font lacks a glyph."""
     return [name for name in _WIDE_FONTS if name in installed]
 
 
