@@ -54,15 +54,14 @@ def count_command(
         )
     except OverflowError:
         raise RequestError(f"a {phase} of --batch {batch} is more work than whole numbers of 64 bits hold.") from None
-    document = counted.as_json()
     if output_format == "json":
-        print(json.dumps(document, indent=2))
+        print(json.dumps(counted.as_json(), indent=2))
     elif output_format == "csv":
-        print(count_csv(document), end="")
+        print(count_csv(counted), end="")
     else:
         from rich.console import Console
 
-        print_count(document, Console(width=100, markup=False, emoji=False))
+        print_count(counted, Console(width=100, markup=False, emoji=False))
 
 
 def ceilings(

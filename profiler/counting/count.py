@@ -22,7 +22,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.step import Count, ExecutionPath, Step, Work
+from profiler.facts.step import ExecutionPath, Step, Work, plain_number
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.config import load_config
@@ -90,6 +90,20 @@ class StepCount:
     share: RankShare | None = None
     """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
 
+    @property
+    def model_bytes(self) -> dict[str, int | float]:
+        """Model bytes by kind; activations stay on chip by convention, and what is moved is under executed_bytes."""
+        work = self.work
+        return {
+            "weights": plain_number(work.weight_bytes),
+            "kv_read": plain_number(work.kv_read_bytes),
+            "kv_write": plain_number(work.kv_write_bytes),
+            "activations": 0,
+            "logits": plain_number(work.logits_bytes),
+            "embedding": plain_number(work.embedding_bytes),
+            "total": plain_number(work.model_bytes),
+        }
+
     def as_json(self) -> dict[str, Any]:
         """The document of `roofscope count --format json`; whole numbers stay whole."""
         work = self.work
@@ -102,19 +116,19 @@ class StepCount:
             "gguf": {**asdict(self.gguf), "name": self.gguf.name} if self.gguf else None,
             "note": self.note,
             "phase": self.phase,
-            "batch": _number(self.step.batch),
-            "query_tokens": _number(self.step.query),
-            "context_tokens": _number(self.step.context),
-            "model_flops": _number(work.model_flops),
-            "executed_flops": _number(work.executed_flops),
-            "vector_flops": _number(work.vector_flops),
-            "bytes": _bytes_json(work),
+            "batch": plain_number(self.step.batch),
+            "query_tokens": plain_number(self.step.query),
+            "context_tokens": plain_number(self.step.context),
+            "model_flops": plain_number(work.model_flops),
+            "executed_flops": plain_number(work.executed_flops),
+            "vector_flops": plain_number(work.vector_flops),
+            "bytes": self.model_bytes,
             "executed_bytes": {
-                "activations": _number(work.activation_bytes),
-                "avoidable": {cause: _number(value) for cause, value in work.avoidable_bytes.items()},
-                "total": _number(work.executed_bytes),
+                "activations": plain_number(work.activation_bytes),
+                "avoidable": {cause: plain_number(value) for cause, value in work.avoidable_bytes.items()},
+                "total": plain_number(work.executed_bytes),
             },
-            "avoidable_flops": {cause: _number(value) for cause, value in work.avoidable_flops.items()},
+            "avoidable_flops": {cause: plain_number(value) for cause, value in work.avoidable_flops.items()},
             "intensity": float(work.intensity),
             "coverage": self.coverage,
             "unknown": list(self.unknown),
@@ -266,37 +280,19 @@ def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -
         raise ModelError(f"--crosscheck: this model does not run on the meta device: {first_line(error)}.") from error
 
 
-def _bytes_json(work: Work) -> dict[str, int | float]:
-    """Model bytes; activations stay on chip by convention, and what is really moved is under executed_bytes."""
-    return {
-        "weights": _number(work.weight_bytes),
-        "kv_read": _number(work.kv_read_bytes),
-        "kv_write": _number(work.kv_write_bytes),
-        "activations": 0,
-        "logits": _number(work.logits_bytes),
-        "embedding": _number(work.embedding_bytes),
-        "total": _number(work.model_bytes),
-    }
-
-
 def _operator_json(operator: Operator, work: Work) -> dict[str, object]:
     return {
         "name": operator.name,
         "group": operator.group,
         "count": operator.count,
         "dtype": dtype_name(operator.dtype),
-        "model_flops": _number(work.model_flops),
-        "executed_flops": _number(work.executed_flops),
-        "vector_flops": _number(work.vector_flops),
-        "weight_bytes": _number(work.weight_bytes),
-        "kv_read_bytes": _number(work.kv_read_bytes),
-        "kv_write_bytes": _number(work.kv_write_bytes),
-        "model_bytes": _number(work.model_bytes),
-        "executed_bytes": _number(work.executed_bytes),
-        "link_bytes": _number(work.link_bytes),
+        "model_flops": plain_number(work.model_flops),
+        "executed_flops": plain_number(work.executed_flops),
+        "vector_flops": plain_number(work.vector_flops),
+        "weight_bytes": plain_number(work.weight_bytes),
+        "kv_read_bytes": plain_number(work.kv_read_bytes),
+        "kv_write_bytes": plain_number(work.kv_write_bytes),
+        "model_bytes": plain_number(work.model_bytes),
+        "executed_bytes": plain_number(work.executed_bytes),
+        "link_bytes": plain_number(work.link_bytes),
     }
-
-
-def _number(value: Count) -> int | float:
-    number = float(value)
-    return int(value) if number.is_integer() else number

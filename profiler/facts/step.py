@@ -23,6 +23,12 @@ _INT32_BYTES = 4
 Count = int | float | NDArray[Any]
 
 
+def plain_number(value: Count) -> int | float:
+    """A count as a plain number; whole numbers stay whole."""
+    number = float(value)
+    return int(value) if number.is_integer() else number
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward pass over `batch` sequences: `query` new tokens each, after `context` cached ones.

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from profiler.facts.step import Work, plain_number
 from profiler.units import duration, escape_formula, scaled, short_count, significant
+
+if TYPE_CHECKING:
+    from profiler.counting.count import RankShare, StepCount
+    from profiler.counting.crosscheck import Crosscheck
+    from profiler.counting.floor import CardFloor
+    from profiler.counting.operators import GemmShape, Operator
+    from profiler.quant.checkpoints import Gguf
 
 _OPERATOR_COLUMNS = (
     "name",
@@ -27,125 +34,15 @@ _OPERATOR_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class _Operator:
-    name: str
-    group: str
-    count: int
-    model_flops: int | float
-    model_bytes: int | float
-
-
-@dataclass(frozen=True)
-class _Executed:
-    avoidable: Mapping[str, int | float]
-    total: int | float
-
-
-@dataclass(frozen=True)
-class _Gemm:
-    m: int | float
-    n: int | float
-    k: int | float
-    dtype: str
-    count: int | float
-
-
-@dataclass(frozen=True)
-class _Card:
-    gpu: str
-    dtype: str
-    ridge_flops_per_byte: float | None
-    floor_s: float | None
-    bound: str | None
-    refusal: str | None
-
-
-@dataclass(frozen=True)
-class _Gguf:
-    name: str
-    types: tuple[str, ...]
-    kept_by_kernels: bool
-
-
-@dataclass(frozen=True)
-class _Difference:
-    module: str
-    counter_flops: int | float
-    walk_flops: int | float
-
-
-@dataclass(frozen=True)
-class _Crosscheck:
-    counter: str
-    flops: int | float
-    walk_flops: int | float
-    equal: bool
-    differences: tuple[_Difference, ...]
-    left_out: tuple[_Difference, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    name: str
-    kind: str
-    count: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class _Share:
-    ranks: int
-    weight_bytes: int
-    cache_bytes: int
-    replicated_kv_heads: int
-    link_bytes: int
-    bus_bytes: int
-    collectives: tuple[_Exchange, ...]
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """The part of the document of `roofscope count` that is printed."""
-
-    model: str
-    params: int
-    dtype: str
-    quant: str
-    published: str | None
-    gguf: _Gguf | None
-    note: str
-    phase: str
-    batch: int
-    query_tokens: int
-    context_tokens: int
-    model_flops: int | float
-    executed_flops: int | float
-    bytes: Mapping[str, int | float]
-    executed_bytes: _Executed
-    intensity: float
-    coverage: float
-    unknown: tuple[str, ...]
-    operators: tuple[_Operator, ...]
-    gemms: tuple[_Gemm, ...] = ()
-    gpus: tuple[_Card, ...] = ()
-    crosscheck: _Crosscheck | None = None
-    tp: _Share | None = None
-
-
-_COUNTED = TypeAdapter(_Counted)
-
-
-def print_count(document: Mapping[str, Any], console: Console) -> None:
-    """Print the document of `roofscope count` as tables, 100 columns wide."""
-    counted = _COUNTED.validate_python(document)
+def print_count(counted: StepCount, console: Console) -> None:
+    """Print a counted step as tables, 100 columns wide."""
     for line in _totals(counted):
         console.print(line, highlight=False)
-    if counted.tp is not None:
-        console.print(_one_rank(counted.tp), highlight=False)
-    console.print(_groups(counted.operators))
-    if counted.tp is not None:
-        console.print(_collectives(counted.tp))
+    if counted.share is not None:
+        console.print(_one_rank(counted.share), highlight=False)
+    console.print(_groups(counted.by_operator))
+    if counted.share is not None:
+        console.print(_collectives(counted.share))
     if counted.gemms:
         console.print(_gemms(counted.gemms))
     _print_cards(counted.gpus, counted.dtype, console)
@@ -156,29 +53,30 @@ def print_count(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"! {share:.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}")
 
 
-def count_csv(document: Mapping[str, Any]) -> str:
+def count_csv(counted: StepCount) -> str:
     """The operators as CSV, numbers in full."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _OPERATOR_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "name": escape_formula(row["name"])} for row in document["operators"])
+    rows = counted.as_json()["operators"]
+    writer.writerows({**row, "name": escape_formula(row["name"])} for row in rows)
     return buffer.getvalue()
 
 
-def _totals(counted: _Counted) -> list[str]:
-    moved = counted.bytes
+def _totals(counted: StepCount) -> list[str]:
+    moved, work, step = counted.model_bytes, counted.work, counted.step
     quant = "" if counted.quant == "none" else f" {counted.quant}"
     parts = ", ".join(f"{name} {scaled(value, 'B')}" for name, value in moved.items() if value and name != "total")
     avoidable = ", ".join(
-        f"{cause} {scaled(value, 'B')}" for cause, value in counted.executed_bytes.avoidable.items() if value
+        f"{cause} {scaled(float(value), 'B')}" for cause, value in work.avoidable_bytes.items() if value
     )
     return [
         f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
-        f" {counted.phase} of {counted.batch} x {counted.query_tokens} tokens after {counted.context_tokens} cached",
-        f"model work: {counted.model_flops:,} FLOPs over {moved['total']:,.0f} bytes,"
-        f" intensity {significant(counted.intensity, 4)} FLOP/byte",
+        f" {counted.phase} of {step.batch} x {step.query} tokens after {step.context} cached",
+        f"model work: {plain_number(work.model_flops):,} FLOPs over {moved['total']:,.0f} bytes,"
+        f" intensity {significant(float(work.intensity), 4)} FLOP/byte",
         f"            {parts}",
-        f"executed:   {counted.executed_flops:,} FLOPs over up to {scaled(counted.executed_bytes.total, 'B')}"
+        f"executed:   {plain_number(work.executed_flops):,} FLOPs over up to {scaled(float(work.executed_bytes), 'B')}"
         + (f" ({avoidable})" if avoidable else ""),
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
@@ -191,30 +89,30 @@ def _as_published(form: str) -> str:
     return f"{'experts' if form == 'mxfp4' else 'weights'} as published: {form.upper()}"
 
 
-def _dequantised(file: _Gguf, dtype: str) -> str:
+def _dequantised(file: Gguf, dtype: str) -> str:
     kept = " where it has no kernel for the device" if file.kept_by_kernels else ""
     return f"dequantised from {file.name} to {dtype}, as transformers loads it{kept}"
 
 
-def _groups(operators: Sequence[_Operator]) -> Table:
+def _groups(operators: Sequence[tuple[Operator, Work]]) -> Table:
     table = _table("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
-    flops = sum(item.model_flops for item in operators) or 1
-    moved = sum(item.model_bytes for item in operators) or 1
-    groups: dict[str, list[_Operator]] = {}
-    for item in operators:
-        if item.model_flops or item.model_bytes:
-            groups.setdefault(item.group, []).append(item)
+    flops = sum(float(work.model_flops) for _, work in operators) or 1
+    moved = sum(float(work.model_bytes) for _, work in operators) or 1
+    groups: dict[str, list[tuple[Operator, Work]]] = {}
+    for operator, work in operators:
+        if work.model_flops or work.model_bytes:
+            groups.setdefault(operator.group, []).append((operator, work))
     for group, items in groups.items():
         table.add_section()
-        table.add_row(group, "", *_figures(items, flops, moved), style="bold")
-        for item in items:
-            table.add_row(f"  {item.name}", str(item.count), *_figures([item], flops, moved))
+        table.add_row(group, "", *_figures([work for _, work in items], flops, moved), style="bold")
+        for operator, work in items:
+            table.add_row(f"  {operator.name}", str(operator.count), *_figures([work], flops, moved))
     return table
 
 
-def _figures(items: Sequence[_Operator], all_flops: float, all_bytes: float) -> list[str]:
-    flops = sum(item.model_flops for item in items)
-    moved = sum(item.model_bytes for item in items)
+def _figures(items: Sequence[Work], all_flops: float, all_bytes: float) -> list[str]:
+    flops = sum(float(work.model_flops) for work in items)
+    moved = sum(float(work.model_bytes) for work in items)
     return [
         scaled(flops, ""),
         f"{100 * flops / all_flops:.1f} %",
@@ -224,7 +122,7 @@ def _figures(items: Sequence[_Operator], all_flops: float, all_bytes: float) -> 
     ]
 
 
-def _one_rank(share: _Share) -> str:
+def _one_rank(share: RankShare) -> str:
     copied = f" ({share.replicated_kv_heads} KV heads, each held by several)" if share.replicated_kv_heads else ""
     return (
         f"one rank:   all of this is one of {share.ranks} ranks': it holds {scaled(share.weight_bytes, 'B')} of weights"
@@ -232,22 +130,22 @@ def _one_rank(share: _Share) -> str:
     )
 
 
-def _collectives(share: _Share) -> Table:
+def _collectives(share: RankShare) -> Table:
     table = _table("collective", "count", "bytes of one")
     for item in share.collectives:
         table.add_row(item.name, str(item.count), scaled(item.bytes, "B"))
     return table
 
 
-def _gemms(rows: Sequence[_Gemm]) -> Table:
-    columns = [item.name for item in fields(_Gemm)]
+def _gemms(rows: Sequence[GemmShape]) -> Table:
+    columns = [item.name for item in fields(rows[0])]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*(str(getattr(row, column)) for column in columns))
     return table
 
 
-def _print_cards(cards: Sequence[_Card], dtype: str, console: Console) -> None:
+def _print_cards(cards: Sequence[CardFloor], dtype: str, console: Console) -> None:
     """A table of the cards that can hold the step, and a line for each that cannot."""
     table = _table("GPU", "ridge FLOP/byte", "floor", "bound by")
     for card in cards:
@@ -270,7 +168,7 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-def _print_crosscheck(check: _Crosscheck, console: Console) -> None:
+def _print_crosscheck(check: Crosscheck, console: Console) -> None:
     if check.equal:
         console.print(f"second opinion: {check.counter} counts {check.flops:,} executed FLOPs as well: equal")
     else:

@@ -1,90 +1,49 @@
-"""What `roofscope count` prints of a document, cards that cannot hold the step among it."""
+"""What `roofscope count` prints: whole numbers, and a line for each GPU that cannot hold the step."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
+from profiler.counting.count import StepCount, count
 from profiler.report.console import screen
 from profiler.report.count import count_csv, print_count
 
 
-@pytest.fixture
-def document() -> dict[str, Any]:
-    """A decode step of one linear of 70 billion bfloat16 weights."""
-    head = {
-        "name": "head",
-        "group": "head",
-        "count": 1,
-        "dtype": "bfloat16",
-        "model_flops": 140_000_000_000,
-        "executed_flops": 140_000_000_000,
-        "model_bytes": 140_000_000_000,
-        "executed_bytes": 140_000_000_000,
-    }
-    return {
-        "model": "big",
-        "params": 70_000_000_000,
-        "dtype": "bfloat16",
-        "quant": "none",
-        "published": None,
-        "gguf": None,
-        "note": "",
-        "phase": "decode",
-        "batch": 1,
-        "query_tokens": 1,
-        "context_tokens": 512,
-        "model_flops": 140_000_000_000,
-        "executed_flops": 140_000_000_000,
-        "bytes": {"weights": 140_000_000_000, "activations": 0, "total": 140_000_000_000},
-        "executed_bytes": {"avoidable": {"cache copies": 1_000_000}, "total": 140_001_000_000},
-        "intensity": 1.0,
-        "coverage": 1.0,
-        "unknown": [],
-        "operators": [head],
-        "gpus": [
-            {
-                "gpu": "T4",
-                "dtype": "float16",
-                "ridge_flops_per_byte": 203.1,
-                "floor_s": None,
-                "bound": None,
-                "refusal": "T4: does not fit; the step needs 141 GB, the card has 17.2 GB",
-            },
-            {
-                "gpu": "H200 SXM",
-                "dtype": "bfloat16",
-                "ridge_flops_per_byte": 206.0,
-                "floor_s": 0.0292,
-                "bound": "memory",
-                "refusal": None,
-            },
-        ],
-    }
+@pytest.fixture(scope="module")
+def counted() -> StepCount:
+    """A decode step of Llama-3.1-70B: 70.6 billion weights of 16 bits do not fit on a T4."""
+    return count("llama-3.1-70b", dtype="bfloat16", gpu_names="T4,H200 SXM")
 
 
-def test_a_card_that_cannot_hold_it_gets_a_line_and_no_floor(
-    document: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_a_gpu_that_cannot_hold_it_gets_a_line_and_no_floor(
+    counted: StepCount, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_count(document, screen())
+    print_count(counted, screen())
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    # 70,553,706,496 parameters of 2 bytes, and 80 layers x 8 heads x 128 x 2 x 2 bytes x 513 tokens of cache.
     assert "T4: does not fit; the step needs 141 GB, the card has 17.2 GB" in lines
     assert sum("T4" in line for line in lines) == 1
-    assert any(line.split() == ["H200", "SXM", "206", "29.2", "ms", "memory"] for line in lines)
+    # 139 GB used once at 4.8 TB/s; 989.4 TFLOP/s over 4.8 TB/s.
+    [h200] = [line.split() for line in lines if line.startswith("H200")]
+    assert (h200[:3], h200[-1]) == (["H200", "SXM", "206"], "memory")
+    assert 28.5 < float(h200[3]) < 29.5
     assert max(map(len, lines)) <= 100
 
 
-def test_no_table_where_no_card_can(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    print_count({**document, "gpus": document["gpus"][:1]}, screen())
+def test_no_table_where_no_gpu_can(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
+    print_count(replace(counted, gpus=counted.gpus[:1]), screen())
     out = capsys.readouterr().out
     assert "ridge" not in out
     assert "T4: does not fit" in out
 
 
-def test_numbers_are_whole(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    print_count(document, screen())
+def test_numbers_are_whole(counted: StepCount, capsys: pytest.CaptureFixture[str]) -> None:
+    print_count(counted, screen())
     out = capsys.readouterr().out
-    assert "140,000,000,000 FLOPs over 140,000,000,000 bytes, intensity 1.000 FLOP/byte" in out
-    assert "cache copies 1.00 MB" in out
-    assert count_csv(document).splitlines()[1].startswith("head,head,1,bfloat16,140000000000")
+    whole = counted.as_json()
+    assert f"{whole['model_flops']:,} FLOPs over {whole['bytes']['total']:,} bytes, intensity 1." in out
+    head = next(line for line in count_csv(counted).splitlines() if line.startswith("lm_head,"))
+    # One token: 2 x 8192 x 128256 FLOPs.
+    assert head.split(",")[2:5] == ["1", "bfloat16", str(2 * 8192 * 128256)]
