@@ -22,7 +22,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.step import ExecutionPath, Step, Work, plain_number
+from profiler.facts.step import ExecutionPath, Step, Work, bytes_by_kind, plain_number
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions
 from profiler.loading.config import load_config
@@ -90,20 +90,6 @@ class StepCount:
     share: RankShare | None = None
     """Of tensor parallelism: all figures are then one rank's; None: the whole model is on one device."""
 
-    @property
-    def model_bytes(self) -> dict[str, int | float]:
-        """Model bytes by kind; activations stay on chip by convention, and what is moved is under executed_bytes."""
-        work = self.work
-        return {
-            "weights": plain_number(work.weight_bytes),
-            "kv_read": plain_number(work.kv_read_bytes),
-            "kv_write": plain_number(work.kv_write_bytes),
-            "activations": 0,
-            "logits": plain_number(work.logits_bytes),
-            "embedding": plain_number(work.embedding_bytes),
-            "total": plain_number(work.model_bytes),
-        }
-
     def as_json(self) -> dict[str, Any]:
         """The document of `roofscope count --format json`; whole numbers stay whole."""
         work = self.work
@@ -122,7 +108,7 @@ class StepCount:
             "model_flops": plain_number(work.model_flops),
             "executed_flops": plain_number(work.executed_flops),
             "vector_flops": plain_number(work.vector_flops),
-            "bytes": self.model_bytes,
+            "bytes": bytes_by_kind(work),
             "executed_bytes": {
                 "activations": plain_number(work.activation_bytes),
                 "avoidable": {cause: plain_number(value) for cause, value in work.avoidable_bytes.items()},

@@ -156,6 +156,19 @@ class Work:
         return Work(**scaled | causes)
 
 
+def bytes_by_kind(work: Work) -> dict[str, int | float]:
+    """Model bytes by kind; activations stay on chip by convention: what is moved is in `executed_bytes`."""
+    return {
+        "weights": plain_number(work.weight_bytes),
+        "kv_read": plain_number(work.kv_read_bytes),
+        "kv_write": plain_number(work.kv_write_bytes),
+        "activations": 0,
+        "logits": plain_number(work.logits_bytes),
+        "embedding": plain_number(work.embedding_bytes),
+        "total": plain_number(work.model_bytes),
+    }
+
+
 _BY_CAUSE = ("avoidable_flops", "avoidable_bytes")
 _AMOUNTS = tuple(item.name for item in fields(Work) if item.name not in _BY_CAUSE)
 

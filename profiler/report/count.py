@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from profiler.facts.step import Work, plain_number
+from profiler.facts.step import Work, bytes_by_kind, plain_number
 from profiler.units import duration, escape_formula, scaled, short_count, significant
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def count_csv(counted: StepCount) -> str:
 
 
 def _totals(counted: StepCount) -> list[str]:
-    moved, work, step = counted.model_bytes, counted.work, counted.step
+    work, step = counted.work, counted.step
+    moved = bytes_by_kind(work)
     quant = "" if counted.quant == "none" else f" {counted.quant}"
     parts = ", ".join(f"{name} {scaled(value, 'B')}" for name, value in moved.items() if value and name != "total")
     avoidable = ", ".join(
