@@ -47,7 +47,7 @@ def test_every_count_is_that_of_the_tests() -> None:
     """Of a test with several cases their number stands in its row, or that of all tests of the row together."""
     files = sorted({file for _, named in rows() for file, test in named if test})
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-m", "timing or not timing", *files],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -85,7 +85,7 @@ def run(found: Path) -> None:
     job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
     job._LINK_S = 0.3
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
-    measuring.look_again = lambda *_, **__: None  # type: ignore[attr-defined]
+    measuring.remeasure_roofs = lambda *_, **__: None  # type: ignore[attr-defined]
     main()
 
 

@@ -169,9 +169,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_pa
 @pytest.mark.slow
 def test_who_waits_for_a_rank_that_will_not_come_ends_when_torchrun_asks() -> None:
     """The wait is in C++, where no handler of Python's is heard; torchrun gives it 30 s, then kills it."""
-    program = "from profiler.cli.app import *; from profiler.device.process_group import Group;"
+    program = "from profiler.cli.app import *; from profiler.device.process_group import ProcessGroup;"
     program += "signal.signal(signal.SIGTERM,"
-    program += "lambda *_: None); print(flush=True); Group('cpu')"
+    program += "lambda *_: None); print(flush=True); ProcessGroup('cpu')"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from profiler.engines.transformers import GraphEngine
+from profiler.facts.roofs import Ceilings
 from profiler.facts.telemetry import Timeline
 from profiler.judge.regimes import Flag
 from profiler.store.folder import read_gathered, read_run
@@ -201,7 +202,7 @@ def test_a_model_that_a_cache_holds(tmp_path: Path) -> None:
     truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
     scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 8192})
     run, _ = said(scenario, [truth], tmp_path)
-    ceilings = read_gathered(run.folder, run.document).ceilings
+    ceilings = read_gathered(run.folder, run.document).latest(Ceilings)
     assert ceilings is not None
     roof = ceilings.memory_bytes_per_s_for(run.document.model.storage_bytes)
     assert roof == pytest.approx(truth.l2_bytes_per_s, rel=ROOFS)
