@@ -79,7 +79,7 @@ _MODE_DISTANCE = 0.10
 _MODE_SPREADS = 4.0
 _FEWEST_FOR_MODES = 16
 # Others on this process's cores for more than this share of one core have slowed it down.
-_FOREIGN_CORES = 0.15
+MOST_FOREIGN_CORES = 0.15
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def noise_report(
     far = outliers(samples)
     if far > _MANY_OUTLIERS * samples.size:
         reasons.append(f"{far} outliers in {samples.size} samples")
-    if foreign_cores is not None and foreign_cores > _FOREIGN_CORES:
+    if foreign_cores is not None and foreign_cores > MOST_FOREIGN_CORES:
         reasons.append(f"others kept {foreign_cores:.1f} cores busy")
     if machine_drift > _MACHINE_DRIFT:
         reasons.append(f"the machine itself drifted by {100 * machine_drift:.0f} %")

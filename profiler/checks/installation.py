@@ -128,7 +128,7 @@ def driver() -> CheckResult:
 
 
 def driver_versions() -> tuple[str | None, str | None]:
-    """(the driver's version, the newest CUDA that it knows); None for what neither NVML nor the kernel tells."""
+    """(driver version, newest CUDA that it supports); None for what neither NVML nor the kernel reports."""
     version = cuda = None
     with contextlib.suppress(Exception):
         import pynvml
@@ -323,7 +323,7 @@ def graphs(machine: Machine) -> CheckResult:
     import torch
 
     x = torch.zeros(1, device=machine.device)
-    with machine.beside():
+    with machine.on_side_stream():
         x.add_(1)
     x.zero_()
     machine.capture(lambda: x.add_(1))()

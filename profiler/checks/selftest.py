@@ -152,7 +152,7 @@ def _on_device(call: KernelCall | None, machine: Machine) -> KernelCall | None:
     """A call without its host where the device captures calls, as a cell's kernels are replayed."""
     if call is None or not machine.captures:
         return call
-    with machine.beside():
+    with machine.on_side_stream():
         call()
     try:
         return machine.capture(call)

@@ -20,12 +20,10 @@ from profiler.comparison.side import (
     in_order,
 )
 from profiler.judge.breakdown import TERMS
-from profiler.stats import CLAIM_VISITS, ChangeVerdict, change_verdict, estimate
+from profiler.stats import CLAIM_VISITS, MOST_FOREIGN_CORES, ChangeVerdict, change_verdict, estimate
 
 Resource = Literal["memory", "compute"]
 
-# Others on the cores for more than this share of one have slowed a cell down, as in a run's own noise report.
-MOST_FOREIGN_CORES = 0.15
 # A term that gained less of a change than this is not what moved, however surely it is known.
 _LEAST_MOVED = 0.25
 # Which terms of a split a slower memory, and slower cores, stretch.

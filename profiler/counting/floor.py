@@ -29,7 +29,8 @@ def where(condition: Any, value: A) -> A:
     """`value` where the condition holds, else 0; of numbers or of arrays."""
     if isinstance(condition, np.ndarray):
         return cast(A, np.where(condition, value, 0.0))
-    return value if condition else 0.0 * value
+    nothing: Any = 0.0
+    return value if condition else nothing  # not 0 * value, which is no number where value is infinite
 
 
 def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float) -> A:

@@ -120,8 +120,8 @@ class Machine:
         raise CaptureError("only a CUDA device captures work, and this one is a CPU.")
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
-        """Run what lies within on a stream of its own, as work must be that a capture is to follow."""
+    def on_side_stream(self) -> Iterator[None]:
+        """Run what is within on a side stream, as work must be before a capture."""
         yield
 
     @contextlib.contextmanager
@@ -212,7 +212,7 @@ class CudaMachine(Machine):
                 number.add_(1)
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def on_side_stream(self) -> Iterator[None]:
         side = side_stream(self.device)
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):

@@ -271,7 +271,7 @@ class GraphEngine(StaticEngine):
         state = DecodeState(cache, torch.zeros(batch, 1, dtype=torch.long, device=self._model.device))
         self._prefill(state.token_B1, cache)
         step = partial(self._advance, state)
-        with self._machine.beside():
+        with self._machine.on_side_stream():
             for _ in range(_WARM_STEPS):
                 step()
         return _Recorded(state, self._machine.capture(step))

@@ -165,7 +165,7 @@ def _replayed_graph(
     flush = torch.zeros(cold_bytes // 4, dtype=torch.float32, device=machine.device) if cold_bytes else None
     clock = machine.clock
     with torch.inference_mode():
-        with machine.beside():
+        with machine.on_side_stream():
             every()
         if machine.waits(every):
             return ()

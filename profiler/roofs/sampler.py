@@ -99,7 +99,7 @@ def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Call
         for _ in range(times):
             call()
 
-    with machine.beside():
+    with machine.on_side_stream():
         call()
     try:
         return machine.capture(work)

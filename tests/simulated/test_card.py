@@ -213,7 +213,7 @@ def test_a_replay_is_one_launch_of_all_kernels(world: World, machine: Machine) -
         for _ in range(50):
             x.add_(1)
 
-    with machine.beside():
+    with machine.on_side_stream():
         work()
     replay = machine.capture(work)
     torch.cuda.synchronize()
@@ -254,7 +254,7 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
     with simulated(H100, T4) as world:
         machine = machine_for(torch.device("cuda", 1))
         x = torch.zeros(1 << 20, device="cuda:1")
-        with machine.beside():
+        with machine.on_side_stream():
             x.add_(1)
         busy_s = world.cards[1].busy_s
         machine.capture(lambda: x.add_(1))()

@@ -53,7 +53,7 @@ def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
     with simulated(A100) as world:
         machine = machine_for(torch.device("cuda", 0))
         replay = machine.capture(lambda: torch.empty(4 << 30, dtype=torch.uint8, device="cuda"))
-        with machine.beside():
+        with machine.on_side_stream():
             torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
         torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

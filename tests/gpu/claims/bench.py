@@ -253,7 +253,7 @@ def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Calla
 
     samples: list[float] = []
     with torch.inference_mode():
-        with machine.beside():
+        with machine.on_side_stream():
             every()
         replay = machine.capture(every)
         for _ in range(_SAMPLES):

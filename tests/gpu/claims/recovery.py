@@ -39,7 +39,7 @@ def _failing_capture(bench: Bench) -> Iterator[Check]:
         (x @ x).sum().item()
         del kept
 
-    with bench.machine.beside():
+    with bench.machine.on_side_stream():
         waits()
     free()
     before = torch.cuda.memory_reserved(bench.device)
@@ -74,7 +74,7 @@ def _memory(bench: Bench) -> Iterator[Check]:
 
 def _next_capture(bench: Bench) -> Iterator[Check]:
     x = torch.zeros(1, device=bench.device)
-    with bench.machine.beside():
+    with bench.machine.on_side_stream():
         x.add_(1)
     x.zero_()
     bench.machine.capture(lambda: x.add_(1))()

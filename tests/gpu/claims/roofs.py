@@ -143,7 +143,7 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
         roof = roofs.compute[dtype]
         work, call = 2.0 * square_size(roof) ** 3, square_product(bench.device, dtype, square_size(roof))
     with torch.inference_mode():
-        with machine.beside():
+        with machine.on_side_stream():
             call()
         graph_s, eager_s = (
             statistics.median(time_calls(run, machine.clock, _GRAPH_SAMPLES)) for run in (machine.capture(call), call)
