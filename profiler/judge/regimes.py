@@ -440,7 +440,8 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
     else:
         agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
-    if m.noise != "quiet" or m.roofs.dispatch_s is None or not m.roofs.measured:
+    # A roof scaled to another clock is an estimate, and a driver may report a wrong clock.
+    if m.noise != "quiet" or m.roofs.dispatch_s is None or not m.roofs.measured or m.clock_share < THROTTLED:
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 

@@ -2,16 +2,17 @@
 
     python tests/benchmarks/kills.py [--kills 50] [--commands run,why] [--seed 0]
 
-Each kill is of a process of its own, forked from one that has imported everything, at a moment drawn evenly over
-the CPU seconds that the command takes when it is left alone: a busy machine moves none. `run` and `batch-test` are
-resumed each time, so that the kills of one run follow each other; at the end it is finished, and no cell of it may be
-lost or there twice. Exit code 1: a fault was found.
+Each kill ends a process of its own, forked from one that has imported everything, at a moment drawn evenly over the
+CPU seconds that the command takes. A command that ends before its moment is not counted: it lowers those CPU seconds,
+since budgets in seconds hold less work on a busy machine. `run` and `batch-test` are resumed each time; at the end
+each run is finished, and no cell of it may be lost or there twice. Exit code 1: a fault was found.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -31,6 +32,8 @@ model(torch.ones(1, 8, dtype=torch.long))
 """
 GRID = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
 MOST_S = 900.0
+MOST_TRIES = 4
+"""Per kill: a moment that comes too late is drawn again."""
 
 
 def started(arguments: Sequence[str], out: Path) -> int:
@@ -66,27 +69,22 @@ def spent_s(child: int) -> float:
     return times.user + times.system
 
 
-def left_alone_s(arguments: Sequence[str], out: Path) -> float:
+def whole_s(arguments: Sequence[str], out: Path) -> float:
     """CPU seconds that a command takes."""
+    return killed(arguments, out, math.inf)
+
+
+def killed(arguments: Sequence[str], out: Path, after_s: float) -> float:
+    """Kill a command after so many CPU seconds. The CPU seconds that it took if it ended before, else 0."""
     begun, child, last_s = time.monotonic(), started(arguments, out), 0.0
-    while not ended(child):
-        last_s = spent_s(child)
-        if time.monotonic() - begun > MOST_S:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.005)
-    return last_s
-
-
-def killed(arguments: Sequence[str], out: Path, after_s: float) -> bool:
-    """Whether a command was still at work when it was killed."""
-    begun, child = time.monotonic(), started(arguments, out)
-    while spent_s(child) < after_s and time.monotonic() - begun < MOST_S:
+    while last_s < after_s and time.monotonic() - begun < MOST_S:
         if ended(child):
-            return False
+            return last_s
+        last_s = spent_s(child)
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return True
+    return 0.0
 
 
 def reads(folder: Path) -> str:
@@ -203,20 +201,25 @@ def main() -> int:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"
-    left_alone_s(["run", str(model), *GRID, "--out", str(done)], base)
+    whole_s(["run", str(model), *GRID, "--out", str(done)], base)
     moments, faults = random.Random(asked.seed), 0
     for name, arguments in commands(str(model), str(script), done).items():
         if asked.commands and name not in asked.commands.split(","):
             continue
-        out, hit, wrong = base / name.replace(" ", "-"), 0, []
-        (out / "alone").mkdir(parents=True)
-        whole_s = left_alone_s(arguments(out / "alone"), out)
+        out, hits, wrong = base / name.replace(" ", "-"), 0, []
+        (out / "whole").mkdir(parents=True)
+        most_s = whole_s(arguments(out / "whole"), out)
         runs = 0
-        print(f"{name}: {whole_s:.1f} CPU s when it is left alone", flush=True)
-        for number in range(asked.kills):
+        print(f"{name}: {most_s:.1f} CPU s", flush=True)
+        for number in range(MOST_TRIES * asked.kills):
+            if hits == asked.kills:
+                break
             folder = out / str(runs)
             folder.mkdir(exist_ok=True)
-            hit += killed(arguments(folder), out, whole_s * moments.random())
+            if took_s := killed(arguments(folder), out, most_s * moments.random()):
+                most_s = min(most_s, took_s)
+            else:
+                hits += 1
             try:
                 trouble = reads(folder) or reads(done)
             except Exception as error:
@@ -225,13 +228,12 @@ def main() -> int:
             runs += finished(folder / "run")
         last = out / str(runs)
         last.mkdir(exist_ok=True)
-        left_alone_s(arguments(last), out)
+        whole_s(arguments(last), out)
         wrong += [f"at the end: {trouble}"] if (trouble := reads(last)) else []
         for run in out.glob("*/run"):
             wrong += [f"{cell} is there twice" for cell in twice(run)]
             wrong += [] if finished(run) else [f"{run} is not finished"]
-        told = f"{name}: {hit} of {asked.kills} kills while it was at work ({whole_s:.1f} CPU s), {len(wrong)} faults"
-        print(told, *wrong, sep="\n  ", flush=True)
+        print(f"{name}: {hits} kills ({most_s:.1f} CPU s), {len(wrong)} faults", *wrong, sep="\n  ", flush=True)
         faults += len(wrong)
     return int(faults > 0)
 

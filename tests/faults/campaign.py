@@ -64,12 +64,14 @@ def injections(found: Iterable[Recorded]) -> list[Injection]:
         fresh = {group: own for group, own in numbers.items() if lies or group not in seen}
         seen |= set(fresh)
         last = {call.site: call.number for call in each.base.calls}
+        first = {call.site.api: call for call in reversed(each.base.calls)}
         planned += {
             Injection(site, number, kind, mode, each.played.name)
             for (site, _), own in fresh.items()
             for number in positions(own)
             for kind in plausible(site.api)
             if not lies or KINDS[kind].raised is None
+            if not KINDS[kind].from_start or (site, number) == (first[site.api].site, first[site.api].number)
             for mode in modes(site.api, kind)
             if mode == "once" or number < last[site]
         }

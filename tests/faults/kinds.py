@@ -12,6 +12,8 @@ from typing import Any
 import pynvml
 import torch
 
+_PAUSE_S = 5.0
+"""A virtual machine that was moved to another host while a run was at work."""
 _ILLEGAL_ADDRESS, _INVALID_VALUE, _NOT_READY = 700, 1, 600
 """Of cudaError_t (CUDA Runtime API)."""
 
@@ -27,6 +29,10 @@ class Kind:
     """Whether every later call to the device gives the same error, as a broken context of CUDA does."""
     slow: float = 1.0
     """How many times as long the call takes."""
+    spreads: bool = False
+    """Whether every later call of the API fails as well, wherever it is made."""
+    from_start: bool = False
+    """Whether it only makes sense at the API's first call: a package that was there does not vanish."""
 
 
 def _cuda(text: str, code: int) -> Callable[[], BaseException]:
@@ -63,13 +69,17 @@ KINDS: dict[str, Kind] = {
     "nvml-lost": Kind(lambda: pynvml.NVMLError_GpuIsLost()),
     "nvml-unsupported": Kind(lambda: pynvml.NVMLError_NotSupported()),
     "nvml-library": Kind(lambda: pynvml.NVMLError_LibraryNotFound()),
-    "import": Kind(lambda: ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")),
-    "no-package": Kind(lambda: metadata.PackageNotFoundError("a package")),
+    "import": Kind(
+        lambda: ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"),
+        spreads=True,
+        from_start=True,
+    ),
+    "no-package": Kind(lambda: metadata.PackageNotFoundError("a package"), spreads=True, from_start=True),
     "full": Kind(_full),
     "zero": Kind(lie=lambda _: 0.0),
     "negative": Kind(lie=lambda value: -abs(value) or -1.0),
     "nan": Kind(lie=lambda _: math.nan),
-    "later": Kind(lie=lambda value: value + 3600.0),
+    "later": Kind(lie=lambda value: value + _PAUSE_S, spreads=True),
     "tenfold": Kind(lie=lambda value: 10 * value),
     "halved": Kind(lie=lambda value: value // 2),
     "none-free": Kind(lie=lambda value: (0, value[1])),
@@ -149,8 +159,8 @@ _ONCE = frozenset(
 
 
 def modes(api: str, kind: str) -> tuple[str, ...]:
-    if kind == "later":
-        return ("on",)  # a machine that slept; no clock of a host goes back
+    if KINDS[kind].spreads:
+        return ("on",)
     return ("once",) if KINDS[kind].sticky or api in _ONCE else ("once", "on")
 
 

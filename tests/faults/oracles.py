@@ -299,13 +299,21 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
 
 
 def _is_no_loss(case: Case, fact: str) -> bool:
-    """What a device does not offer, which run.json names, and the version of what is not installed."""
+    """What a device does not offer and run.json names, what is not installed, and what a budget had no time for."""
     if case.injection.kind == "nvml-unsupported":
         assert case.first.folder is not None
         assert case.base.folder is not None
         not_seen = [set(ran.document["health"]["not_seen"]) for ran in (case.base.folder, case.first.folder)]
         return not_seen[0] < not_seen[1]
-    return case.injection.kind == "no-package" and fact.startswith("run.json.software.")
+    return fact.startswith(_NO_LOSS.get(case.injection.kind, ()))
+
+
+_NO_LOSS = {
+    "no-package": ("run.json.software.",),
+    "import": ("run.json.model.four_bit_dense_from_rows",),  # of advice on a format that this run does not use
+    "later": ("replay ", "trial ", "generate ", "run.json.generate"),
+}
+"""Facts that may be missing after a fault of a kind without a reason."""
 
 
 def _plain(text: str) -> str:

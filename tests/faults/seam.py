@@ -126,7 +126,8 @@ class Seam:
         if self._injection is None:
             self.calls.append(call)
             return None
-        if not self._injection.hits(site, call.number):
+        spread = self.fired and self._kind is not None and self._kind.spreads
+        if not spread and not self._injection.hits(site, call.number):
             return None
         self.fired.append(call)
         if self._kind is not None and self._kind.sticky:
@@ -192,7 +193,7 @@ class Seam:
         if torchao := sys.modules.get("torchao.quantization"):
             yield torchao, "quantize_", self._wrap("torchao.quantization.quantize_", torchao.quantize_)  # type: ignore[attr-defined]
         metadata = importlib.import_module("importlib.metadata")
-        yield metadata, "version", self._wrap("importlib.metadata.version", metadata.version)
+        yield metadata, "version", self._version(metadata.version)
         yield builtins, "__import__", self._import(builtins.__import__)
         yield importlib, "import_module", self._import(importlib.import_module)
 
@@ -245,17 +246,22 @@ class Seam:
 
         return opened
 
-    def _import(self, real: Wrapped) -> Wrapped:
-        if not any(self._asked(f"import {library}") for library in _IMPORTED):
-            return real
+    def _version(self, real: Wrapped) -> Wrapped:
+        @wraps(real)
+        def version(name: str) -> Any:
+            return self.call(f"importlib.metadata.version {name}", real, (name,), {})
 
+        return version
+
+    def _import(self, real: Wrapped) -> Wrapped:
         @wraps(real)
         def imported(name: str, *args: Any, **kwargs: Any) -> Any:
-            library = name.split(".")[0]
+            library, *modules = name.split(".")
             own = caller(1).f_globals.get("__name__", "").startswith("profiler")
-            if library in _IMPORTED and own:
-                return self.call(f"import {library}", real, (name, *args), kwargs)
-            return real(name, *args, **kwargs)
+            if library not in _IMPORTED or not own:
+                return real(name, *args, **kwargs)
+            # A module further down is missing in some versions; without one of the first level the library is broken.
+            return self.call(f"import {name if len(modules) > 1 else library}", real, (name, *args), kwargs)
 
         return imported
 
