@@ -1,4 +1,4 @@
-"""run.json: the facts that are not samples, and what was judged from them."""
+"""run.json: a run's facts other than samples, and the verdicts derived from them."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from profiler.judge.stragglers import RankStep
 
 @dataclass(frozen=True)
 class GridRecord:
-    """What was asked for."""
+    """The grid that the user requested."""
 
     prompt_lens: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     context_lens: tuple[int, ...]
     new_tokens: int
     ragged: Ragged | None = None
-    """The unequal prompts, in the order in which they come; `prompt_lens` are the longest of each batch then."""
+    """Unequal prompt lengths, in queue order; `prompt_lens` then lists the longest of each batch."""
 
 
 @dataclass(frozen=True)
 class CeilingsRecord:
-    """The roofs of a run in figures; their samples are in samples.jsonl."""
+    """The measured roofs of a run, without their samples, which are in samples.jsonl."""
 
     compute: Mapping[str, Roof]
     memory: Mapping[str, Roof]
     stream_bytes: int
     beyond_cache: bool
     memory_bytes_per_s: float | None
-    """The memory roof; null where none is known."""
+    """The memory roof; null if unknown."""
     dispatch_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
     """Seconds to dispatch a step, by engine, phase and batch size."""
     curve: tuple[CurvePoint, ...] = ()
@@ -59,46 +59,46 @@ class CeilingsRecord:
     measured_at_unix_s: float = 0.0
     weights: WeightReadRoof | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
-    """What could not be measured, by name, each with the reason."""
+    """Roofs that could not be measured, by name, with the reason."""
 
     def compute_roof(self, dtype: str) -> Roof | None:
-        """The roof of a dtype, or the highest that was measured; None without any."""
+        """The compute roof of a dtype, or the highest measured one; None if there is none."""
         return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=None)
 
     @property
     def ceilings(self) -> Ceilings:
-        """The roofs as values to judge with."""
+        """The roofs without the record's extra fields, as the judgement takes them."""
         return Ceilings(**{item.name: getattr(self, item.name) for item in fields(Ceilings)})
 
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """How the model was stepped."""
+    """The engines that stepped the model, and how."""
 
     names: tuple[str, ...]
     budget_s: float
     instrument_s_per_step: float | None = None
-    """What one mark of the clock costs."""
+    """Seconds that reading the clock adds to a step."""
     replay_as_graph: tuple[str, ...] = ()
-    """Engines whose decode step is one launch of recorded work."""
+    """Engines that replay a decode step as one recorded graph."""
     generate: tuple[str, ...] = ()
-    """Engines that are transformers' own `generate`."""
+    """Engines that call transformers' `generate`."""
     owned: Mapping[str, OwnedModel] = field(default_factory=dict)
-    """Of the engines that own their model."""
+    """The engines that load the model themselves, by name."""
     graph_breaks: Mapping[str, int] = field(default_factory=dict)
     graph_skips: Mapping[str, int] = field(default_factory=dict)
-    """Compiled pieces that ran without the CUDA graph asked for."""
+    """Compiled regions that ran without the requested CUDA graph, by engine."""
     preparation_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that each engine spent on compiling or capturing, over all its shapes."""
+    """Seconds that each engine spent compiling or capturing, summed over all shapes."""
     differences: tuple[EngineDifference, ...] = ()
 
 
 @dataclass(frozen=True)
 class CountingRecord:
-    """What was counted, and how the model is executed here."""
+    """How complete the operator count is, and how each engine executes the model."""
 
     coverage: float
-    """Share of the parameters that the operators account for."""
+    """Share of the parameters that the counted operators cover."""
     unknown: tuple[str, ...] = ()
     paths: Mapping[str, ExecutionPath] = field(default_factory=dict)
     """By `engine phase`."""
@@ -106,7 +106,7 @@ class CountingRecord:
 
 @dataclass(frozen=True)
 class HealthRecord:
-    """What the device reported, and what it is set to."""
+    """The device's telemetry and its settings."""
 
     readings: TelemetrySummary | None = None
     not_seen: tuple[str, ...] = ()
@@ -116,14 +116,14 @@ class HealthRecord:
 
 @dataclass(frozen=True)
 class Missing:
-    """A part of a run that failed, while the run went on."""
+    """A part of a run that failed without ending the run."""
 
     what: str
-    """The part: `dispatch`, `the replays`."""
+    """The name of the part, such as `dispatch` or `the replays`."""
     why: str
     """The first line of the error."""
     effect: str
-    """What that means for the figures."""
+    """What the failure means for the figures."""
 
     @property
     def sentence(self) -> str:
@@ -132,7 +132,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class ActivityRecord(Keyed):
-    """What ran during one traced step."""
+    """GPU activity during one traced step."""
 
     kernels: int
     busy_s: float
@@ -156,7 +156,7 @@ class ActivityRecord(Keyed):
 
 @dataclass(frozen=True)
 class RunDocument:
-    """run.json: the facts that are not samples, and below them what was judged."""
+    """The content of run.json: facts other than samples, then verdicts."""
 
     schema_version: int
     roofscope: str
@@ -170,22 +170,22 @@ class RunDocument:
     engine: EngineRecord
     counting: CountingRecord
     ranks: int = 1
-    """Processes that share the model, one a card; all figures of operators and memory are one rank's."""
+    """Processes that share the model, one per GPU; operators and memory are those of one rank."""
     rank_steps: tuple[RankStep, ...] = ()
-    """What the ranks' own shares take, and what that and the link predict."""
+    """Time of each rank's share of a step, and the step time predicted from it and the link."""
     looked_inside: bool = False
-    """Whether it was asked where inside a step the time goes; hooks set to explain a residual do not tell."""
+    """Whether the user requested times by module; hooks that only explain a residual do not count."""
     stage_s: Mapping[str, float] = field(default_factory=dict)
-    """Where the run's wall time went, by stage."""
+    """Wall time of the run, by stage."""
     set_up_warnings: tuple[str, ...] = ()
-    """What was to be warned of before the first figure."""
+    """Warnings that were known before the first measurement."""
     missing_facts: tuple[str, ...] = ()
-    """What an older version did not keep, so that it cannot be judged again."""
+    """Facts that an older version did not write; such a run cannot be judged again."""
     missing: tuple[Missing, ...] = ()
-    """Parts of the run that failed; its step times do not need them."""
+    """Parts of the run that failed; the step times do not depend on them."""
     finished: bool = False
     ended_by: str = ""
-    """What ended it early, where that was neither a user nor a kill."""
+    """The reason for an early end, other than the user or a kill."""
     health: HealthRecord = HealthRecord()
     evidence: tuple[CellEvidence, ...] = ()
     scaling: tuple[DoublingTest, ...] = ()
@@ -201,7 +201,7 @@ class RunDocument:
 
     @property
     def asked(self) -> Grid:
-        """The grid of the run."""
+        """The requested grid, with the run's engines."""
         grid = self.grid
         return Grid(
             grid.prompt_lens, grid.batch_sizes, grid.new_tokens, grid.context_lens, self.engine.names, grid.ragged
@@ -221,17 +221,17 @@ _LEFT_OUT: Any = {
 
 
 def document_json(document: RunDocument) -> bytes:
-    """The text of run.json, in UTF-8."""
+    """The text of run.json in UTF-8."""
     return b"".join(document_parts(document))
 
 
 def document_parts(document: RunDocument) -> Iterator[bytes]:
-    """The text of run.json part by part: a large run has tens of megabytes of evidence."""
+    """Yield the text of run.json in parts, since a large run has tens of megabytes of evidence."""
     rest = _ADAPTER.dump_json(replace(document, evidence=()), indent=2, exclude=_LEFT_OUT) + b"\n"
     if not document.evidence:
         yield rest
         return
-    # No text of JSON holds a line end, so that only a key of the document itself stands behind one and two blanks.
+    # A JSON string contains no line end, so a line end and two spaces can only precede a top-level key.
     before, key, after = rest.partition(b'\n  "evidence": [')
     yield before + key
     for number, item in enumerate(document.evidence):
@@ -241,5 +241,5 @@ def document_parts(document: RunDocument) -> Iterator[bytes]:
 
 
 def document_of(content: Mapping[str, Any]) -> RunDocument:
-    """The document of a parsed run.json of this version. Raises pydantic's ValidationError."""
+    """Validate a parsed run.json of the current schema. Raises pydantic's ValidationError."""
     return _ADAPTER.validate_python(content)

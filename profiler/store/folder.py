@@ -36,92 +36,94 @@ CONFIG_FILE = "config.json"
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was read back or has just ended."""
+    """A run: its document and its results."""
 
     folder: Path
     document: RunDocument
     results: tuple[CellResult, ...]
-    """One a phase and cell: the rows of cells.csv."""
+    """The rows of cells.csv, one per cell, phase and engine."""
 
     @property
     def cells(self) -> pd.DataFrame:
-        """The results as a table with the columns of cells.csv."""
+        """The results as a DataFrame with the columns of cells.csv."""
         return cells_frame(self.results)
 
     @property
     def model(self) -> ModelFacts:
-        """What ran."""
+        """The model that ran."""
         return self.document.model
 
     @property
     def answer(self) -> Sequence[str]:
-        """The answer in sentences."""
+        """The answer, as a list of sentences."""
         return self.document.answer
 
     @property
     def measured(self) -> list[CellResult]:
-        """The results that have a number."""
+        """The results whose status is `ok`."""
         return [result for result in self.results if result.status == "ok"]
 
     def by_key(self) -> dict[CellKey, CellResult]:
-        """The results by what they are about."""
+        """The results by cell, phase and engine."""
         return {result.key: result for result in self.results}
 
 
 def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
-    """Results as a table, a column a field."""
-    import pandas as pd  # a third of a second and 65 MB, which a run has no use for before its pictures
+    """Results as a DataFrame, one column per field."""
+    import pandas as pd  # it takes a third of a second and 65 MB, which a run does not need while it measures
 
     rows = [[getattr(result, name) for name in CELL_COLUMNS] for result in results]
     return pd.DataFrame(rows, columns=list(CELL_COLUMNS))
 
 
 def cells_text(results: Sequence[CellResult]) -> str:
-    """Results as CSV in which no text is a formula to a spreadsheet and what is not known is empty."""
+    """Results as CSV text; unknown values are empty, and texts that a spreadsheet would evaluate are escaped."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CELL_COLUMNS)
-    writer.writerows([_shown(getattr(result, name)) for name in CELL_COLUMNS] for result in results)
+    writer.writerows([_csv_value(getattr(result, name)) for name in CELL_COLUMNS] for result in results)
     return text.getvalue()
 
 
-def _shown(value: object) -> object:
+def _csv_value(value: object) -> object:
     if isinstance(value, float) and math.isnan(value):
         return ""
     return escape_formula(value) if isinstance(value, str) else value
 
 
 def read_document(folder: Path) -> RunDocument:
-    """Read run.json. Raises RunError when it is missing, damaged, from a newer version, or beside what is no file."""
+    """Read run.json.
+
+    Raises RunError if it is missing, damaged or from a newer version, or if the folder contains a pipe or a device.
+    """
     document_path = folder / RUN_FILE
     if not folder.is_dir():
         raise RunError(f"there is no run folder at {folder}.")
     if not document_path.is_file():
-        raise RunError(f"{folder} is no run folder: it has no {RUN_FILE}.")
-    for path in sorted(folder.iterdir()):  # a pipe would be waited for, and a link to a device read without end
+        raise RunError(f"{folder} is not a run folder: it has no {RUN_FILE}.")
+    for path in sorted(folder.iterdir()):  # reading a pipe would block, and a link to a device may never end
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise RunError(f"{path} is no plain file, and of such a run folder nothing is read.")
+            raise RunError(f"{path} is not a regular file; roofscope does not read a run folder that contains one.")
     try:
         content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
-        document = document_of(migrated(folder, content))
+        return document_of(migrated(folder, content))
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
-    return document
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run folder. Raises RunError with the file that is missing or damaged."""
+    """Read a run folder. Raises RunError naming the missing or damaged file."""
     document = read_document(folder)
     results = read_results(folder)
-    strange = [result.engine for result in results if result.engine not in document.engine.names]
-    if strange:
-        raise RunError(f"{folder / CELLS_FILE} is of another run: {RUN_FILE} knows no engine {strange[0]!r}.")
+    unknown = [result.engine for result in results if result.engine not in document.engine.names]
+    if unknown:
+        raise RunError(f"{folder / CELLS_FILE} is from another run: {RUN_FILE} has no engine {unknown[0]!r}.")
     return Run(folder, document, results)
 
 
 def read_results(folder: Path) -> tuple[CellResult, ...]:
-    """The rows of cells.csv. Raises RunError when the file is missing or damaged."""
+    """Read cells.csv, one result per row. Raises RunError if the file is missing or damaged."""
     cells_path = folder / CELLS_FILE
     try:
         with cells_path.open(encoding="utf-8", newline="") as file:
@@ -143,7 +145,7 @@ _RESULT = TypeAdapter(CellResult)
 
 
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
-    """A row without what is empty, which takes the field's default; whole numbers are written whole."""
+    """The non-empty texts of a row, so that a field's default applies; `.0` is dropped for integer fields."""
     return {
         name: unescape_formula(visible(text)).removesuffix(".0")
         for name in CELL_COLUMNS
@@ -152,22 +154,25 @@ def _row(row: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
-    """Everything that was measured in a run, finished or not. Raises RunError for samples that cannot be read."""
-    gathered = MergedFacts()
-    # Samples of older versions do not say the new tokens of their cell, since all had the same.
+    """All facts in samples.jsonl of a run, finished or not, merged.
+
+    Raises RunError for a file that cannot be read or has the same visit twice.
+    """
+    merged = MergedFacts()
+    # Older versions did not write a cell's new tokens, since all cells had the same.
     for fact in read_facts_of(folder, {"new_tokens": document.grid.new_tokens}):
-        gathered.add(fact)
-    for cell, visits in gathered.visits.items():
+        merged.add(fact)
+    for cell, visits in merged.visits.items():
         if len({(visit.round, visit.at_unix_s) for visit in visits}) < len(visits):
             raise RunError(
-                f"{folder / SAMPLES_FILE} holds a visit of {cell.name} twice: copied lines prove nothing more; remove"
-                " them."
+                f"{folder / SAMPLES_FILE} contains a visit of {cell.name} twice, and a copy is not a second"
+                " measurement; remove the copied lines."
             )
-    return gathered
+    return merged
 
 
 def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[OperatorWork]], merged: MergedFacts) -> Facts:
-    """What a run is judged from; it grows as `merged` does."""
+    """The input of a judgement. It shares the collections of `merged`, so it grows with them."""
     return Facts(
         **vars(merged),
         model=document.model,
@@ -182,29 +187,29 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
 
 
 def read_facts(folder: Path, document: RunDocument, gathered: MergedFacts) -> Facts:
-    """What a run is judged from. Raises RunError for a folder whose facts are not complete."""
+    """The input of a judgement of a run folder. Raises RunError if facts are missing."""
     if document.missing_facts:
         raise RunError(
-            f"{folder} cannot be judged again: its version kept no {', '.join(document.missing_facts)};"
-            " its verdicts are those of cells.csv."
+            f"{folder} cannot be judged again: its version did not write {', '.join(document.missing_facts)};"
+            " use the verdicts in cells.csv."
         )
     facts = facts_of(document, read_operators(folder), gathered)
     missing = [
         key for key in facts.grid.keys if key not in facts.operators or key.cell not in facts.predicted_peak_bytes
     ]
     if missing:
-        raise RunError(f"{folder}: the facts of {missing[0].name} are missing, so that it cannot be judged.")
+        raise RunError(f"{folder} cannot be judged: the facts of {missing[0].name} are missing.")
     return facts
 
 
 def refuse_another(old: RunDocument, new: RunDocument) -> None:
-    """Raises RunError when a run cannot be finished here: it was on another device, model or software."""
+    """Raises RunError if a run cannot be resumed here, because its device, model or software differs."""
     pairs = [("device's", name, getattr(old.device, name), getattr(new.device, name)) for name in _SAME_DEVICE]
     pairs += [("model's", name, getattr(old.model, name), getattr(new.model, name)) for name in _SAME_MODEL]
     pairs += [("software's", name, old.software.get(name), new.software.get(name)) for name in _SAME_SOFTWARE]
     for part, name, before, now in pairs:
         if before != now:
-            raise RunError(f"this run cannot be resumed here: its {part} {name} was {before}, and now is {now}.")
+            raise RunError(f"this run cannot be resumed here: its {part} {name} was {before} and is now {now}.")
 
 
 _SAME_DEVICE = ("name", "threads", "memory_bytes")

@@ -1,4 +1,4 @@
-"""forecast.json and costs.json: a run's last forecast and its costs on rented GPUs, kept in its folder."""
+"""forecast.json and costs.json in a run folder: the last forecast, and the last costs on rented GPUs."""
 
 from __future__ import annotations
 
@@ -14,46 +14,41 @@ from profiler.store.writer import replace_file
 from profiler.units import visible_in
 
 FORECAST_FILE = "forecast.json"
+COSTS_FILE = "costs.json"
 
-_ADAPTER = TypeAdapter(Answer)
+_FORECAST = TypeAdapter(Answer)
+_COSTS = TypeAdapter(CostOverLoad)
 
 T = TypeVar("T")
 
 
 def write_forecast(folder: Path, answer: Answer) -> None:
-    """Keep a forecast in a run folder. Raises RunError where that takes no file."""
-    write_json(folder / FORECAST_FILE, _ADAPTER, answer)
+    """Write a forecast into a run folder. Raises RunError if the file cannot be written."""
+    _write(folder / FORECAST_FILE, _FORECAST, answer)
 
 
 def read_forecast(folder: Path) -> Answer | None:
-    """The forecast that a run folder holds; None where it holds none, or one of another version."""
-    return read_json(folder / FORECAST_FILE, _ADAPTER)
+    """The forecast in a run folder; None if it is missing, damaged or of another version."""
+    return _read(folder / FORECAST_FILE, _FORECAST)
 
 
-def write_json(path: Path, adapter: TypeAdapter[T], value: T) -> None:
-    """Write a value as an indented JSON file. Raises RunError where the folder takes no file."""
+def write_costs(folder: Path, costs: CostOverLoad) -> None:
+    """Write costs over the load into a run folder. Raises RunError if the file cannot be written."""
+    _write(folder / COSTS_FILE, _COSTS, costs)
+
+
+def read_costs(folder: Path) -> CostOverLoad | None:
+    """The costs in a run folder; None if they are missing, damaged or of another version."""
+    return _read(folder / COSTS_FILE, _COSTS)
+
+
+def _write(path: Path, adapter: TypeAdapter[T], value: T) -> None:
     replace_file(path, adapter.dump_json(value, indent=1).decode() + "\n")
 
 
-def read_json(path: Path, adapter: TypeAdapter[T]) -> T | None:
-    """The value of a JSON file; None where it is missing, damaged, or of another version."""
+def _read(path: Path, adapter: TypeAdapter[T]) -> T | None:
     try:
         content = visible_in(json.loads(path.read_bytes()))
         return adapter.validate_json(json.dumps(content))
     except (OSError, ValueError, RecursionError):
         return None
-
-
-COSTS_FILE = "costs.json"
-
-_COSTS = TypeAdapter(CostOverLoad)
-
-
-def write_costs(folder: Path, costs: CostOverLoad) -> None:
-    """Keep costs over the load in a run folder. Raises RunError where that takes no file."""
-    write_json(folder / COSTS_FILE, _COSTS, costs)
-
-
-def read_costs(folder: Path) -> CostOverLoad | None:
-    """The costs that a run folder holds; None where it holds none, or those of another version."""
-    return read_json(folder / COSTS_FILE, _COSTS)

@@ -27,36 +27,29 @@ ADDED_COLUMNS = {
         "",
     ),
 }  # fmt: skip
-"""Columns that cells.csv of older schemas did not have, with the text that stands for them."""
+"""Columns that cells.csv of older schemas lacks, with the text to read in their place."""
 
-_NOT_KEPT = ("operators.csv", "config.json", "samples of roofs, dispatch and replays")
+_MISSING_FACTS = ("operators.csv", "config.json", "samples of roofs, dispatch and replays")
 _READINGS = (
-    "readings",
-    "clock_hz",
-    "power_w",
-    "sm_active",
-    "memory_active",
-    "temperature_c",
-    "busy_cores_elsewhere",
-    "other_processes",
-    "throttle",
-)
+    "readings", "clock_hz", "power_w", "sm_active", "memory_active", "temperature_c", "busy_cores_elsewhere",
+    "other_processes", "throttle",
+)  # fmt: skip
 
 
 def migrated(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """A run.json of an older version as this one would have written it. Raises RunError for a newer one."""
+    """The content of a run.json, migrated to the current schema. Raises RunError for a newer schema."""
     version = content.get("schema_version", 0)
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
-    for known, migrate in sorted(_MIGRATIONS.items()):
-        if version == known:
-            content = {**migrate(content), "schema_version": known + 1}
-            version = known + 1
+    for old_version, migrate in sorted(_MIGRATIONS.items()):
+        if version == old_version:
+            version = old_version + 1
+            content = {**migrate(content), "schema_version": version}
     return content
 
 
 def _from_1(content: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 knew one engine a run, no context lengths, and one link that offloaded weights cross."""
+    """Schema 1 had one engine per run, no context lengths, and one link for offloaded weights."""
     engine, ceilings, model = dict(content["engine"]), dict(content["ceilings"]), dict(content["model"])
     link = ceilings.pop("host_link", None)
     model.pop("offloaded", None)
@@ -78,12 +71,12 @@ def _from_1(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_2(content: dict[str, Any]) -> dict[str, Any]:
-    """Schema 2 counted what dequantising took among the kernels' losses, and did not say how far a term may be off."""
+    """Schema 2 counted dequantisation as kernel loss, and had no intervals of the terms."""
     return {**content, "evidence": [{"split_half_widths_s": {}, **item} for item in content.get("evidence", [])]}
 
 
 def _from_3(content: dict[str, Any]) -> dict[str, Any]:
-    """Schema 3 kept replays, dispatch and roofs as sums alone; what told cells apart lacked the new tokens."""
+    """Schema 3 had only sums of replays, dispatch and roofs; a cell's key lacked the new tokens."""
     new_tokens = {"new_tokens": content["grid"]["new_tokens"]}
     model, engine, health = dict(content["model"]), dict(content["engine"]), dict(content.get("health", {}))
 
@@ -118,39 +111,45 @@ def _from_3(content: dict[str, Any]) -> dict[str, Any]:
             "idle_power_w": health.pop("idle_power_w", None),
             "settings": health,
         },
-        "missing_facts": list(_NOT_KEPT),
+        "missing_facts": list(_MISSING_FACTS),
     }
 
 
 def _from_4(content: dict[str, Any]) -> dict[str, Any]:
-    """Schema 4 kept samples of dispatch in another way: `dispatch_within`."""
+    """Schema 4 differs only in the samples of dispatch, which `dispatch_within` migrates."""
     return content
 
 
-# From which schema to the next one.
 _MIGRATIONS = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
+"""By the schema that each migrates to the next."""
 
 
 def dispatch_within(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of dispatch, whose steps up to schema 4 held the model's linears, timed beside them turn by turn.
+    """A record of dispatch samples, migrated to the current schema.
 
-    Neighbours in time are held together, so that a minute in which the machine was slower falls on both. Of steps whose
-    linears were timed once nothing is kept: 20 ms between two times of a second are the machine's, not the model's. A
-    difference may lie on either side of the truth: nothing below their median counts as undisturbed.
+    Up to schema 4 a timed step included the model's linears, which were timed in turn with the steps. Dispatch is the
+    difference between a step and the linears of the same turn, so a slow minute of the machine affects both. If the
+    linears were timed only once, no sample is kept: a difference of 20 ms between two times of a second is noise. A
+    difference may be too low as well as too high, so each is raised to at least their median.
     """
     if "linears_s" not in record:
         return record
     values = dict(record)
-    steps, linears, with_bare = (values.pop(name) for name in ("among_s", "linears_s", "with_bare_s"))
-    turns = math.gcd(len(steps), len(linears))
-    calls = [whole - part for whole, part in zip(_medians(with_bare, turns), _medians(linears, turns), strict=True)]
-    bare_s = max(0.0, statistics.median(calls)) if calls else 0.0
-    besides = [whole - part for whole, part in zip(_medians(steps, turns), _medians(linears, turns), strict=True)]
-    median_s = statistics.median(besides) if besides else 0.0
-    among = [max(seconds, median_s) + bare_s for seconds in besides] if len(linears) > 1 else []
-    return {**values, "among_s": among, "bare_s": [bare_s] if calls else []}
+    steps_s, linears_s, with_bare_s = (values.pop(name) for name in ("among_s", "linears_s", "with_bare_s"))
+    turns = math.gcd(len(steps_s), len(linears_s))
+
+    def beyond_linears_s(samples_s: Sequence[float]) -> list[float]:
+        pairs = zip(_medians(samples_s, turns), _medians(linears_s, turns), strict=True)
+        return [whole_s - part_s for whole_s, part_s in pairs]
+
+    calls_s, rests_s = beyond_linears_s(with_bare_s), beyond_linears_s(steps_s)
+    bare_s = max(0.0, statistics.median(calls_s)) if calls_s else 0.0
+    median_s = statistics.median(rests_s) if rests_s else 0.0
+    among_s = [max(rest_s, median_s) + bare_s for rest_s in rests_s] if len(linears_s) > 1 else []
+    return {**values, "among_s": among_s, "bare_s": [bare_s] if calls_s else []}
 
 
 def _medians(values: Sequence[float], turns: int) -> list[float]:
+    """The median of each turn, where `values` has the same number of consecutive values for each."""
     size = len(values) // turns if turns else 0
     return [statistics.median(values[turn * size : (turn + 1) * size]) for turn in range(turns)]

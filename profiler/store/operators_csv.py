@@ -21,43 +21,43 @@ OPERATORS_FILE = "operators.csv"
 OPERATOR_COLUMN_MEANINGS = {
     "phase": "`prefill` or `decode`.",
     "batch_size": "Sequences at once.",
-    "prompt_len": "Prompt tokens of a sequence; 0 where the cache was filled directly.",
+    "prompt_len": "Prompt tokens per sequence; 0 if the cache was filled directly.",
     "context_len": "Cached tokens at the step.",
-    "engine": "How the model was stepped.",
-    "operator": "Its name in the model, one for all layers.",
-    "group": "What it belongs to, such as attention or mlp.",
-    "count": "How many of it are in the step; every figure of the row is of all of them together.",
+    "engine": "The engine that stepped the model.",
+    "operator": "The operator's name in the model, the same for all layers.",
+    "group": "The part of the model, such as attention or mlp.",
+    "count": "Calls of the operator per step; every figure of the row is their sum.",
     "flops": "FLOPs that the algorithm needs.",
     "weight_bytes": "Bytes of weights read, as stored.",
     "kv_bytes": "Bytes of the KV cache read and written.",
     "activation_bytes": "Bytes of activations read and written.",
     "avoidable_bytes": "Bytes that the library's path moves beyond what the algorithm needs.",
-    "roof_s": "The least time by the measured roofs.",
-    "replayed_s": "Its time when run alone; empty where it was not.",
-    "dequantise_s": "What converting its weights takes, run alone; empty where it was not.",
+    "roof_s": "Lower bound of the time by the measured roofs.",
+    "replayed_s": "Time when replayed in isolation; empty if it was not.",
+    "dequantise_s": "Time to convert the weights, measured in isolation; empty if it was not.",
     "new_tokens": "Tokens decoded after the prompt.",
-    "dtype": "The dtype it computes in.",
-    "avoidable_bytes_by_cause": "The avoidable bytes as JSON, by cause; empty where there are none.",
-    "avoidable_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty where there are none.",
-    "bus_bytes": "Bytes that cross the link between cards, where the model is spread over several.",
+    "dtype": "The dtype of the computation.",
+    "avoidable_bytes_by_cause": "The avoidable bytes as JSON, by cause; empty if there are none.",
+    "avoidable_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty if there are none.",
+    "bus_bytes": "Bytes that cross the link between GPUs, if the model is split over several.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
 
 
 def operators_csv(facts: Facts) -> Iterator[str]:
-    """The table of a run, line by line: a large run has hundreds of thousands."""
+    """Yield operators.csv line by line, since a large run has hundreds of thousands of them."""
     writer = csv.writer(_Line, lineterminator="\n")
     memory_bytes_per_s = facts.ceilings.memory_bytes_per_s
     compute_flops_per_s = cache(facts.ceilings.compute_flops_per_s)
     yield writer.writerow(OPERATOR_COLUMNS)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
-        of_cell = {**columns_of(key), "engine": escape_formula(key.cell.engine)}
+        cell_columns = {**columns_of(key), "engine": escape_formula(key.cell.engine)}
         for item in operators:
-            alone = replays.get(item.operator)
+            replay = replays.get(item.operator)
             row = {
-                **of_cell,
+                **cell_columns,
                 "operator": escape_formula(item.operator),
                 "group": escape_formula(item.group),
                 "count": item.count,
@@ -69,8 +69,8 @@ def operators_csv(facts: Facts) -> Iterator[str]:
                 "roof_s": floor_s(
                     float(item.flops), float(item.model_bytes), compute_flops_per_s(item.dtype), memory_bytes_per_s
                 ),
-                "replayed_s": "" if alone is None else alone.whole.times(item.count).median_s,
-                "dequantise_s": "" if alone is None else alone.conversion.times(item.count).median_s,
+                "replayed_s": "" if replay is None else replay.whole.times(item.count).median_s,
+                "dequantise_s": "" if replay is None else replay.conversion.times(item.count).median_s,
                 "dtype": item.dtype,
                 "avoidable_bytes_by_cause": _by_cause(item.avoidable_bytes),
                 "avoidable_flops_by_cause": _by_cause(item.avoidable_flops),
@@ -80,7 +80,7 @@ def operators_csv(facts: Facts) -> Iterator[str]:
 
 
 class _Line:
-    """What csv writes a row into: the row is what comes back."""
+    """A file for `csv.writer` whose `write` returns the text, so that `writerow` returns the line."""
 
     @staticmethod
     def write(text: str) -> str:
@@ -88,30 +88,30 @@ class _Line:
 
 
 def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
-    """The work of every cell's operators. Raises RunError when the file is missing or damaged."""
+    """Read operators.csv: each cell's operators with their work. Raises RunError if it is missing or damaged."""
     path = folder / OPERATORS_FILE
-    found: dict[CellKey, list[OperatorWork]] = {}
+    operators: dict[CellKey, list[OperatorWork]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                # Hardly any name is anything but plain, and there may be a million rows.
-                row = raw if all(map(_is_plain, raw.values())) else visible_in(raw)
-                found.setdefault(_key(row), []).append(_operator(row))
+                # Nearly all texts are printable, and a file may have a million rows.
+                row = raw if all(map(_is_printable, raw.values())) else visible_in(raw)
+                operators.setdefault(_key(row), []).append(_operator(row))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {OPERATORS_FILE}.") from None
     except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from None
-    return dict(found)
+    return dict(operators)
 
 
-def _is_plain(value: object) -> bool:
+def _is_printable(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
 def _key(row: Mapping[str, str]) -> CellKey:
     phase = row["phase"]
     if phase not in ("prefill", "decode"):
-        raise ValueError(f"{phase!r} is no phase")
+        raise ValueError(f"{phase!r} is not a phase")
     return CellKey.at(
         "prefill" if phase == "prefill" else "decode",
         int(row["batch_size"]),
@@ -139,7 +139,6 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
 
 
 def _amount(text: str) -> Amount:
-    """Whole numbers stay whole."""
     return int(text) if text.isdigit() else float(text)
 
 
@@ -152,5 +151,5 @@ def _causes(text: str) -> Mapping[Cause, Amount]:
         return NO_AMOUNTS
     values = json.loads(text)
     if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
-        raise ValueError(f"{text[:40]!r} tells no amounts by their cause")
+        raise ValueError(f"{text[:40]!r} is not an object of amounts by cause")
     return {Cause(name): value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""samples.jsonl: every fact as it was measured, one JSON object per line."""
+"""samples.jsonl: every measured fact, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from profiler.units import visible_in
 SAMPLES_FILE = "samples.jsonl"
 
 
+_CELL = tuple(item.name for item in fields(Cell))
+
+
 @cache
 def _adapter(kind: str) -> TypeAdapter[Any]:
     return TypeAdapter(Fact.kinds[kind])
 
 
-_CELL = tuple(item.name for item in fields(Cell))
-
-
 def line_of(fact: Fact) -> str:
-    """A fact as a line, without its end; the columns of a cell stand flat beside the rest."""
+    """A fact as one line of JSON without a line end; the fields of its cell are keys of the object."""
     values = asdict(cast(Any, fact))
     key = values.pop("key", None)
     cell = key["cell"] if key else values.pop("cell", None)
@@ -39,7 +39,7 @@ def line_of(fact: Fact) -> str:
 
 
 def fact_of(record: Mapping[str, Any]) -> Fact:
-    """The fact of a line. Raises ValidationError, KeyError for what is none."""
+    """The fact of a parsed line. Raises ValidationError, KeyError or TypeError if the record is not a fact."""
     values = dict(record)
     kind = values.pop("kind")
     if kind == "dispatch":
@@ -56,25 +56,26 @@ def fact_of(record: Mapping[str, Any]) -> Fact:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """All raw records of samples.jsonl. Raises RunError naming the first line that cannot be read."""
+    """All records of samples.jsonl as parsed JSON. Raises RunError naming the first line that cannot be read."""
     return [record for _, record in _numbered(folder)]
 
 
 def read_facts_of(folder: Path, defaults: Mapping[str, Any] | None = None) -> list[Fact]:
-    """All facts of samples.jsonl; `defaults` stand for what older versions did not write of a cell.
+    """All facts of samples.jsonl; `defaults` are fields of a cell that older versions did not write.
 
     Raises RunError naming the first line that cannot be read.
     """
-    found = []
+    facts = []
     for number, record in _numbered(folder):
         try:
-            found.append(fact_of({**(defaults or {}), **record} if record.get("kind") in ("visit", "gap") else record))
+            facts.append(fact_of({**(defaults or {}), **record} if record.get("kind") in ("visit", "gap") else record))
         except (ValidationError, KeyError, TypeError):
-            raise RunError(f"{folder / SAMPLES_FILE}, line {number} is no fact of a run.") from None
-    return found
+            raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a fact of a run.") from None
+    return facts
 
 
 def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each record with its line number, from 1."""
     try:
         file = (folder / SAMPLES_FILE).open("rb")
     except OSError:
@@ -84,11 +85,11 @@ def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 line = raw.decode()
                 record = json.loads(line)
-                # Most lines are numbers alone, and there may be a million of them.
+                # Most lines contain only numbers, and there may be a million of them.
                 if "\\" in line or not line.rstrip("\n").isprintable():
                     record = visible_in(record)
             except (ValueError, RecursionError):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
             if not isinstance(record, dict):
-                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is no record.")
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a JSON object.")
             yield number, record

@@ -22,16 +22,19 @@ from profiler.store.samples import SAMPLES_FILE, line_of
 
 
 class RunStore:
-    """Writes one run folder, alone; as a context, leaves no empty folder behind when the run never began."""
+    """Writes one run folder, which it locks. As a context manager, it removes the folder of a run that never began.
+
+    Raises RunError if the folder cannot be written, is locked by another process, or has a run and `resume` is False.
+    """
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         self.folder = folder
         self._made_folder = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not resume and _holds_a_run(folder):
+            if not resume and _has_run(folder):
                 raise RunError(
-                    f"{folder} already holds a run; give another --out, or finish it: roofscope run --resume {folder}."
+                    f"{folder} already has a run; use another --out, or finish it: roofscope run --resume {folder}."
                 )
             self._samples = (folder / SAMPLES_FILE).open("a+", encoding="utf-8")
         except OSError as error:
@@ -42,35 +45,36 @@ class RunStore:
             self._samples.close()
             raise RunError(f"another roofscope is writing {folder}; wait for it to end.") from None
         except OSError:
-            pass  # A file system without locks (ENOLCK, ENOTSUP): nobody else can be told, and the run is worth more.
+            pass  # The file system has no locks (ENOLCK, ENOTSUP); an unguarded run is better than none.
         if resume:
             _drop_torn_line(self.folder / SAMPLES_FILE)
 
     def append(self, fact: Fact) -> None:
-        """Append one fact and push it to the disk. Raises RunError when the disk does not take it."""
+        """Append one fact and fsync the file. Raises RunError if it cannot be written."""
         try:
             self._samples.write(line_of(fact) + "\n")
             self._samples.flush()
             os.fsync(self._samples.fileno())
         except OSError as error:
             raise RunError(
-                f"{self.folder} takes no more samples: {error.strerror or error}; what was written before is kept."
+                f"{self.folder / SAMPLES_FILE} cannot be written: {error.strerror or error};"
+                " the samples before this one are saved."
             ) from None
 
     def write_document(self, document: RunDocument) -> None:
-        """Write run.json whole."""
+        """Replace run.json."""
         write_document(self.folder, document)
 
     def write_cells(self, results: Sequence[CellResult]) -> None:
-        """Write cells.csv whole."""
+        """Replace cells.csv."""
         write_cells(self.folder, results)
 
     def write_operators(self, facts: Facts) -> None:
-        """Write operators.csv whole."""
+        """Replace operators.csv."""
         write_operators(self.folder, facts)
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Write config.json: the model's config, so that other cells can be counted without the model."""
+        """Replace config.json: the model's config, from which other cells can be counted without the model."""
         replace_file(self.folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
 
     def __enter__(self) -> Self:
@@ -87,28 +91,28 @@ class RunStore:
 
 
 def write_document(folder: Path, document: RunDocument) -> None:
-    """Write run.json whole; a reader sees the old one or the new one, never a part."""
+    """Replace run.json. A reader sees the old file or the new one, never a part."""
     replace_file(folder / RUN_FILE, document_parts(document))
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
-    """Write cells.csv whole."""
+    """Replace cells.csv."""
     replace_file(folder / CELLS_FILE, cells_text(results))
 
 
 def write_operators(folder: Path, facts: Facts) -> None:
-    """Write operators.csv whole."""
+    """Replace operators.csv."""
     replace_file(folder / OPERATORS_FILE, map(str.encode, operators_csv(facts)))
 
 
-def _holds_a_run(folder: Path) -> bool:
-    """Whether there is anything to resume: a run that was killed while it loaded leaves an empty file of samples."""
+def _has_run(folder: Path) -> bool:
+    """Whether there is anything to resume. A run killed while it loads leaves an empty samples.jsonl."""
     samples = folder / SAMPLES_FILE
     return (folder / RUN_FILE).exists() or (samples.exists() and samples.stat().st_size > 0)
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off a last line that was being written when the run was killed."""
+    """Truncate an incomplete last line, which a kill during a write leaves."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
@@ -116,20 +120,19 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
-    """Write a file whole, in the place of one that may be there: a link is replaced, not followed.
+    """Write a file atomically: if the process is killed, `path` is the old file or the new one.
 
-    What is too much to hold at once comes part by part.
-    Whoever ends this process meanwhile, there is the old file or the new one. Raises RunError where it cannot be
+    An iterator gives the content in parts. A link is replaced, not followed. Raises RunError if the file cannot be
     written.
     """
     draft = path.parent / f"{path.name}.part"
     try:
-        if path.exists() and not path.is_file():  # a device would be gone: /dev/null, where root writes
-            raise RunError(f"{path} cannot be written: it is {'a folder' if path.is_dir() else 'no plain file'}.")
+        if path.exists() and not path.is_file():  # root could replace a device such as /dev/null
+            raise RunError(f"{path} cannot be written: it is {'a folder' if path.is_dir() else 'not a regular file'}.")
         draft.unlink(missing_ok=True)
         with draft.open("xb") as file:
-            whole = content.encode() if isinstance(content, str) else content
-            file.writelines([whole] if isinstance(whole, bytes) else whole)
+            encoded = content.encode() if isinstance(content, str) else content
+            file.writelines([encoded] if isinstance(encoded, bytes) else encoded)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -139,5 +142,5 @@ def replace_file(path: Path, content: str | bytes | Iterator[bytes]) -> None:
         if not isinstance(error, OSError):
             raise
         raise RunError(
-            f"{path} cannot be written: {error.strerror or error}; what was written before is kept."
+            f"{path} cannot be written: {error.strerror or error}; an earlier version is unchanged."
         ) from None

@@ -78,7 +78,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("rent", "gpt2", "--out", "nowhere/cost.png"), "nowhere/cost.png cannot be written: No such file"),
         (("ceilings", "--out", "."), "is a folder"),
         (("ceilings", "--out", "card.json", "--out-dtypes", ","), "--out-dtypes"),
-        (("export", str(RUN), "--out", "/dev/null"), "it is no plain file"),
+        (("export", str(RUN), "--out", "/dev/null"), "it is not a regular file"),
         (("export", str(RUN), "--out", "."), "it is a folder"),
         (("export", "/nowhere/run"), "/nowhere/run"),
         (("plot", str(RUN), "roofline", "--out", "x.gif"), ".png or .svg"),

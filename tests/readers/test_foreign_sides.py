@@ -232,7 +232,7 @@ def test_samples_that_were_copied_are_refused(tmp_path: Path) -> None:
     assert all(len({visit.round for visit in of_cell}) == len(of_cell) for of_cell in visits.values())
     samples = folder / "samples.jsonl"
     samples.write_text(samples.read_text() * 2)
-    with pytest.raises(RunError, match=r"samples.jsonl holds a visit of .* twice"):
+    with pytest.raises(RunError, match=r"samples.jsonl contains a visit of .* twice"):
         read_gathered(folder, document)
     with pytest.raises(RunError, match="twice"):
         read_side(folder)

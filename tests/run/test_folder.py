@@ -225,7 +225,7 @@ def test_a_run_of_the_first_schema_still_reads(tmp_path: Path, roofscope) -> Non
         gathered = read_gathered(copy, run.document)
     assert set(gathered.visits) == {Cell(1, 16, 8), Cell(1, 32, 8)}
     assert not gathered.gaps
-    with pytest.raises(RunError, match=r"cannot be judged again: its version kept no operators\.csv"):
+    with pytest.raises(RunError, match=r"cannot be judged again: its version did not write operators\.csv"):
         judge_folder(copy)
 
 

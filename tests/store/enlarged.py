@@ -1,4 +1,4 @@
-"""A run folder of as many cells as are wanted, made of a real one: its roofs and its operators, every cell visited."""
+"""A run folder with any number of cells, made from a real run: its roofs and operators, with every cell visited."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _GAP_S = 10.0
 
 
 def enlarge(source: Path, folder: Path, batches: int, prompts: int) -> Path:
-    """`folder` with a run of the batches 1, 2, ... and the prompts 8, 16, ..., each visited once and read three times.
+    """Write a run of the batches 1, 2, ... and the prompts 8, 16, ... into `folder`, and return it.
 
-    A step's time, work and memory grow with its batch and prompt, and each operator is one of the source's.
+    Each cell has one visit and three telemetry readings. A step's time, work and memory grow with its batch and prompt,
+    and each operator is one of the source's.
     """
     folder.mkdir(parents=True)
     batch_sizes, prompt_lens = [*range(1, batches + 1)], [*range(8, 8 * prompts + 1, 8)]
@@ -37,16 +38,16 @@ def _facts(source: str, cells: list[tuple[int, int]], batch_sizes: list[int]) ->
     facts = [json.loads(line) for line in source.splitlines()]
     visit = next(fact for fact in facts if fact["kind"] == "visit")
     reading = next(fact for fact in facts if fact["kind"] == "readings")["readings"][0]
-    kept = [fact for fact in facts if fact["kind"] not in {*_CELL_FACTS, "dispatch"}]
+    records = [fact for fact in facts if fact["kind"] not in {*_CELL_FACTS, "dispatch"}]
     for phase in ("prefill", "decode"):
         first = next(fact for fact in facts if fact["kind"] == "dispatch" and fact["phase"] == phase)
-        kept += [first | {"batch_size": batch} for batch in batch_sizes]
+        records += [first | {"batch_size": batch} for batch in batch_sizes]
     shape = {"new_tokens": _STEPS, "context_len": 0, "engine": visit["engine"]}
     peaks = [
         {"cell": {"batch_size": batch, "prompt_len": prompt, **shape}, "peak_bytes": 10**9 + 10**5 * batch * prompt}
         for batch, prompt in cells
     ]
-    kept.append({"kind": "predicted_peaks", "peaks": peaks})
+    records.append({"kind": "predicted_peaks", "peaks": peaks})
     for number, (batch, prompt) in enumerate(cells):
         at_s, step_s = 1.7e9 + _GAP_S * number, 30e-3 + 1e-4 * batch + 1e-6 * batch * prompt
         times = {
@@ -56,25 +57,25 @@ def _facts(source: str, cells: list[tuple[int, int]], batch_sizes: list[int]) ->
             "wall_s": 0.9 * _GAP_S,
             "at_unix_s": at_s,
         }
-        kept.append(visit | shape | {"batch_size": batch, "prompt_len": prompt, "round": 0} | times)
+        records.append(visit | shape | {"batch_size": batch, "prompt_len": prompt, "round": 0} | times)
         readings = [reading | {"at_unix_s": at_s + third * _GAP_S / 3} for third in range(3)]
-        kept.append({"kind": "readings", "readings": readings})
-    return kept
+        records.append({"kind": "readings", "readings": readings})
+    return records
 
 
 def _operators(source: str, cells: list[tuple[int, int]]) -> str:
     rows = list(csv.DictReader(io.StringIO(source)))
-    first = {phase: [row for row in rows if row["phase"] == phase] for phase in ("prefill", "decode")}
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0].keys())
     table.writeheader()
-    for phase, of_phase in first.items():
-        shape = {name: of_phase[0][name] for name in ("batch_size", "prompt_len", "context_len")}
-        operators = [row for row in of_phase if all(row[name] == value for name, value in shape.items())]
+    for phase in ("prefill", "decode"):
+        phase_rows = [row for row in rows if row["phase"] == phase]
+        first_cell = {name: phase_rows[0][name] for name in ("batch_size", "prompt_len", "context_len")}
+        operators = [row for row in phase_rows if all(row[name] == value for name, value in first_cell.items())]
         for batch, prompt in cells:
-            at = {"batch_size": batch, "prompt_len": prompt, "new_tokens": _STEPS}
-            at["context_len"] = prompt + _STEPS // 2 if phase == "decode" else 0
+            context_len = prompt + _STEPS // 2 if phase == "decode" else 0
+            cell = {"batch_size": batch, "prompt_len": prompt, "new_tokens": _STEPS, "context_len": context_len}
             for row in operators:
                 work = {name: int(row[name]) * batch for name in ("flops", "kv_bytes", "activation_bytes")}
-                table.writerow(row | at | work | {"replayed_s": "", "dequantise_s": ""})
+                table.writerow(row | cell | work | {"replayed_s": "", "dequantise_s": ""})
     return text.getvalue()

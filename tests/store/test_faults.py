@@ -1,4 +1,4 @@
-"""What goes wrong while a run is measured: no finished cell is lost, none is there twice, every folder still reads."""
+"""Faults while a run measures: no finished cell is lost or written twice, and every folder can still be read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SCHEMA_1 = Path(__file__).parents[1] / "data" / "run_schema_1"
 
 
 class PlainEngine:
-    """Takes a known short time, and can be told to run out of memory."""
+    """An engine whose steps take `step_s`, and which runs out of memory at the cell `oom_at`."""
 
     name = "eager"
     cache = "dynamic"
@@ -85,26 +85,26 @@ def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Gr
 
 def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
     with RunStore(folder, resume=resume) as store:
-        (folder / "run.json").write_text("{}")  # so that the store keeps the folder, as a begun run would
-        known = read_facts_of(folder) if resume else []
-        for outcome in outcomes(PlainEngine(step_s=0.0005), earlier=known, grid=grid):
+        (folder / "run.json").write_text("{}")  # without it, the store removes the folder
+        earlier = read_facts_of(folder) if resume else []
+        for outcome in outcomes(PlainEngine(step_s=0.0005), earlier=earlier, grid=grid):
             store.append(outcome)
 
 
 @pytest.mark.parametrize("cell", GRID.cells)
 def test_out_of_memory_at_any_cell(cell: Cell) -> None:
-    """That cell is `oom`, those at least as large in both directions are skipped, all others have their numbers."""
-    found = list(outcomes(PlainEngine(oom_at=cell)))
-    gaps = {outcome.cell: outcome.status for outcome in found if isinstance(outcome, Gap)}
+    """That cell is `oom`, cells at least as large in both directions are skipped, and all others are measured."""
+    results = list(outcomes(PlainEngine(oom_at=cell)))
+    gaps = {outcome.cell: outcome.status for outcome in results if isinstance(outcome, Gap)}
     larger = {
         c for c in GRID.cells if c != cell and c.batch_size >= cell.batch_size and c.prompt_len >= cell.prompt_len
     }
     assert gaps == {cell: "oom", **dict.fromkeys(larger, "skipped")}
-    assert {o.cell for o in found if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
+    assert {o.cell for o in results if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
 
 
 def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
-    """SIGKILL while the sweep writes, again and again; then one resume ends it: no cell lost, none measured twice."""
+    """After 20 SIGKILLs while the sweep writes, one resume finishes the run: no cell is lost or measured twice."""
     folder = tmp_path / "run"
     moments = random.Random(0)
     context = multiprocessing.get_context("fork")
@@ -129,7 +129,7 @@ def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", range(6))
 def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    """The error is one line, every line before it reads, and a resume with room again ends the run."""
+    """The error is one line, every line before it can be read, and a resume with free space finishes the run."""
     folder = tmp_path / "run"
     calls = iter(range(1000))
     real = os.fsync
@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_for_whole_files(tmp_path: Path, monkeypatch: pytest
 
 
 class BrokenClock(HostClock):
-    """Gives one impossible duration, in the loop of so many steps that comes after so many good ones."""
+    """Returns `value` as the duration of one step, in the decode loop number `after`."""
 
     def __init__(self, value: float, after: int) -> None:
         self.value = value
@@ -173,7 +173,7 @@ class BrokenClock(HostClock):
 
     def seconds(self, marks: Any) -> list[float]:
         times = super().seconds(marks)
-        if len(times) > 1:  # a decode loop: how many single prefills come before it depends on the machine's noise
+        if len(times) > 1:  # only decode loops are counted: the number of prefills depends on the machine's noise
             self.left -= 1
             if self.left == 0:
                 times[len(times) // 2] = self.value
@@ -182,17 +182,17 @@ class BrokenClock(HostClock):
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
 def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
-    found = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=2)))
-    gaps = [outcome for outcome in found if isinstance(outcome, Gap)]
+    results = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=2)))
+    gaps = [outcome for outcome in results if isinstance(outcome, Gap)]
     assert len(gaps) == 1
     assert gaps[0].status == "failed"
     assert f"the clock gave a step of {value:g} s" in gaps[0].reason
-    times = [t for o in found if isinstance(o, Visit) for t in (o.prefill_s, *o.decode_s)]
+    times = [t for o in results if isinstance(o, Visit) for t in (o.prefill_s, *o.decode_s)]
     assert all(t is not None and 0 < t < 1 for t in times)
 
 
 class Interrupting(QuietListener):
-    """Presses Ctrl-C as soon as a stage begins."""
+    """Raises KeyboardInterrupt when a stage begins."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -208,7 +208,7 @@ STAGES = (*BEFORE_THE_FOLDER, "timing", "replaying", "writing the report")
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
-    """Before the first cell nothing is left behind or the folder reads as interrupted; afterwards the cells stay."""
+    """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         profiler.profile(
@@ -230,7 +230,7 @@ def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> 
 
 
 class Impatient(QuietListener):
-    """Presses Ctrl-C at the second cell, and again while the reports are written."""
+    """Raises KeyboardInterrupt at the second cell, and again while the reports are written."""
 
     def __init__(self) -> None:
         self._cells = 0
@@ -246,19 +246,19 @@ class Impatient(QuietListener):
 
 
 def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
-    """The second one ends the report at once; what was measured is there, the folder says so, a resume ends it."""
+    """The second Ctrl-C ends the report at once. The measured cells are saved, and a resume finishes the run."""
     folder = tmp_path / "run"
-    asked = {"budget_s": 0.5, "no_levers": True}
+    options = {"budget_s": 0.5, "no_levers": True}
     with pytest.raises(KeyboardInterrupt):
         profiler.profile(
             str(tiny_folder), prompt_lens=[8, 16], batch_sizes=[1], new_tokens=4, out=folder, listener=Impatient(),
-            **asked,
+            **options,
         )  # fmt: skip
     run = read_run(folder)
     assert not run.document.finished
     assert {row.prompt_len for row in run.measured} == {8}
     assert not list(folder.glob("*.part"))
-    done = execute(prepare_resume(folder, Options(model=str(tiny_folder), **asked)), QuietListener())
+    done = execute(prepare_resume(folder, Options(model=str(tiny_folder), **options)), QuietListener())
     assert done.document.finished
     assert {row.prompt_len for row in done.measured} == {8, 16}
 
@@ -266,7 +266,7 @@ def test_ctrl_c_twice(tiny_folder: Path, tmp_path: Path) -> None:
 def test_a_wall_clock_that_jumps_by_a_day_and_back(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a time server, or a laptop that slept, makes it: nothing is timed by it."""
+    """A time server or a laptop that slept changes the wall clock so; no duration is measured with it."""
     real, jumps = time.time, iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: real() + 86_400 * (0, 1, 0, -1)[next(jumps) % 4])
     run = profiler.profile(
@@ -303,7 +303,7 @@ def busy_neighbour() -> Iterator[None]:
 @pytest.mark.timing
 @pytest.mark.usefixtures("brief_roofs")
 def test_a_busy_neighbour_is_noticed(short_folder: Path, tmp_path: Path) -> None:
-    """Another process takes one core: the run ends, and its cells say so."""
+    """Another process takes one core: the run finishes, and its cells are marked as noisy."""
     with busy_neighbour():
         run = profiler.profile(
             str(short_folder), prompt_lens=[32], batch_sizes=[1], new_tokens=16, budget_s=1.5, out=tmp_path / "run"

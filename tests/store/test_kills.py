@@ -1,4 +1,4 @@
-"""Some of the kills that `tests/benchmarks/kills.py` makes fifty of: of each command that writes, at random moments."""
+"""Kills at random moments of each command that writes, fewer than the fifty of `tests/benchmarks/kills.py`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 EACH = 5
-# In one process that forks for each kill: to import it all and to make the run that they read takes half a minute.
+# All in one process that forks for each kill, since imports and the run that the commands read take half a minute.
 COMMANDS = ("run", "batch-test", "report A B", "judge", "forecast --check", "why", "ceilings --out")
 
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Each command is killed so often while it works: what is left reads, and doing it again ends it."""
+    """After each kill the files can be read, and repeating the command finishes it."""
     done = subprocess.run(
         [sys.executable, str(KILLS), "--kills", str(EACH), "--commands", ",".join(COMMANDS)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Facts of older runs, read as this version would have measured them."""
+"""Facts of older runs, migrated to the current schema."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OLDER = {
 
 
 def test_a_slow_minute_is_not_taken_for_dispatch() -> None:
-    """12 ms beside linears of 38, and 2 of their own calls; a neighbour makes all of it twice as slow in one turn."""
-    found = fact_of(
+    """12 ms on top of linears of 38 ms, with 2 ms for the bare calls; in one turn another process doubles all times."""
+    dispatch = fact_of(
         {
             **OLDER,
             "among_s": [*[100e-3] * 3, *[50e-3] * 12],
@@ -27,17 +27,17 @@ def test_a_slow_minute_is_not_taken_for_dispatch() -> None:
             "with_bare_s": [80e-3, 40e-3, 40e-3, 40e-3, 40e-3],
         }
     )
-    assert found.among_s == pytest.approx([26e-3, *[14e-3] * 4])  # type: ignore[union-attr]
-    assert found.bare_s == pytest.approx([2e-3])  # type: ignore[union-attr]
+    assert dispatch.among_s == pytest.approx([26e-3, *[14e-3] * 4])  # type: ignore[union-attr]
+    assert dispatch.bare_s == pytest.approx([2e-3])  # type: ignore[union-attr]
 
 
-def test_linears_that_were_seen_once_tell_no_dispatch() -> None:
-    """A 7B model in 4 bits, as measured: 0.8 s of linears, seen once, beside steps of 1.07 s in a bad minute. Its steps
-    took 0.35 s, and the twin's own 25 ms."""
-    found = fact_of({**OLDER, "among_s": [1.074, 1.038, 1.120], "linears_s": [0.795], "with_bare_s": [0.879]})
-    assert found.among_s == ()  # type: ignore[union-attr]
+def test_linears_that_were_timed_once_give_no_dispatch() -> None:
+    """A measured 7B model in 4 bits: linears of 0.8 s, timed once, and steps of 1.07 s in a slow minute. Otherwise its
+    steps took 0.35 s, and those of its hollow twin 25 ms."""
+    dispatch = fact_of({**OLDER, "among_s": [1.074, 1.038, 1.120], "linears_s": [0.795], "with_bare_s": [0.879]})
+    assert dispatch.among_s == ()  # type: ignore[union-attr]
 
 
-def test_a_twin_that_stepped_alone_is_left_as_it_is() -> None:
-    found = fact_of({**OLDER, "among_s": [], "linears_s": [], "with_bare_s": []})
-    assert (found.among_s, found.bare_s) == ((), ())  # type: ignore[union-attr]
+def test_a_twin_without_linears_stays_unchanged() -> None:
+    dispatch = fact_of({**OLDER, "among_s": [], "linears_s": [], "with_bare_s": []})
+    assert (dispatch.among_s, dispatch.bare_s) == ((), ())  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Every parser gives a value or an error of its own, whatever it is given; what once gave something else is kept."""
+"""Every parser returns a value or raises one of roofscope's errors for any input; past failures are examples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ options = st.text(alphabet="0123456789.,*+-=%$ eETinf4\x00٣", max_size=24) | st
 
 
 def tried(parse: Callable[[], object]) -> None:
-    """A value, or one of the two errors; every other one fails the test."""
+    """Run a parser; any error other than a RequestError or a RunError fails the test."""
     with contextlib.suppress(RequestError, RunError):
         parse()
 
@@ -80,7 +80,7 @@ def test_thresholds(text: str) -> None:
 
 
 def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value of a document."""
+    """The path to every value of a JSON document."""
     inner: list[tuple[Any, Any]] = []
     if isinstance(content, dict):
         inner = list(content.items())
@@ -90,7 +90,7 @@ def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """A copy with one value replaced."""
+    """A copy of a JSON document with the value at `place` replaced."""
     if not place:
         return value
     key, *rest = place
@@ -100,7 +100,7 @@ def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def one_changed(content: Any) -> st.SearchStrategy[Any]:
-    """A valid document in which one value is anything."""
+    """A valid JSON document in which one value is replaced by an arbitrary one."""
     return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
 
 
@@ -210,11 +210,11 @@ def test_cells(tmp_path: Path, column: str, value: str) -> None:
 @settings(few, max_examples=60)
 @given(st.data())
 def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
-    """A file of every tool in which one value is anything, or some bytes are: what is read can be held against itself,
-    placed, and written as JSON, which knows no infinity."""
-    known = data.draw(st.sampled_from(FOREIGN))
-    file = tmp_path / known.name
-    text = known.read_text()
+    """One value or some characters of a valid file are replaced. The result can be compared with itself, placed under a
+    roofline, and written as JSON, which has no infinity."""
+    original = data.draw(st.sampled_from(FOREIGN))
+    file = tmp_path / original.name
+    text = original.read_text()
     try:
         content = json.loads(text)
     except ValueError:
@@ -227,10 +227,10 @@ def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
 
 
 def used(file: Path) -> None:
-    found = read_foreign(file)
-    figures = figures_of(figure.of_one_batch() for figure in found.figures)
+    result_file = read_foreign(file)
+    figures = figures_of(figure.of_one_batch() for figure in result_file.figures)
     floor_s = np.full(len(figures), 1e-3)
     rows = placed(figures, floor_s, floor_s)
     json.dumps([asdict(row) for row in rows], allow_nan=False)
-    side = side_of_file(found)
+    side = side_of_file(result_file)
     json.dumps(comparison_json(compare_sides(side, side)), allow_nan=False)

@@ -1,4 +1,4 @@
-"""A run of ten thousand cells that was interrupted half way is taken up again within seconds."""
+"""An interrupted run of ten thousand cells is resumed within seconds."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ STEPS = 4
 
 
 class ReachedError(Exception):
-    """The first visit behind those that were known was made."""
+    """Raised after the first new visit, to end the test."""
 
 
 @pytest.fixture
 def interrupted(tiny_folder: Path, brief_roofs: None, tmp_path: Path) -> Path:
-    """A real run of one cell, as if it had been asked for ten thousand and killed when half of them were visited."""
+    """A real run of one cell, changed into a run of ten thousand cells that was killed after half of them."""
     folder = tmp_path / "run"
-    asked = {"prompt_lens": [1], "batch_sizes": [1], "new_tokens": STEPS, "budget_s": 0.1, "no_levers": True}
-    profiler.profile(str(tiny_folder), out=folder, **asked)
+    options = {"prompt_lens": [1], "batch_sizes": [1], "new_tokens": STEPS, "budget_s": 0.1, "no_levers": True}
+    profiler.profile(str(tiny_folder), out=folder, **options)
     document = json.loads((folder / "run.json").read_text())
     document["grid"] |= {"batch_sizes": [*BATCHES], "prompt_lens": [*PROMPTS]}
     document["finished"] = False
     (folder / "run.json").write_text(json.dumps(document))
     with (folder / "samples.jsonl").open("a") as file:
-        file.writelines(line_of(_visited(batch, prompt)) + "\n" for prompt in PROMPTS[:50] for batch in BATCHES)
+        file.writelines(line_of(_visit(batch, prompt)) + "\n" for prompt in PROMPTS[:50] for batch in BATCHES)
     return folder
 
 
-def _visited(batch: int, prompt: int) -> Visit:
+def _visit(batch: int, prompt: int) -> Visit:
     step_s = 1e-3 + 1e-6 * batch * prompt
     cell = Cell(batch, prompt, STEPS)
     return Visit(cell, 0, 2 * step_s, (step_s, 1.1 * step_s, step_s, step_s), 6 * step_s, (), None, 1.7e9)
@@ -55,32 +55,32 @@ def _visited(batch: int, prompt: int) -> Visit:
 def test_ten_thousand_cells_are_resumed_in_seconds(
     interrupted: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the end of the roofs, which a run of any size measures, to the end of the first new visit: 16 CPU seconds,
-    a third of them for the table of what was visited, which was lost."""
+    """From the end of the set-up, which a run of any size has, to the end of the first new visit: 16 CPU seconds. A
+    third of them rebuild the lost table of visited cells."""
     set_up, dispatch_of = run.set_up, foundation.measure_dispatch
     marks_s = []
 
-    def noted(*arguments: Any) -> Any:
-        found = set_up(*arguments)
+    def timed_set_up(*arguments: Any) -> Any:
+        result = set_up(*arguments)
         marks_s.append(time.process_time())
-        return found
+        return result
 
     def until_a_visit(*arguments: Any, **named: Any) -> Iterator[Visit | Gap]:
         first = next(sweep(*arguments, **named))
         marks_s.append(time.process_time())
-        assert first.cell == Cell(1, 51, STEPS), "the smallest of those that are left"
+        assert first.cell == Cell(1, 51, STEPS), "the smallest unvisited cell"
         raise ReachedError
         yield first
 
-    def of_one_batch(loaded: Any, config: Any, machine: Any, batches: Any, *rest: Any) -> list[Any]:
-        """A twin a batch is time of the machine, which is not the question here."""
+    def dispatch_of_one_batch(loaded: Any, config: Any, machine: Any, batches: Any, *rest: Any) -> list[Any]:
+        """Measures the dispatch of one batch size and copies it: measuring a hundred is not part of this test."""
         measured = dispatch_of(loaded, config, machine, batches[:1], *rest)
-        return [replace(found, batch_size=batch) for found in measured for batch in batches]
+        return [replace(dispatch, batch_size=batch) for dispatch in measured for batch in batches]
 
-    monkeypatch.setattr(run, "set_up", noted)
-    monkeypatch.setattr(foundation, "measure_dispatch", of_one_batch)
+    monkeypatch.setattr(run, "set_up", timed_set_up)
+    monkeypatch.setattr(foundation, "measure_dispatch", dispatch_of_one_batch)
     prepared = prepare_resume(interrupted, Options(model=str(tiny_folder), budget_s=0.1, no_levers=True))
     with pytest.raises(ReachedError):
         run.execute(prepared, QuietListener(), until_a_visit)
-    begun_s, reached_s = marks_s
-    assert reached_s - begun_s < 40
+    set_up_s, visit_s = marks_s
+    assert visit_s - set_up_s < 40

@@ -1,6 +1,6 @@
-"""A run that is many times as large takes as many times as long, and its page does not grow without end.
+"""The time to judge a run grows in proportion to its size, and the size of its HTML page is bounded.
 
-All by CPU seconds, for which nothing needs to stand still beside it.
+All times are CPU seconds, which other processes hardly change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from profiler.run.judge_folder import judge_folder
 
 SOURCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
 
-# Judges a folder and writes its page in a process of its own: CPU seconds of the page, its bytes, the peak in kB.
+# Judges a folder and makes its page in a new process. Prints the page's CPU seconds, its bytes and the peak in kB.
 PAGE = """
 import sys, time
 from pathlib import Path
@@ -34,13 +34,13 @@ run = judge_folder(Path(sys.argv[1]))
 begun_s = time.process_time()
 page = html_report(run)
 took_s = time.process_time() - begun_s
-# ru_maxrss is inherited by a process that is started: it would be the test runner's own.
+# Not ru_maxrss, which a new process inherits from the test runner.
 [peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(took_s, len(page.encode()), peak)
 """
 
 
-# Judges a folder in a process of its own: CPU seconds, the peak in kB, how many samples its figures rest on.
+# Judges a folder in a new process. Prints its CPU seconds, the peak in kB and the number of samples.
 JUDGED = """
 import sys, time
 from pathlib import Path
@@ -55,7 +55,7 @@ print(took_s, peak, sum(result.samples for result in run.results))
 
 @pytest.mark.slow
 def test_ten_thousand_cells(tmp_path: Path) -> None:
-    """20,000 rows, read from the disk, judged and shown: a page in under 10 s and 5 MB, all of it in under 1 GB."""
+    """20,000 rows: the page takes under 10 s and 5 MB, and the whole process under 1 GB."""
     folder = enlarge(SOURCE, tmp_path / "run", 100, 100)
     done = subprocess.run(
         [sys.executable, "-c", PAGE, str(folder)], capture_output=True, text=True, check=True, timeout=550
@@ -67,20 +67,20 @@ def test_ten_thousand_cells(tmp_path: Path) -> None:
 
 
 def test_a_million_samples_are_judged_in_seconds(tmp_path: Path) -> None:
-    """32,000 visits of four cells with 31 times each: 5 CPU seconds and 0.5 GB."""
+    """32,000 visits of four cells with 31 times each take 5 CPU seconds and 0.5 GB."""
     folder = enlarge(SOURCE, tmp_path / "run", 2, 2)
-    _visit_again(folder / "samples.jsonl", times=7999, steps=31)
-    found = subprocess.run(
+    _repeat_visits(folder / "samples.jsonl", times=7999, steps=31)
+    done = subprocess.run(
         [sys.executable, "-c", JUDGED, str(folder)], capture_output=True, text=True, check=True, timeout=120
     )
-    seconds, peak_kib, samples = map(float, found.stdout.split())
+    seconds, peak_kib, samples = map(float, done.stdout.split())
     assert samples == 4 * 8000 + 4 * (7999 * 30 + 6)
     assert seconds < 15
     assert 1024 * peak_kib < 1e9
 
 
-def _visit_again(file: Path, times: int, steps: int) -> None:
-    """Each visit of the file so many times more, with 1 % of noise from visit to visit and within each."""
+def _repeat_visits(file: Path, times: int, steps: int) -> None:
+    """Append `times` copies of each visit, with 1 % of noise between visits and within each."""
     visits = [record for record in map(json.loads, file.read_text().splitlines()) if record["kind"] == "visit"]
     noise = np.random.default_rng(0).normal(1, 0.01, (times, steps + 1)).round(4)
     with file.open("a") as more:
@@ -88,26 +88,26 @@ def _visit_again(file: Path, times: int, steps: int) -> None:
             for visit in visits:
                 decode_s = [visit["decode_s"][0] * of_visit * of_step for of_step in of_steps]
                 prefill_s = visit["prefill_s"] * of_visit
-                again = {"round": number, "prefill_s": prefill_s, "decode_s": decode_s}
-                more.write(json.dumps(visit | again) + "\n")
+                copy = {"round": number, "prefill_s": prefill_s, "decode_s": decode_s}
+                more.write(json.dumps(visit | copy) + "\n")
 
 
 def test_ten_thousand_cells_are_counted_in_under_a_second() -> None:
-    """Both phases of 100 batches by 100 prompts, in one go; each is what counting it alone gives."""
-    kept = preset_counts("smollm2-135m")
-    assert kept is not None
-    work = kept.work
+    """Both phases of 100 batches by 100 prompts, each in one call; a cell equals the cell counted separately."""
+    preset = preset_counts("smollm2-135m")
+    assert preset is not None
+    work = preset.work
     batches, prompts = np.arange(1, 101)[:, None], 8 * np.arange(1, 101)[None, :]
     begun_s = time.process_time()
-    found = [work.work(Step(batches, prompts, 0)), work.work(Step(batches, 1, prompts))]
+    prefills, decodes = work.work(Step(batches, prompts, 0)), work.work(Step(batches, 1, prompts))
     assert time.process_time() - begun_s < 1
-    assert [np.shape(one.model_flops) for one in found] == [(100, 100)] * 2
-    alone = work.work(Step(7, 1, 8 * 50))
-    assert (found[1].model_flops[6, 49], found[1].model_bytes[6, 49]) == (alone.model_flops, alone.model_bytes)
+    assert np.shape(prefills.model_flops) == np.shape(decodes.model_flops) == (100, 100)
+    cell = work.work(Step(7, 1, 8 * 50))
+    assert (decodes.model_flops[6, 49], decodes.model_bytes[6, 49]) == (cell.model_flops, cell.model_bytes)
 
 
 def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> None:
-    """Four times the cells; looking at every pair of them would take sixteen times as long."""
+    """Four times the cells; a comparison of all pairs would take sixteen times as long."""
     took_s, pages = [], []
     for side in (8, 16):
         folder = enlarge(SOURCE, tmp_path / str(side), side, side)
@@ -119,13 +119,13 @@ def test_judging_grows_with_the_cells_and_the_page_hardly(tmp_path: Path) -> Non
     assert took_s[1] < 8 * took_s[0]
     assert len(pages[1]) < 2 * len(pages[0])
     columns = json.loads(pages[1].split('id="rows">')[1].split("</script>")[0])
-    assert {len(column["at"]) for column in columns} == {512}, "sorting looks at all of them"
+    assert {len(column["at"]) for column in columns} == {512}, "the page sorts all rows"
     assert "200 of 512 rows" in pages[1]
     assert "prefill (eager) (144 of 256)" in pages[1]
 
 
 def test_a_row_of_a_judgement_takes_little_memory(tmp_path: Path) -> None:
-    """13 kB a row at the peak, so that 20,000 rows take 0.3 GB; 30 kB when each row held tables of its own."""
+    """13 kB per row at the peak, so 20,000 rows take 0.3 GB; 30 kB if each row had its own tables."""
     folders = {side: enlarge(SOURCE, tmp_path / str(side), side, side) for side in (4, 12)}
     judge_folder(folders[4])
     peaks = {}
@@ -138,7 +138,7 @@ def test_a_row_of_a_judgement_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_readings_of_a_span_are_found_without_a_look_at_all() -> None:
-    """A hundred times the readings, each span as full as before: a look at all would take a hundred times as long."""
+    """A hundred times the readings, with as many in each span; a linear search would take a hundred times as long."""
     took_s = []
     for count in (10**3, 10**5):
         timeline = Timeline([Reading(clock_hz=1e9, at_unix_s=float(moment)) for moment in range(count)])

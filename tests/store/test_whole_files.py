@@ -1,4 +1,4 @@
-"""What is written whole stays whole, whatever goes wrong meanwhile; and folders on strange file systems."""
+"""Files are replaced atomically whatever fails, and run folders work on unusual file systems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md",
 
 
 class Stop(BaseException):
-    """Ends a job at one of its calls of the system, as Ctrl-C would there."""
+    """Ends a job during a system call, as Ctrl-C would."""
 
 
 def full() -> OSError:
@@ -34,7 +34,7 @@ def full() -> OSError:
 
 @pytest.fixture
 def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a picture shows is not the question here."""
+    """Pictures and pages without content, which are quick to make."""
 
     def square(_runs: object, _name: str) -> Figure:
         return plt.figure(figsize=(1, 1))
@@ -44,7 +44,7 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cells_are_written_without_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a run measures, its 65 MB would stand beside the buffers of the roofs. A file of before comes out again."""
+    """Pandas' 65 MB would add to the buffers of the roofs while a run measures. An existing file is reproduced."""
     folder = RUN.with_name("smollm2-135m-xeon")
     monkeypatch.setitem(sys.modules, "pandas", None)
     write_cells(tmp_path, read_results(folder))
@@ -52,7 +52,7 @@ def test_cells_are_written_without_pandas(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def judged(folder: Path) -> None:
-    """What the end of a run does, and `roofscope judge`: eight files."""
+    """Write the eight files that `roofscope judge` and the end of a run write."""
     write_reports([judge_folder(folder)])
 
 
@@ -61,9 +61,7 @@ def judged(folder: Path) -> None:
 def test_at_each_write_of_the_reports(
     tmp_path: Path, small_pictures: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
-    """At every fsync and every replacement: each file is the old one or the new one, none is half, none is left over,
-    and doing it again ends it.
-    """
+    """An error at any fsync or replacement leaves each file old or new, no draft, and a repetition succeeds."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
     for name in DERIVED:
         if not (folder / name).exists():
@@ -71,13 +69,13 @@ def test_at_each_write_of_the_reports(
     before = {name: (folder / name).read_bytes() for name in DERIVED}
     calls, real = iter(range(100)), getattr(os, call)
 
-    def watched(*arguments: object) -> object:
+    def failing(*arguments: object) -> object:
         if next(calls) == number:
             raise error
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, watched)
+        patch.setattr(os, call, failing)
         with pytest.raises(RunError if call == "fsync" else Stop):
             judged(folder)
     assert not list(folder.glob("*.part"))
@@ -88,7 +86,7 @@ def test_at_each_write_of_the_reports(
 
 
 def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
-    """Past so many bytes every write fails (RLIMIT_FSIZE): of a file that was there nothing is lost."""
+    """Writes beyond a size fail (RLIMIT_FSIZE); the existing file stays unchanged."""
     import resource
     import signal
 
@@ -109,13 +107,13 @@ def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
 
 
 def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
-    """Root may rename a file over /dev/null: a pipe stands for it here."""
+    """Root may rename a file over /dev/null; the test uses a pipe instead."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     link = tmp_path / "link"
     link.symlink_to(pipe)
     for path in (pipe, link):
-        with pytest.raises(RunError, match="it is no plain file"):
+        with pytest.raises(RunError, match="it is not a regular file"):
             replace_file(path, "text")
     assert pipe.is_fifo()
     assert link.is_symlink()
@@ -123,7 +121,7 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder in which nothing can be made any more."""
+    """A read-only run folder."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
     folder.chmod(0o555)
     yield folder
@@ -131,7 +129,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_folder_that_turns_read_only(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line, and the run reads as before. (The system's word is given by hand where this is root's own test.)"""
+    """The error is one line, and the run can be read as before. For root, the test raises the system's error itself."""
     if os.access(read_only, os.W_OK):
         real = Path.open
 
@@ -150,7 +148,7 @@ def test_a_folder_that_turns_read_only(read_only: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Network file systems may have none: the run is made, and taken for nobody else's."""
+    """Network file systems may have no locks: the run is written without one."""
 
     def no_locks(_file: object, _how: int) -> None:
         raise OSError(code, os.strerror(code))
@@ -161,22 +159,22 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_killed_before_its_first_word(tmp_path: Path) -> None:
-    """While the model loads nothing is known yet: the same command begins again. One fact is something to keep."""
+    """A run killed while the model loads can start again in its folder; after the first fact it cannot."""
     with RunStore(tmp_path / "run") as alive, pytest.raises(RunError, match="another roofscope is writing"):
         RunStore(alive.folder)
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "samples.jsonl").touch()
-    with RunStore(tmp_path / "run") as again:
-        (again.folder / "samples.jsonl").write_text("{}\n")
-        with pytest.raises(RunError, match="already holds a run"):
-            RunStore(again.folder)
+    with RunStore(tmp_path / "run") as second:
+        (second.folder / "samples.jsonl").write_text("{}\n")
+        with pytest.raises(RunError, match="already has a run"):
+            RunStore(second.folder)
 
 
 def test_two_runs_on_one_folder(tmp_path: Path) -> None:
-    """The second is told; the first goes on and its folder is not touched."""
+    """The second run raises an error, and the first run's folder is unchanged."""
     with RunStore(tmp_path / "run") as store:
         (store.folder / "run.json").write_text("{}")
         for resume in (False, True):
-            with pytest.raises(RunError, match=r"already holds a run|another roofscope is writing"):
+            with pytest.raises(RunError, match=r"already has a run|another roofscope is writing"):
                 RunStore(store.folder, resume=resume)
         assert sorted(file.name for file in store.folder.iterdir()) == ["run.json", "samples.jsonl"]
