@@ -1,4 +1,4 @@
-"""Clocks: marks are set without synchronising and read afterwards, on CPU and CUDA."""
+"""Clocks for CPU and CUDA: marks are set without synchronising and read afterwards."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """Marks points in the device's own stream of work."""
+    """Marks points in the device's stream of work."""
 
     ahead: bool
-    """Whether the host runs ahead of the device, so that a mark is reached later than it is set."""
+    """Whether the host runs ahead of the device: a mark is then reached later than it is set."""
 
     def mark(self) -> Any:
-        """Note this point of the stream; costs no synchronisation."""
+        """Mark this point of the stream, without synchronising."""
 
     def synchronize(self) -> None:
-        """Wait until all work that was asked for is done."""
+        """Wait until all submitted work is done."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds between neighbouring marks; needs the marks to have been reached (synchronise first).
+        """Return the seconds between neighbouring marks; synchronise first.
 
-        Raises RuntimeError for marks that give no number.
+        Raises RuntimeError if the marks give no number.
         """
 
 
 class HostClock:
-    """The CPU's monotonic clock: work on a CPU has ended when its call returns."""
+    """The host's monotonic clock, for a CPU: its work has ended when the call returns."""
 
     ahead = False
 
@@ -52,7 +52,7 @@ class HostClock:
 
 
 class CoreClock(HostClock):
-    """The time that this thread has had a core for: what a neighbour takes of it does not count."""
+    """CPU time of this thread: time in which other threads use its core does not count."""
 
     def mark(self) -> int:
         return time.thread_time_ns()
@@ -78,22 +78,23 @@ class CudaClock:
         self._cuda.synchronize(self._device)
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        found = [round(before.elapsed_time(after) * 1e-3, 9) for before, after in itertools.pairwise(marks)]
-        if any(map(math.isnan, found)):
+        seconds = [round(before.elapsed_time(after) * 1e-3, 9) for before, after in itertools.pairwise(marks)]
+        if any(map(math.isnan, seconds)):
             raise RuntimeError("CUDA's events gave no time")
-        return found
+        return seconds
 
 
 def now_s() -> float:
-    """The host's monotonic clock."""
+    """Return the host's monotonic clock in seconds."""
     return time.perf_counter()
 
 
 class OwnTime:
-    """What a thread takes by itself from here on: wall seconds, less the turns that others had on its core.
+    """Time of this thread from construction on: wall seconds without the time that others had its core.
 
-    Where it never gave the core away of its own accord (getrusage(2), ru_nvcsw: it slept for nothing, and waited for
-    nobody), what its core did not spend on it was others'. Where the system does not tell, all of it counts.
+    If the thread never yielded its core voluntarily (getrusage(2), ru_nvcsw), it never slept or waited. The CPU time is
+    then its own time, and the rest went to others. Otherwise, and where the system has no such count, all wall time
+    counts.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class OwnTime:
 
 
 def core_waits() -> int | None:
-    """How often this thread has given its core away of its own accord; None where that is not counted."""
+    """Return how often this thread yielded its core voluntarily; None where the system does not count it."""
     try:
         import resource
 
@@ -119,15 +120,15 @@ def core_waits() -> int | None:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Return CUDA events for a GPU, the host's clock for a CPU."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 def time_calls(call: Callable[[], object], clock: Clock, repeats: int) -> list[float]:
-    """Seconds of each of `repeats` calls in a row, with no synchronisation between them.
+    """Return the seconds of each of `repeats` consecutive calls, with no synchronisation between them.
 
-    Where the host runs ahead of the device one more call goes before them: an idle device would be timed waiting for
-    the first launch.
+    If the host runs ahead of the device, one untimed call goes first. Otherwise the first time would include an idle
+    device waiting for its first launch.
     """
     if clock.ahead:
         call()
@@ -141,7 +142,7 @@ def time_calls(call: Callable[[], object], clock: Clock, repeats: int) -> list[f
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Python's collector may stop a step for milliseconds; it runs outside instead."""
+    """Disable Python's garbage collector within: it may stop a step for milliseconds."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -152,7 +153,7 @@ def no_gc() -> Iterator[None]:
 
 
 def instrument_s(clock: Clock, marks: int = 1000) -> float:
-    """Seconds that one mark costs the host: what timing adds to a step (median of five rounds)."""
+    """Return the seconds that one mark costs the host, which timing adds to a step (median of five rounds)."""
     rounds = []
     for _ in range(5):
         start = now_s()

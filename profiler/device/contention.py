@@ -10,28 +10,31 @@ import psutil
 
 from profiler.device.clock import now_s
 
-# The kernel counts CPU time in ticks of 10 ms; a shorter look would be mostly rounding.
+# The kernel counts CPU time in ticks of 10 ms; over a shorter time, rounding would dominate.
 _LEAST_S = 0.3
 
 
 class ForeignLoad:
-    """Starts to look when it is made; processes `beside` this one work for it, and are not foreign, nor are this one's
-    own `children`, where it may have some."""
+    """CPU load by other processes, from construction on.
+
+    Processes `beside` this one (by pid) work for it and do not count as foreign. With `children`, neither do this
+    process's children.
+    """
 
     def __init__(self, beside: Sequence[int] = (), *, children: bool = False) -> None:
         self._children = children
-        self._beside = [found for pid in beside if (found := _process(pid)) is not None]
-        self._cores = set(_cores(None)).union(*(_cores(each) for each in self._beside))
+        self._beside = [process for pid in beside if (process := _process(pid)) is not None]
+        self._cores = set(_cores(None)).union(*map(_cores, self._beside))
         self._start_s = now_s()
         self._start = self._busy_s(), self._own_s()
 
     @property
     def watched(self) -> int:
-        """Cores that are looked at: those that this process and those beside it may run on."""
+        """Number of observed cores: those that this process and its helpers may run on."""
         return len(self._cores)
 
     def cores(self) -> float | None:
-        """Cores of those that others kept busy since; None when too little time has passed."""
+        """Return how many of the observed cores others kept busy since construction; None within the first 0.3 s."""
         elapsed_s = now_s() - self._start_s
         if elapsed_s < _LEAST_S:
             return None
@@ -40,7 +43,7 @@ class ForeignLoad:
         return max(0.0, (busy_s - own_s) / elapsed_s)
 
     def _busy_s(self) -> float:
-        """Seconds that the cores have spent on anybody's work."""
+        """CPU seconds of all processes on the observed cores."""
         return sum(
             times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
             for number, times in enumerate(psutil.cpu_times(percpu=True))
@@ -48,9 +51,9 @@ class ForeignLoad:
         )
 
     def _own_s(self) -> float:
-        """Seconds that this process and those beside it have worked."""
+        """CPU seconds of this process and its helpers."""
         children_s = _children_s() if self._children else 0.0
-        return time.process_time() + children_s + sum(_worked_s(each) for each in self._beside)
+        return time.process_time() + children_s + sum(map(_worked_s, self._beside))
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -69,13 +72,13 @@ def _worked_s(process: psutil.Process) -> float:
 
 
 def _children_s() -> float:
-    """Seconds that this process's children have worked, and theirs: those that run, and those that were waited for."""
+    """CPU seconds of all descendants of this process: those that run, and those that were waited for."""
     ended, running = os.times(), psutil.Process().children(recursive=True)
     return ended.children_user + ended.children_system + sum(_worked_s(each) + _waited_s(each) for each in running)
 
 
 def _waited_s(process: psutil.Process) -> float:
-    """Seconds that the children of a process worked which it has waited for."""
+    """CPU seconds of the ended children that a process has waited for."""
     try:
         times = process.cpu_times()
     except psutil.Error:
@@ -84,7 +87,7 @@ def _waited_s(process: psutil.Process) -> float:
 
 
 def _cores(process: psutil.Process | None) -> Collection[int]:
-    """Cores that a process may run on; this one where none is named."""
+    """Cores that `process` may run on; with None, those of this process."""
     if not hasattr(os, "sched_getaffinity"):
         return range(os.cpu_count() or 1)
     try:

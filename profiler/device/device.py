@@ -1,4 +1,4 @@
-"""The device of a run: its name, memory, caches and capability, and the software that drives it."""
+"""The device of a run (name, memory, caches, capability) and the versions of its software."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CPUINFO_FILE = Path("/proc/cpuinfo")
 CPUS_FOLDER = Path("/sys/devices/system/cpu")
 _UNKNOWN_CACHE_BYTES = 32 << 20
-# /proc/cpuinfo's names on x86 and on ARM, and ours.
+# The names in /proc/cpuinfo on x86 and on ARM, and their names here.
 _PROCESSOR_IDS = {
     "vendor_id": "",
     "cpu family": "family",
@@ -40,21 +40,21 @@ class Device:
     memory_bytes: int
     last_level_cache_bytes: int
     threads: int
-    """Threads that torch computes with on a CPU; streaming multiprocessors of a GPU."""
+    """torch's compute threads on a CPU; streaming multiprocessors of a GPU."""
     compute_capability: str
     """CUDA's, or the vector instructions that torch uses on a CPU."""
     datasheet: Datasheet | None
     uuid: str = ""
-    """Of a GPU: tells two of one name apart."""
+    """Of a GPU: distinguishes two of the same name."""
 
     @property
     def overlaps_dispatch(self) -> bool:
-        """Whether the host can run ahead of the device, so that dispatch hides behind it."""
+        """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"
 
 
 def describe(device: torch.device) -> Device:
-    """What `device` is."""
+    """Return the name, memory, caches and capability of `device`."""
     import torch
 
     if device.type == "cuda":
@@ -81,14 +81,14 @@ def describe(device: torch.device) -> Device:
 
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
-    """CUDA's compute capability of `device`; (0, 0) for a CPU, which has none."""
+    """Return the CUDA compute capability of `device` as (major, minor); (0, 0) for a CPU."""
     import torch
 
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there. Raises DeviceError."""
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises DeviceError if it does not exist."""
     import torch
 
     if name == "auto":
@@ -108,7 +108,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def software() -> dict[str, str]:
-    """Versions of what ran: Python, the operating system's kernel, torch, its CUDA, and the libraries above it."""
+    """Return versions by name: Python, the operating system's kernel, torch, its CUDA, and the libraries above it."""
     import torch
 
     versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
@@ -123,15 +123,17 @@ def software() -> dict[str, str]:
 
 
 def processor() -> dict[str, str | None]:
-    """What tells processors of one name apart: maker, family and model, stepping, and vector instructions; None for
-    what the system does not say."""
-    told = _cpuinfo()
-    ids = [f"{name} {told[key]}".strip() for key, name in _PROCESSOR_IDS.items() if key in told]
-    flags = told.get("flags", told.get("Features", "")).split()
+    """Return what distinguishes processors of one name: maker, family and model, stepping, and vector instructions.
+
+    A value is None where the system does not report it.
+    """
+    info = _cpuinfo()
+    ids = [f"{name} {info[key]}".strip() for key, name in _PROCESSOR_IDS.items() if key in info]
+    flags = info.get("flags", info.get("Features", "")).split()
     vectors = sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
     return {
         "processor": ", ".join(ids) or None,
-        "stepping": told.get("stepping", told.get("CPU revision")),
+        "stepping": info.get("stepping", info.get("CPU revision")),
         "vector_instructions": " ".join(vectors) or None,
     }
 
@@ -141,7 +143,7 @@ def _cpu_name() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What the system says of its first core, by name (x86 and ARM name things differently)."""
+    """The fields of the first core in /proc/cpuinfo; x86 and ARM name them differently."""
     try:
         lines = CPUINFO_FILE.read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -151,22 +153,21 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _cpu_last_level_cache_bytes() -> int:
-    """The last-level caches of all cores that this process may use, added up; each is shared by some of them.
+    """Sum of the distinct last-level caches of the cores that this process may use.
 
-    Large processors have one for every few cores, and a stream of all threads finds them all.
+    Large processors have one for every few cores, and a stream of all threads uses them all.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     last: dict[str, int] = {}
     for core in cores:
         caches = [_cpu_cache(folder) for folder in (CPUS_FOLDER / f"cpu{core}" / "cache").glob("index*")]
-        if known := [cache for cache in caches if cache is not None]:
-            nbytes, sharing = max(known)
-            last[sharing] = nbytes
+        nbytes, sharing = max((cache for cache in caches if cache is not None), default=(0, ""))
+        last[sharing] = nbytes
     return sum(last.values()) or _UNKNOWN_CACHE_BYTES
 
 
 def _cpu_cache(folder: Path) -> tuple[int, str] | None:
-    """Bytes of a cache and the cores that share it; None where the system does not say."""
+    """Bytes of a cache and the cores that share it; None where the system does not report them."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     try:
         size, sharing = (folder / "size").read_text().strip(), (folder / "shared_cpu_list").read_text().strip()
@@ -179,7 +180,7 @@ KERNEL_FILE = Path("/proc/version")
 
 
 def under_wsl() -> bool:
-    """Whether this is Linux under Windows (WSL), whose driver may put a card's memory into the system's."""
+    """Return whether this is Linux under Windows (WSL), whose driver may spill a card's memory to the system's."""
     try:
         return "microsoft" in KERNEL_FILE.read_text().lower()
     except OSError:

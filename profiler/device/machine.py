@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 _SYNCHRONISES = "synchronizing CUDA operation"
-"""What torch's synchronisation debug mode says (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""
+"""The error of torch's synchronisation debug mode (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""
 
 
 class Machine:
-    """A CPU: work has ended when its call returns, and nothing can be captured."""
+    """A CPU: its work has ended when the call returns, and nothing can be captured."""
 
     captures = False
     """Whether work can be recorded once and replayed without the host."""
@@ -39,17 +39,17 @@ class Machine:
 
     @cached_property
     def clock(self) -> Clock:
-        """Marks points in the device's own stream of work."""
+        """The clock that marks points in the device's stream of work."""
         return self._clock or clock.clock_for(self.device)
 
     @cached_property
     def source(self) -> TelemetrySource:
-        """What reports on the device."""
+        """The source of telemetry readings."""
         return self._source or source_for(self.device)
 
     @cached_property
     def info(self) -> Device:
-        """What the device is."""
+        """Name, memory and capability of the device."""
         return describe(self.device)
 
     @property
@@ -58,19 +58,19 @@ class Machine:
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Where data may come from over a link: the host, other cards (`cuda:N`); a CPU has none but its disk."""
+        """Names of what is linked to the device: `host` and the other cards (`cuda:N`); none for a CPU."""
         return ()
 
     def now_s(self) -> float:
-        """The host's monotonic clock."""
+        """Return the host's monotonic clock in seconds."""
         return clock.now_s()
 
     def unix_s(self) -> float:
-        """The host's wall clock, to tell when something was."""
+        """Return the host's wall clock, in seconds since 1970."""
         return time.time()
 
     def available_bytes(self) -> int:
-        """Bytes that can still be allocated."""
+        """Return the bytes that can still be allocated."""
         return memory.available_bytes(self.device)
 
     def reset_peak(self) -> None:
@@ -78,55 +78,55 @@ class Machine:
         memory.reset_peak(self.device)
 
     def peak_bytes(self) -> int | None:
-        """Most bytes in use since `reset_peak`; None where the system does not say."""
+        """Return the peak of bytes in use since `reset_peak`; None where the system does not report it."""
         return memory.peak_bytes(self.device)
 
     def allocated_bytes(self) -> int:
-        """Bytes of the device that live tensors of this process hold; 0 on a CPU, which does not keep count of them."""
+        """Return the bytes of the device that live tensors of this process occupy; 0 on a CPU, which does not count."""
         return memory.allocated_bytes(self.device)
 
     def used_bytes(self) -> int | None:
-        """Bytes of the device in use by everyone on it; None on a CPU."""
+        """Return the bytes of the device in use by all processes; None on a CPU."""
         return memory.used_bytes(self.device)
 
     def release(self) -> None:
-        """Give memory that nobody uses back to the device, as after running out of it."""
+        """Return unused memory to the device, as after an out-of-memory error."""
         memory.trim_heap()
 
     def trouble(self) -> str:
-        """Why the device takes no more work, such as a card that fell off its bus; empty where it does."""
+        """Return why the device takes no more work, such as a card that fell off its bus; empty if it does."""
         return ""
 
     def recover(self, what: str) -> None:
-        """Give back what something that failed has held. Raises DeviceError where the device is lost since then."""
+        """Free the memory of `what`, which failed. Raises DeviceError if the device no longer works."""
         gc.collect()
         if trouble := self.trouble():
-            raise DeviceError(f"the device is lost since {what}: {trouble}; what was measured is kept.")
+            raise DeviceError(f"the device stopped working after {what}: {trouble}; what was measured is kept.")
         self.release()
 
     def waits(self, work: Callable[[], object]) -> bool:
-        """Whether `work` makes the host wait for the device; what follows the first wait does not run then.
+        """Return whether `work` makes the host wait for the device; `work` ends at the first wait.
 
-        On CUDA torch's synchronisation debug mode answers (`torch.cuda.set_sync_debug_mode`): it raises at the first
-        blocking copy, and leaves no state. On a CPU each call ends with its work, so that nothing waits.
+        On CUDA, torch's synchronisation debug mode (`torch.cuda.set_sync_debug_mode`) raises at the first blocking copy
+        and leaves no state. On a CPU nothing waits, because each call ends with its work.
         """
         return False
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Record `work`, which has run before, and give what replays it. Raises CaptureError where that cannot be.
+        """Record `work`, which has run before, and return a callable that replays it.
 
-        A capture that fails leaves the streams, the allocator and the random generator as they were.
+        Raises CaptureError if `work` cannot be captured; streams, allocator and random generator stay as they were.
         """
         raise CaptureError("only a CUDA device captures work, and this one is a CPU.")
 
     @contextlib.contextmanager
     def on_side_stream(self) -> Iterator[None]:
-        """Run what is within on a side stream, as work must be before a capture."""
+        """Run what is within on a side stream, as CUDA requires of work before its capture."""
         yield
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """Name what runs within for the device's own profilers."""
+        """Name what runs within for the device's profilers (an NVTX range on CUDA)."""
         yield
 
 
@@ -142,13 +142,13 @@ class CudaMachine(Machine):
 
         super().__init__(device, clock=clock, source=source)
         self._cuda = torch.cuda
-        # Streams, graphs and new tensors go to the current card, whatever card a model lies on.
+        # Streams, graphs and new tensors go to the current card, even if the model is on another.
         torch.cuda.set_device(device)
 
     @property
     def links(self) -> tuple[str, ...]:
-        own = self.device.index or 0
-        return ("host", *(f"cuda:{index}" for index in range(self._cuda.device_count()) if index != own))
+        others = (index for index in range(self._cuda.device_count()) if index != (self.device.index or 0))
+        return ("host", *(f"cuda:{index}" for index in others))
 
     def release(self) -> None:
         self._cuda.empty_cache()
@@ -156,14 +156,14 @@ class CudaMachine(Machine):
     def trouble(self) -> str:
         try:
             self._cuda.synchronize(self.device)
-        except RuntimeError as error:  # an error of CUDA's stays with its context: whatever is asked gives it again
+        except RuntimeError as error:  # a CUDA error sticks to its context: every later call raises it
             return first_line(error)
         return ""
 
     def waits(self, work: Callable[[], object]) -> bool:
         before = self._cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch calls this mode a prototype each time it is set
+            warnings.simplefilter("ignore", UserWarning)  # torch warns each time that this is a prototype
             self._cuda.set_sync_debug_mode("error")
         try:
             work()
@@ -191,18 +191,20 @@ class CudaMachine(Machine):
         return recorded
 
     def _end_failed_capture(self, recorded: _Recorded) -> None:
-        """Undo what a failed capture leaves in torch.
+        """Undo what a failed capture leaves in torch (the numbers are PyTorch's pull requests).
 
-        Up to torch 2.12 the allocator stays in capture, so that `empty_cache` gives nothing back (PyTorch's pull
-        request 180395). Up to 2.13 the graph keeps its share of the pool (190348). Up to 2.11 the random generator
-        stays in capture until a capture succeeds, and the next random number raises (176752).
+        Up to torch 2.12 the allocator stays in capture, and `empty_cache` frees nothing (180395). Up to 2.13 the graph
+        keeps its share of the pool (190348). Up to 2.11 the random generator stays in capture until a capture succeeds,
+        and the next random number raises (176752).
         """
         import torch
 
         index = self.device.index or 0
         recorded.graph.reset()
         with contextlib.suppress(RuntimeError):  # the installed torch has left the capture
-            _end_allocating()(index, recorded.pool.id)
+            # torch 2.7 has another name for it than 2.8 to 2.15.
+            end = getattr(torch._C, "_cuda_endAllocateToPool", None) or torch._C._cuda_endAllocateCurrentStreamToPool
+            end(index, recorded.pool.id)
         with contextlib.suppress(RuntimeError):
             while recorded.pool.use_count() > 1:
                 torch._C._cuda_releasePool(index, recorded.pool.id)
@@ -228,19 +230,9 @@ class CudaMachine(Machine):
             self._cuda.nvtx.range_pop()
 
 
-def _end_allocating() -> Callable[[int, tuple[int, int]], None]:
-    """torch's function that ends a capture's allocations from a pool; torch 2.7 calls it otherwise than 2.8 to 2.15."""
-    import torch
-
-    found: Callable[[int, tuple[int, int]], None] = (
-        getattr(torch._C, "_cuda_endAllocateToPool", None) or torch._C._cuda_endAllocateCurrentStreamToPool
-    )
-    return found
-
-
 @dataclass(frozen=True)
 class _Recorded:
-    """A CUDA graph and the pool that its memory comes from, of which it is given up first; calling it replays it."""
+    """A CUDA graph and its memory pool; a call replays the graph. The graph must be reset before the pool is freed."""
 
     graph: torch.cuda.CUDAGraph
     pool: torch.cuda.MemPool
@@ -254,14 +246,16 @@ class _Recorded:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a card for warm-ups and captures: one a process, since cuBLAS keeps a workspace of 8 to 32 MiB for
-    each stream that it was ever used on."""
+    """Return the stream of a card for warm-ups and captures.
+
+    There is one per process: cuBLAS keeps a workspace of 8 to 32 MiB for each stream that it was ever used on.
+    """
     import torch
 
     return torch.cuda.Stream(device)
 
 
 def machine_for(device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None) -> Machine:
-    """The machine that a device belongs to; on CUDA the device becomes torch's current one."""
+    """Return the `Machine` of a device; on CUDA the device becomes torch's current one."""
     kind = CudaMachine if device.type == "cuda" else Machine
     return kind(device, clock=clock, source=source)

@@ -18,7 +18,7 @@ CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class _CgroupFiles:
-    """Where a container's memory is told of, and how its cached pages are named."""
+    """The files with a container's memory limit and use, and the name of its cached pages in `stat`."""
 
     limit: str
     used: str
@@ -39,10 +39,10 @@ _RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`; on a CPU the container's (cgroup) limit counts.
+    """Return the bytes that can still be allocated on `device`; on a CPU the container's (cgroup) limit counts.
 
-    On CUDA this counts what the driver calls free and the unused blocks that torch's allocator gives to the next tensor
-    of the default stream. Unused blocks of live graphs' private pools and of other streams are not available.
+    On CUDA this is the driver's free memory, plus the unused blocks that torch's allocator gives to the next tensor of
+    the default stream. Unused blocks of live graphs' private pools and of other streams are not available.
     """
     if device.type == "cuda":
         import torch
@@ -55,26 +55,25 @@ def available_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Bytes of memory that `device` has in all; on a CPU the container's (cgroup) limit counts."""
+    """Return the total memory of `device` in bytes; on a CPU the container's (cgroup) limit counts."""
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory)
     import psutil
 
-    limits = [int(psutil.virtual_memory().total), *_cgroup_limits()]
-    return min(limits)
+    limits = [limit for files in _CGROUPS if (limit := _number(files.limit)) is not None]
+    return min([int(psutil.virtual_memory().total), *limits])
 
 
 def trim_heap() -> None:
-    """Give what malloc keeps of freed memory back to the system (malloc_trim(3)); C libraries but glibc have no such
-    call, and keep it."""
+    """Return freed memory from malloc to the system (malloc_trim(3)). Only glibc has this call; others keep it."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new peak measurement for `peak_bytes`; does nothing where the system cannot."""
+    """Start a new peak measurement for `peak_bytes`. Does nothing where the system cannot."""
     if device.type == "cuda":
         import torch
 
@@ -87,9 +86,9 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Most bytes in use since `reset_peak`: the allocator's on CUDA, this process's resident set on a CPU.
+    """Return the peak of bytes in use since `reset_peak`; None where the system does not report it.
 
-    None where the system does not say.
+    On CUDA the peak is the allocator's, on a CPU that of this process's resident set.
     """
     if device.type == "cuda":
         import torch
@@ -105,10 +104,10 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def page_faults() -> int:
-    """Pages that this process has touched for the first time since it began; 0 where the system does not count them.
+    """Return the number of pages that this process touched for the first time; 0 where the system does not count them.
 
-    malloc gives large buffers back to the system when they are freed (glibc's mallopt(3): M_TRIM_THRESHOLD,
-    M_MMAP_THRESHOLD), so that a process that frees and takes them again and again pays for fresh pages each time.
+    malloc returns large buffers to the system when they are freed (glibc's mallopt(3): M_TRIM_THRESHOLD,
+    M_MMAP_THRESHOLD). A process that repeatedly frees and allocates them pays for fresh pages each time.
     """
     try:
         import resource
@@ -118,7 +117,7 @@ def page_faults() -> int:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Bytes of a CUDA device that live tensors of this process hold; 0 on a CPU."""
+    """Return the bytes of a CUDA device that live tensors of this process occupy; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     import torch
@@ -131,7 +130,7 @@ _DEFAULT_STREAM = 0
 
 
 def unused_bytes(device: torch.device) -> int:
-    """Bytes that torch's allocator holds unused for the default stream of a CUDA device, outside private pools.
+    """Return the unused bytes in torch's allocator for a CUDA device's default stream, outside private pools.
 
     The keys are those of `torch.cuda.memory_snapshot` (torch/csrc/cuda/Module.cpp, `segmentInfoToDict`).
     """
@@ -147,29 +146,22 @@ def unused_bytes(device: torch.device) -> int:
     )
 
 
-def _cached_bytes(device: torch.device) -> int:
-    """Bytes that torch's allocator holds of a CUDA device without a live tensor in them."""
-    import torch
-
-    return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-
-
 def used_bytes(device: torch.device) -> int | None:
-    """Bytes of a CUDA device in use by everyone on it; None on a CPU, where the process's own peak says more."""
+    """Return the bytes of a CUDA device in use by all processes; None on a CPU.
+
+    Blocks that torch's allocator of this process has cached without a live tensor do not count.
+    """
     if device.type != "cuda":
         return None
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
-    return int(total - free) - _cached_bytes(device)
-
-
-def _cgroup_limits() -> list[int]:
-    return [limit for files in _CGROUPS if (limit := _number(files.limit)) is not None]
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(total - free) - int(cached)
 
 
 def _cgroup_available_bytes() -> int:
-    """What the container's limits leave; pages that only cache files are given back where they are needed."""
+    """Bytes that the container's limits leave, counting file-cache pages, which the kernel reclaims when needed."""
     free = [
         limit - (_number(files.used) or 0) + _reclaimable_bytes(files)
         for files in _CGROUPS
@@ -179,16 +171,16 @@ def _cgroup_available_bytes() -> int:
 
 
 def _reclaimable_bytes(files: _CgroupFiles) -> int:
-    """Cached pages that nobody has used lately: what the kubelet, too, takes off the memory in use."""
+    """Bytes of inactive file-cache pages, which the kubelet subtracts from the memory in use, too."""
     try:
-        told = dict(line.split() for line in (CGROUP_FOLDER / files.stat).read_text().splitlines())
-        return int(told[files.inactive])
+        counts = dict(line.split() for line in (CGROUP_FOLDER / files.stat).read_text().splitlines())
+        return int(counts[files.inactive])
     except (OSError, KeyError, ValueError):
         return 0
 
 
 def _number(name: str) -> int | None:
-    """What a file of the container's says; None where there is none, or no limit ("max")."""
+    """The number in a file of the container; None if the file is missing or says "max" (no limit)."""
     try:
         return int((CGROUP_FOLDER / name).read_text())
     except (OSError, ValueError):
@@ -196,9 +188,9 @@ def _number(name: str) -> int | None:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Sum of the distinct storages behind `tensors` (the whole storage, as allocated); on meta, of their elements.
+    """Return the bytes of the distinct storages of `tensors`, as allocated; on meta, the bytes of their elements.
 
-    A tensor subclass that holds other tensors (torchao's packed weights) is taken apart.
+    Tensor subclasses that wrap other tensors (torchao's packed weights) count by those.
     """
     sizes: dict[object, int] = {}
     for tensor in tensors:
@@ -212,7 +204,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def inner_tensors(tensor: Any) -> list[torch.Tensor]:
-    """The tensors that hold a tensor's data: itself, or those within a subclass that packs several; none for None."""
+    """Return the tensors that contain a tensor's data: itself, those that a subclass wraps, or none for None."""
     if tensor is None:
         return []
     if not hasattr(tensor, "__tensor_flatten__"):
@@ -222,6 +214,6 @@ def inner_tensors(tensor: Any) -> list[torch.Tensor]:
 
 
 NO_FALLBACK = "set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in Windows' NVIDIA Control Panel"
-"""NVIDIA's own words for it: nvidia.custhelp.com, answer 5490."""
+"""NVIDIA's wording: nvidia.custhelp.com, answer 5490."""
 MAY_SPILL = "allocations beyond the card's memory may spill to system memory without an error, and steps get slow"
 """Under WSL, whatever that setting says (github.com/microsoft/WSL, issue 11050)."""

@@ -1,4 +1,4 @@
-"""What a device reports while it works: clocks, power, temperature, energy, throttling (NVML, RAPL)."""
+"""Telemetry of a device: clocks, power, temperature, energy, throttling (NVML, RAPL)."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ _CGROUP = Path("/sys/fs/cgroup")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 DeviceSettings = dict[str, str | int | float | bool | None]
-"""Settings of a device by name; None for what it does not tell."""
+"""Settings of a device by name; None for what it does not report."""
 
 
 class TelemetrySource(Protocol):
-    """Where readings come from."""
+    """A source of readings of one device."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names of what this source cannot see."""
+        """Names of the quantities that this source cannot read."""
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """Why it cannot see what it could be expected to, by name; without what the device does not offer."""
+        """The error of each quantity that failed unexpectedly, by name; not of those that the device lacks."""
 
     def read(self) -> Reading:
-        """Look once; never raises."""
+        """Take one reading; never raises."""
 
     def facts(self) -> DeviceSettings:
-        """Settings and limits that hold for the whole run; None for what cannot be seen."""
+        """Return settings and limits that do not change during a run; None for what cannot be read."""
 
     def energy_j(self) -> float | None:
-        """A counter of joules since some fixed moment, or None."""
+        """Return joules since some fixed moment; None without an energy counter."""
 
 
 _NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions")
-"""What NVML says of a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
+"""NVML's errors for a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
 
 
 class NvmlSource:
-    """NVML through nvidia-ml-py. A field that fails is left out and named; nothing is ever set."""
+    """NVML through nvidia-ml-py. A field that fails is None, with its name in `missing`; nothing is ever set."""
 
     def __init__(self, uuid: str, nvml: Any) -> None:
         self._nvml = nvml
@@ -72,7 +72,7 @@ class NvmlSource:
 
     def read(self) -> Reading:
         nvml, handle = self._nvml, self._handle
-        # The second name of each is that of older drivers: before R535 of the reasons, before R510 of the processes.
+        # The second of two functions is for older drivers: before R535 for the reasons, before R510 for the processes.
         reasons = self._ask(
             "throttle reasons",
             lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
@@ -102,7 +102,6 @@ class NvmlSource:
         )
 
     def facts(self) -> DeviceSettings:
-        """Settings that do not change while a run goes on; only read, never set."""
         nvml, handle = self._nvml, self._handle
         questions: dict[str, Callable[[], Any]] = {
             "driver": nvml.nvmlSystemGetDriverVersion,
@@ -121,7 +120,7 @@ class NvmlSource:
         return None if energy_mj is None else energy_mj / 1e3
 
     def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
-        """The first answer; None, and the name among what is missing, where there is none."""
+        """The first answer; without one None, and the name becomes one of the missing."""
         for question in questions:
             try:
                 return question()
@@ -134,15 +133,18 @@ class NvmlSource:
 
 
 def _others(pids: Sequence[int]) -> int | None:
-    """How many of the processes on a card are not this one; None where this one is not among them.
+    """Number of other processes on a card; None if this process is not in the list.
 
-    In a container NVML gives the host's numbers, and our own process would be taken for a neighbour.
+    In a container NVML gives the host's process ids, and this process would be counted as another.
     """
     return len(pids) - 1 if os.getpid() in pids else None
 
 
 class HostSource:
-    """The machine itself: clock, what others take of this process's cores, and RAPL where it can be read."""
+    """The host: its clock, the load of other processes on this process's cores, and RAPL where it can be read.
+
+    Processes `beside` this one (by pid) work for it and are no foreign load.
+    """
 
     failures: Mapping[str, str] = MappingProxyType({})
 
@@ -167,7 +169,6 @@ class HostSource:
         )
 
     def facts(self) -> DeviceSettings:
-        """Limits that this process lives under."""
         import torch
 
         return {
@@ -184,7 +185,7 @@ class HostSource:
 
 
 class NoSource:
-    """A device that reports nothing, and `why`."""
+    """A device that reports nothing; `why` is the reason of every failure."""
 
     missing = ("clock", "power", "temperature", "throttle reasons", "other processes", "energy")
 
@@ -202,9 +203,9 @@ class NoSource:
 
 
 def source_for(device: torch.device, beside: Sequence[int] = ()) -> TelemetrySource:
-    """What reports on a device; a card whose NVML does not answer is simply not seen.
+    """Return the source of readings for a device; without an answer from NVML, one that reports nothing.
 
-    Processes `beside` this one work for it (`ForeignLoad`).
+    Processes `beside` this one (by pid) work for it and are no foreign load.
     """
     if device.type == "cpu":
         return HostSource(beside)
@@ -215,9 +216,9 @@ def source_for(device: torch.device, beside: Sequence[int] = ()) -> TelemetrySou
 
 
 def nvml_source(device: torch.device) -> NvmlSource:
-    """NVML's look at a CUDA device, or a slice (MIG) of one, whose UUID torch gives in the same way.
+    """Return NVML's view of a CUDA device or of a slice (MIG), whose UUID torch gives in the same way.
 
-    Raises whatever keeps it from answering: a library or a driver that is missing.
+    Raises the error of a missing library or driver.
     """
     import pynvml
     import torch
@@ -231,13 +232,13 @@ def nvml_source(device: torch.device) -> NvmlSource:
 
 @dataclass
 class Watch:
-    """Reads a source now and then in a thread, for as long as the block lasts."""
+    """Reads a source every `interval_s` in a thread, while the `with` block runs."""
 
     source: TelemetrySource
     interval_s: float = _INTERVAL_S
     readings: list[Reading] = field(default_factory=list)
     cost_s: float = 0.0
-    """Seconds that the readings took in all."""
+    """Total seconds that the readings took."""
     _taken: int = 0
 
     def __enter__(self) -> Self:
@@ -253,12 +254,12 @@ class Watch:
         self._thread.join(timeout=2 * self.interval_s)
 
     def taken(self) -> tuple[Reading, ...]:
-        """What was read since this was last asked."""
+        """Return the readings since the last call."""
         since, self._taken = self._taken, len(self.readings)
         return tuple(self.readings[since : self._taken])
 
     def look(self, at_unix_s: float) -> None:
-        """One reading more, said to be of that moment: what has just ended may have been too short for the thread's."""
+        """Take one reading now, dated `at_unix_s`: a short event may end between two readings of the thread."""
         with contextlib.suppress(Exception):
             self.readings.append(replace(self.source.read(), at_unix_s=at_unix_s))
 
@@ -268,12 +269,12 @@ class Watch:
             try:
                 self.readings.append(replace(self.source.read(), at_unix_s=time.time()))
             except Exception:
-                return  # a source that dies takes no run with it; the readings so far stand
+                return  # a failing source must not end the run; the readings so far remain
             self.cost_s += now_s() - start
 
 
 def governor() -> str | None:
-    """The CPU's frequency governor, where the system tells."""
+    """Return the CPU's frequency governor; None where the system does not report it."""
     try:
         return _GOVERNOR.read_text().strip()
     except OSError:
@@ -288,7 +289,7 @@ def _cgroup(name: str) -> str | None:
 
 
 def idle_power_w(source: TelemetrySource, seconds: float = 1.0) -> float | None:
-    """Watts that the device takes while this process asks nothing of it, by its energy counter; None without one."""
+    """Return the idle power in watts, by the energy counter over `seconds`; None without a counter."""
     before_j, start = source.energy_j(), now_s()
     if before_j is None:
         return None
@@ -299,10 +300,10 @@ def idle_power_w(source: TelemetrySource, seconds: float = 1.0) -> float | None:
 
 @dataclass
 class Rapl:
-    """Joules of all packages together, each counter unwrapped where it begins anew.
+    """Energy of all CPU packages, with counters that wrap.
 
-    `energy_uj` counts up to `max_energy_range_uj` (Documentation/power/powercap/powercap.rst), which takes from minutes
-    to hours. Zones within a package (intel-rapl:0:0) are parts of it, and the platform's own zone (`psys`) holds it.
+    `energy_uj` wraps at `max_energy_range_uj` (Documentation/power/powercap/powercap.rst), after minutes to hours.
+    Zones within a package (intel-rapl:0:0) are parts of it, and the platform's zone (`psys`) contains it.
     """
 
     root: Path = Path("/sys/class/powercap")
@@ -314,8 +315,10 @@ class Rapl:
         self._packages = sorted(zone for zone in self.root.glob("intel-rapl:*") if _name(zone).startswith("package"))
 
     def energy_j(self) -> float | None:
-        """Joules since some fixed moment; None without a package, where one cannot be read, or where a counter has
-        begun anew and its range is not told."""
+        """Return joules since some fixed moment.
+
+        None without a package, if one cannot be read, or if a counter wrapped and its range is unknown.
+        """
         try:
             before, self._last_uj = self._last_uj, {zone: _uj(zone / "energy_uj") for zone in self._packages}
             for zone, now_uj in self._last_uj.items():

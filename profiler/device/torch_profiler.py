@@ -1,4 +1,4 @@
-"""torch's profiler (kineto), without its output on the screen."""
+"""torch's profiler (Kineto), without its output on the screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 @contextmanager
 def recorded(*, cuda: bool) -> Iterator[Any]:
-    """A torch.profiler.profile of what runs within, on the host and with `cuda` on the device too."""
+    """Record what runs within as a `torch.profiler.profile`: on the host, and with `cuda` on the device too."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with _silent(), torch.profiler.profile(activities=activities) as profile:
         yield profile
@@ -22,13 +22,13 @@ def recorded(*, cuda: bool) -> Iterator[Any]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Kineto writes to the process's own error stream, past Python."""
+    """Discard stderr within, at the level of the file descriptor: Kineto bypasses Python's `sys.stderr`."""
     sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nothing, 2)
+        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)

@@ -155,7 +155,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(folder: Path, tmp_pa
         ended_s = time.monotonic() - killed_s
     finally:
         process.kill()
-    assert "rank 1 of 2 ended before its time; what was measured is in" in text, text[-2000:]
+    assert "rank 1 of 2 ended early; what was measured is in" in text, text[-2000:]
     assert process.returncode != 0
     kept = read_run(out)
     assert not kept.document.finished
