@@ -50,8 +50,7 @@ def test_a_decode_loop_is_described_by_its_middle_step() -> None:
 def test_a_row_names_its_cell() -> None:
     for cell in (Cell(2, 64, 32, engine="static"), Cell(2, 0, 32, context_len=512)):
         for key in cell.keys:
-            again = CellKey.at(key.phase, 2, cell.prompt_len, key.context_len, 32, cell.engine)
-            assert again == key
+            assert CellKey.at(key.phase, 2, cell.prompt_len, key.context_len, 32, cell.engine) == key
     assert CellKey("decode", Cell(2, 64, 32, engine="static")).name == "decode 2 x 64 (static)"
 
 
@@ -68,8 +67,8 @@ def test_too_few_new_tokens() -> None:
         make_grid([64], [1], 2)
 
 
-def test_between_the_rows_of_cells_are_those_of_steps_that_none_takes() -> None:
-    """1 and 8 rows of decode steps, 64, 512 and 4096 of prompts: each doubled until it comes near the next."""
+def test_keys_between_cells_have_row_counts_that_no_cell_has() -> None:
+    """1 and 8 rows of decode steps, 64, 512 and 4096 of prompts: each doubled until it is near the next."""
     grid = make_grid("64,512", "1,8", 8)
     between = keys_between(grid.keys)
     assert [(key.phase, key.tokens) for key in between] == [
@@ -77,7 +76,7 @@ def test_between_the_rows_of_cells_are_those_of_steps_that_none_takes() -> None:
         *(("prefill", rows) for rows in (128, 256, 1024, 2048)),
     ]
     assert not set(between) & set(grid.keys)
-    # 64 rows are too near 80 to tell more.
+    # 64 rows are too near 80 to add information.
     assert [key.tokens for key in keys_between(make_grid("", "1,80", 8, "128").keys)] == [2, 4, 8, 16, 32]
     assert keys_between(make_grid("2", "1,2", 8).keys) == ()
 

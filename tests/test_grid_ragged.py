@@ -1,4 +1,4 @@
-"""Unequal prompts by arithmetic: what is drawn and read, the batches cut from it, padding and waiting."""
+"""Unequal prompts by arithmetic: random and given lengths, their batches, padding and waiting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_half_of_the_prompts_half_as_long_leave_a_quarter_to_padding() -> None:
 
 
 def test_sequences_that_end_early_wait_for_the_last() -> None:
-    """The first token comes from the prompt: of 3 x 16 steps the second sequence needs 8 alone."""
+    """The first token comes from the prompt: of its 16 steps the second sequence needs only 8."""
     batch = (Request(8, 17), Request(8, 9), Request(8, 17))
     assert waiting(batch) == pytest.approx(8 / 48)
     assert waiting(prompts(8, 16)) == 0
@@ -56,8 +56,8 @@ def test_sorting_and_buckets_put_like_lengths_together() -> None:
     assert sorted(request for batch in buckets for request in batch) == sorted(queue)
 
 
-def test_a_grid_meets_one_batch_of_each_size(tmp_path: Path) -> None:
-    """Of the batches (10, 20), (30, 30), (5, 50) the one with the median padding stands for the others."""
+def test_a_grid_has_one_batch_of_each_size(tmp_path: Path) -> None:
+    """Of the batches (10, 20), (30, 30), (5, 50) the one with the median padding represents the others."""
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("# prompt, new\n10, 6\n20, 12\n30\n30\n5,4\n50,9\n")
     grid = make_grid(f"ragged:{lengths}", "2", 8)
@@ -76,7 +76,7 @@ def test_a_grid_meets_one_batch_of_each_size(tmp_path: Path) -> None:
     assert grid.ragged.name == "lengths.txt"
 
 
-def test_a_queue_holds_four_batches_and_the_one_that_stands_for_them() -> None:
+def test_a_queue_has_four_batches_with_the_representative_one() -> None:
     ragged = Ragged("made", prompts(*range(1, 21)))
     for size in (1, 2, 3, 5):
         queue = ragged.queue(size)
@@ -85,26 +85,26 @@ def test_a_queue_holds_four_batches_and_the_one_that_stands_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "batches", "words"),
+    ("prompt_lens", "batches", "words"),
     [
-        ("ragged:9..4", "1", "does not run upwards"),
-        ("ragged:nowhere.txt", "1", "no range and no file"),
-        ("ragged:{}", "4", "has 3 lengths, which fill no batch of 4"),
+        ("ragged:9..4", "1", "not an ascending range"),
+        ("ragged:nowhere.txt", "1", "neither a range nor a readable file"),
+        ("ragged:{}", "4", "has 3 lengths, too few for a batch of 4"),
     ],
 )
-def test_what_is_no_length_is_refused_in_one_line(asked: str, batches: str, words: str, tmp_path: Path) -> None:
+def test_invalid_lengths_are_refused_in_one_line(prompt_lens: str, batches: str, words: str, tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("8\n9\n10\n")
     with pytest.raises(GridError, match=words):
-        make_grid(asked.format(lengths), batches, 8)
+        make_grid(prompt_lens.format(lengths), batches, 8)
     lengths.write_text("8\nlong\n")
-    with pytest.raises(GridError, match=r"line 2 of lengths\.txt is no length"):
+    with pytest.raises(GridError, match=r"line 2 of lengths\.txt is not a length"):
         make_grid(f"ragged:{lengths}", "1", 8)
-    with pytest.raises(GridError, match="alone"):
+    with pytest.raises(GridError, match="--engine eager"):
         make_grid("ragged:4..8", "1", 8, engines=["static"])
     with pytest.raises(GridError, match="leave it out"):
         make_grid("ragged:4..8", "1", 8, "64")
 
 
-def test_plain_grids_are_as_they_were() -> None:
+def test_a_grid_of_one_cell() -> None:
     assert make_grid("8", "1", 4).cells == (Cell(1, 8, 4),)

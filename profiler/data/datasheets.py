@@ -13,7 +13,7 @@ from profiler.errors import RequestError, near_misses
 
 _TABLE = Path(__file__).with_name("gpus.csv")
 
-# A card reports up to 12 % less than its datasheet's memory (ECC, firmware, the driver's own share).
+# A card reports up to 12 % less memory than its datasheet (ECC, firmware, the driver's share).
 _MEMORY_TOLERANCE = 0.12
 
 _MOST_NAMES = 8
@@ -23,7 +23,7 @@ _COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "gen
 
 @dataclass(frozen=True)
 class Datasheet:
-    """One GPU as its maker describes it. Peaks are dense: a 2:4-sparse figure never enters a ratio."""
+    """One GPU as its maker describes it. All peaks are dense, without 2:4 sparsity."""
 
     gpu: str
     vendor: str
@@ -48,29 +48,30 @@ class Datasheet:
     link: str
     healthy_gemm_flops_per_s: float | None
     healthy_copy_bytes_per_s: float | None
-    """What a healthy card of this kind was measured to reach: a product of 8192 in `healthy_dtype`, and a device copy
-    (read and written). As tokenwatt-check tells them; the H200's are those of one card. The T4's product is that of
-    two, 41.9 (Colab) and 42.7 TFLOP/s (Kaggle) with torch 2.8 and 2.6 (github.com/zzc0721/torch-performance-test-data,
-    database.md at 0785868), its copy that of a third (github.com/chsasank/device-benchmarks, README at 02b8262)."""
+    """Measured rates of a healthy card: a product of size 8192 in `healthy_dtype`, and a device copy (read plus write).
+
+    The source is tokenwatt-check; the H200's rates are those of one card. The T4's product is that of two cards, 41.9
+    (Colab) and 42.7 TFLOP/s (Kaggle) with torch 2.8 and 2.6 (github.com/zzc0721/torch-performance-test-data,
+    database.md at 0785868). Its copy is that of a third (github.com/chsasank/device-benchmarks, README at 02b8262)."""
     nvml_name: str
-    """Names that the driver gives the card, separated by |."""
+    """The driver's names for the card, separated by |."""
     source: str
     uncertain: tuple[str, ...]
-    """Columns on which sources disagree, or that were computed back."""
+    """Columns on which sources disagree, or that were derived from other figures."""
     note: str
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
-        """The dense peak for a torch dtype's name, or None where this card has no unit for it."""
+        """Return the dense peak for the name of a torch dtype; None if this card has no unit for it."""
         column = _PEAK_COLUMN.get(dtype)
         return getattr(self, column) if column else None
 
     @property
     def healthy_dtype(self) -> str:
-        """The dtype of `healthy_gemm_flops_per_s`: bfloat16 where the card has units for it."""
+        """The dtype of `healthy_gemm_flops_per_s`: bfloat16 if the card has units for it, else float16."""
         return "bfloat16" if self.peak_bf16_flops_per_s else "float16"
 
     def ridge_flops_per_byte(self, dtype: str) -> float | None:
-        """Intensity above which a step of this dtype is compute-bound on the datasheet."""
+        """Return the FLOPs per byte above which a step of this dtype is compute-bound; None without a peak."""
         peak = self.peak_flops_per_s(dtype)
         return peak / self.bandwidth_bytes_per_s if peak else None
 
@@ -88,24 +89,25 @@ _PEAK_COLUMN = {
 
 @cache
 def gpus() -> tuple[Datasheet, ...]:
-    """All rows of gpus.csv."""
+    """Return all rows of gpus.csv."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(_parse(row) for row in csv.DictReader(file))
 
 
 def called(name: str) -> list[Datasheet]:
-    """The rows whose driver gives this name; more than one where cards of several memories share it.
+    """Return the rows for the driver's name of a card; several if cards with different memories share it.
 
-    The whole name must agree but for words that every card carries: an L40S is no L40, a 3090 Ti no 3090.
+    The whole name must agree, except for common words such as `nvidia`: an L40S is not an L40, a 3090 Ti not a 3090.
     """
-    wanted = _distinctive(name)
-    return [gpu for gpu in gpus() if wanted in map(_distinctive, gpu.nvml_name.split("|"))]
+    words = _distinctive(name)
+    return [gpu for gpu in gpus() if words in map(_distinctive, gpu.nvml_name.split("|"))]
 
 
 def gpu_called(name: str) -> Datasheet:
-    """A row of the table by its name or its driver's, in any case, or by words that no other row's name has.
+    """Return the only row with this name, this driver's name, or these words in its name, in any case.
 
-    A word may be cut short, but not within a number: T5 is no T5000. How much memory a card has is no name.
+    A word may be abbreviated, but not within a number: T5 does not mean T5000. A memory size is not a name. Raises
+    RequestError for no match or several.
     """
     rows = (
         [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
@@ -118,15 +120,15 @@ def gpu_called(name: str) -> Datasheet:
     if rows:
         names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
         more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
-        raise RequestError(f"several GPUs may be called {name!r}. Which one: {names}{more}?")
+        raise RequestError(f"{name!r} may mean several GPUs. Which one: {names}{more}?")
     near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
     raise RequestError(f"no GPU is called {name!r}.{near} `roofscope gpus` lists them all.")
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:
-    """The row of a card by the name its driver gives, its memory and its SMs; None if not in the table.
+    """Return the row for a driver's name, a memory size and a number of SMs; None if it is not in the table.
 
-    Of rows with one name the nearest memory wins. A slice of a card is not the card: its name says so, or its SMs do.
+    Among rows with one name, the nearest memory wins. A slice of a card is not the card: its name or its SMs differ.
     """
     rows = [
         gpu
@@ -141,14 +143,14 @@ def _distinctive(name: str) -> tuple[str, ...]:
 
 
 def _begins(text: str, start: str) -> bool:
-    """Whether a text begins so, and not within a number."""
+    """Whether `text` begins with `start`, without a number cut in two."""
     return text.startswith(start) and not (start[-1:].isdigit() and text[len(start) :][:1].isdigit())
 
 
-def _has_words(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    named = [word for word in words if not _MEMORY.fullmatch(word)]
-    return all(any(_begins(word, each) for word in words) for each in wanted) and any(
-        _begins(word, each) for word in named for each in wanted
+def _has_words(words: Sequence[str], starts: Sequence[str]) -> bool:
+    """Whether each start begins one of `words`, and one of them a word other than a memory size."""
+    return all(any(_begins(word, start) for word in words) for start in starts) and any(
+        _begins(word, start) for word in words if not _MEMORY.fullmatch(word) for start in starts
     )
 
 

@@ -1,4 +1,4 @@
-"""Links between GPUs: latency and bandwidth, from a sweep, from published all-reduces, or typed in."""
+"""Links between GPUs: latency and bandwidth, from a sweep, from published all-reduces, or from `--link`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from profiler.errors import RequestError
 _TABLE = Path(__file__).with_name("links.csv")
 _TYPED = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:us)?\s*,\s*([0-9.eE+-]+)\s*(?:GB/s)?\s*$")
 _MOST_BYTES = 64 << 20
-"""Messages of a step are no larger; what a link reaches beyond that says nothing of them."""
+"""Messages of a step are at most this large; the bandwidth for larger ones is not relevant to it."""
 _LARGE_BYTES = 1 << 20
 
 CollectiveKind = Literal["all_reduce", "all_gather"]
 
 
 def bus_share(kind: CollectiveKind, ranks: int) -> float:
-    """Bytes that cross each rank's link for a byte of the result: busbw / algbw of nccl-tests.
+    """Return the bytes that cross each rank's link per byte of the result: busbw / algbw of nccl-tests.
 
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: 2(n-1)/n for an all-reduce, (n-1)/n for an
     all-gather, whose size is that of the gathered whole.
@@ -33,7 +33,7 @@ def bus_share(kind: CollectiveKind, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class MessageTime:
-    """An all-reduce of `nbytes` over `ranks`, as it was timed."""
+    """The measured time of an all-reduce of `nbytes` over `ranks`."""
 
     ranks: int
     nbytes: int
@@ -52,26 +52,26 @@ class MessageTime:
 
 @dataclass(frozen=True)
 class Link:
-    """What a collective takes: alpha + S x (busbw / algbw) / bandwidth."""
+    """Model of a collective's time for S bytes: alpha + S x (busbw / algbw) / bandwidth."""
 
     name: str
     alpha_s: float
-    """Seconds of a collective without content."""
+    """Latency: seconds of an empty collective."""
     bus_bytes_per_s: float
     source: str
     points: tuple[MessageTime, ...] = ()
-    """What it was fitted to; none for one that was typed in."""
+    """The measurements of the fit; empty for a link given as two numbers."""
 
     def seconds(self, kind: CollectiveKind, nbytes: float, ranks: int) -> float:
-        """Seconds of one collective whose whole result has `nbytes`.
+        """Return the seconds of one collective whose whole result has `nbytes`.
 
-        alpha is an all-reduce's; a ring's all-gather has half of its hops, so that for one this is an upper bound.
+        alpha is that of an all-reduce. A ring's all-gather has half as many hops, so its time is an upper bound.
         """
         return self.alpha_s + nbytes * bus_share(kind, ranks) / self.bus_bytes_per_s
 
 
 def fit_link(name: str, points: Sequence[MessageTime], source: str) -> Link:
-    """The two figures that come closest to all points, each by its own share (least squares of relative errors).
+    """Fit latency and bandwidth to the points by least squares of the relative errors.
 
     Raises ValueError without a point.
     """
@@ -82,8 +82,9 @@ def fit_link(name: str, points: Sequence[MessageTime], source: str) -> Link:
     aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
     a1, b1 = sum(a for a, _ in rows), sum(b for _, b in rows)
     determinant = aa * bb - ab * ab
-    alpha = (a1 * bb - b1 * ab) / determinant if determinant > 1e-9 * aa * bb else -1.0
-    slope = (b1 * aa - a1 * ab) / determinant if determinant > 1e-9 * aa * bb else -1.0
+    alpha = slope = -1.0
+    if determinant > 1e-9 * aa * bb:
+        alpha, slope = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
     if alpha < 0 or slope <= 0:
         alpha = min(p.seconds for p in points)
         slope = 1 / max(p.bus_bytes_per_s for p in points)
@@ -100,8 +101,8 @@ class _Row:
 
 @cache
 def _table() -> tuple[_Row, ...]:
-    """Rows of links.csv; one that tells a bandwidth alone is that of a large message, whose latency is nothing."""
-    found = []
+    """Rows of links.csv; one with only a bandwidth becomes a large message, whose latency is negligible."""
+    rows = []
     with _TABLE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             ranks = int(row["gpu_count"])
@@ -110,21 +111,21 @@ def _table() -> tuple[_Row, ...]:
                 seconds = float(row["time_us"]) * 1e-6
             else:
                 seconds = nbytes * bus_share("all_reduce", ranks) / (float(row["busbw_gb_per_s"]) * 1e9)
-            found.append(_Row(row["name"], row["gpu"], MessageTime(ranks, nbytes, seconds), row["source"]))
-    return tuple(found)
+            rows.append(_Row(row["name"], row["gpu"], MessageTime(ranks, nbytes, seconds), row["source"]))
+    return tuple(rows)
 
 
 def published_links() -> tuple[str, ...]:
-    """The names that `--link` knows."""
+    """Return the names that `--link` takes, sorted."""
     return tuple(sorted({row.name for row in _table()}))
 
 
 def published_link(name: str, ranks: int) -> Link:
-    """A link of the table over so many ranks, or over the nearest number that has figures. Raises RequestError."""
+    """Return a link of the table for `ranks`, or for the nearest number with figures. Raises RequestError."""
     rows = [row for row in _table() if row.name == name]
     if not rows:
-        known = ", ".join(published_links())
-        raise RequestError(f"--link {name!r} is unknown; use {known}, or type it in: alpha_us,GB/s, such as 8,20.")
+        names = ", ".join(published_links())
+        raise RequestError(f"--link {name!r} is unknown; use {names}, or alpha_us,GB/s, such as 8,20.")
     counts = {row.point.ranks for row in rows}
     nearest = min(counts, key=lambda count: abs(math.log(count / ranks)))
     chosen = [row for row in rows if row.point.ranks == nearest]
@@ -138,7 +139,7 @@ def published_link(name: str, ranks: int) -> Link:
 
 
 def link_called(text: str, ranks: int) -> Link:
-    """`--link`: a name of the table, or `alpha_us,GB/s` (bus bandwidth). Raises RequestError."""
+    """Return the link for `--link`: a name of the table, or `alpha_us,GB/s` (bus bandwidth). Raises RequestError."""
     typed = _TYPED.match(text)
     if typed is None:
         return published_link(text.strip(), ranks)

@@ -15,7 +15,7 @@ STALE_DAYS = 90
 
 @dataclass(frozen=True)
 class Price:
-    """USD an hour for one card."""
+    """The price of one card in USD per hour."""
 
     card: str
     """The row of gpus.csv."""
@@ -23,33 +23,33 @@ class Price:
     usd_per_h: float
     spot: bool
     vcpus: float | None
-    """A card."""
+    """Per card."""
     region: str
     read_on: datetime.date | None
-    """When it was read; None where its source does not say."""
+    """Date of the price; None if the source has none."""
     source: str
     cards: int = 1
-    """Of the machine that it is rented with."""
+    """Number of cards of the machine that must be rented whole."""
     without: str = ""
-    """What is billed on top, and not told; empty: it is the whole price."""
+    """What costs extra, at a price not given; empty if this is the whole price."""
 
     def age_days(self, today: datetime.date) -> int | None:
-        """Days since it was read."""
+        """Return the days since `read_on`; None without a date."""
         return (today - self.read_on).days if self.read_on else None
 
 
 @cache
 def prices() -> tuple[Price, ...]:
-    """All rows of prices.csv: the on-demand price, or the spot price where there is no other."""
+    """Return all rows of prices.csv, with the on-demand price, or else the spot price."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(_parse(row) for row in csv.DictReader(file))
 
 
 def cheapest(card: str) -> Price | None:
-    """The lowest price of a card; None: it has none.
+    """Return the preferred price of a card; None if it has none.
 
-    On demand where there is one, a whole price before one without its host, by itself where it can be had so, and of
-    known date. Its age is told and chooses none: a day that passes changes no ranking.
+    On-demand prices come before spot, whole prices before those with extras, single cards before machines with
+    several, dated before undated, then the lowest. The age does not count: the choice must not change from day to day.
     """
 
     def rank(price: Price) -> tuple[bool, bool, bool, bool, float]:
@@ -59,8 +59,8 @@ def cheapest(card: str) -> Price | None:
 
 
 def age_words(age_days: int | None) -> str:
-    """`14 days old`, with a mark where that is long ago."""
-    return "date not told" if age_days is None else f"{age_days} days old" + ("!" if age_days > STALE_DAYS else "")
+    """Return such as `14 days old`, with `!` above STALE_DAYS."""
+    return "date unknown" if age_days is None else f"{age_days} days old" + ("!" if age_days > STALE_DAYS else "")
 
 
 def _parse(row: dict[str, str]) -> Price:

@@ -12,31 +12,31 @@ _TABLE = Path(__file__).with_name("published.csv")
 _MODELS = Path(__file__).with_name("published_models.csv")
 
 EngineKind = Literal["eager", "compiled", "llama.cpp"]
-"""transformers as it comes; engines that compile, capture or fuse (vLLM, gpt-fast, torchao, TensorRT-LLM, TurboMind,
-ExLlamaV2, MLC, pegainfer); llama.cpp."""
+"""eager: transformers without changes; compiled: engines that compile, capture or fuse (vLLM, gpt-fast, torchao,
+TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """One published figure of a model on a single card, with the work of its step."""
+    """One published time of a model on a single card, with the work of its step."""
 
     kind: EngineKind
     engine: str
     model: str
     format: str
-    """How the weights are stored."""
+    """Storage format of the weights."""
     gpu: str
     """The row of gpus.csv."""
     phase: Literal["prefill", "decode"]
     batch: int
     query_tokens: int
     context_len: int
-    """Cached tokens at the middle of what was timed; 0 where the source does not say and the batch is one, since they
-    are next to nothing then."""
+    """Cached tokens in the middle of the timed steps; 0 if the source does not say and the batch is 1, where their
+    effect is negligible."""
     latency_s: float
     layers: int
     weight_bytes: float
-    """Streamed by a step."""
+    """Bytes that a step streams."""
     kv_bytes: float
     flops: float
     host: str
@@ -46,7 +46,7 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All rows of published.csv."""
+    """Return all rows of published.csv."""
     with _MODELS.open(encoding="utf-8", newline="") as file:
         models = {row["model"]: row for row in csv.DictReader(file)}
     with _TABLE.open(encoding="utf-8", newline="") as file:
@@ -57,7 +57,7 @@ _CACHE_BYTES = 2
 
 
 def _parse(row: dict[str, str], model: dict[str, str]) -> Published:
-    """A figure with its work: 2 FLOPs a streamed weight and token, and the cache in 16 bits."""
+    """A row with its work: 2 FLOPs per streamed weight and token, and the cache in 16 bits."""
     phase: Literal["prefill", "decode"] = "prefill" if row["phase"] == "prefill" else "decode"
     batch, prompt = int(row["batch"]), int(row["prompt_len"] or 0)
     query = prompt if phase == "prefill" else 1

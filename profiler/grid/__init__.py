@@ -1,1 +1,1 @@
-"""Which cells are asked for: prompt lengths x batch sizes, and the range grammar."""
+"""The cells of a run: prompt lengths x batch sizes, and the grammar of ranges."""

@@ -1,4 +1,4 @@
-"""Cells and phases: one prompt length, batch size, context and engine, and the grid of them."""
+"""Cells (prompt length, batch size, context and engine), their phases, and the grid of all cells."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DEFAULT_ENGINE = "eager"
 
 @dataclass(frozen=True, order=True, slots=True)
 class Cell:
-    """One visit of the sweep: a batch of prompts of one length, prefilled and then decoded.
+    """A batch of prompts of one length, prefilled and then decoded.
 
-    With `context_len` instead of `prompt_len` the cache is filled directly, and only the decode is timed.
+    With `context_len` instead of `prompt_len`, the cache is filled directly and only the decode is timed.
     """
 
     batch_size: int
@@ -33,42 +33,42 @@ class Cell:
 
     @property
     def slots(self) -> int:
-        """Tokens that the cache of one sequence must hold at the end."""
+        """Tokens of one sequence that the cache contains at the end."""
         return self.depth + self.new_tokens
 
     @property
     def decode_steps(self) -> int:
-        """Decode forwards: the first new token comes from the prefill itself."""
+        """Decode forwards: the prefill gives the first new token."""
         return self.new_tokens - 1
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
-        """What is timed in it, phase by phase."""
+        """Keys of the timed phases: prefill and decode, or only decode without a prompt."""
         phases: tuple[Phase, ...] = PHASES if self.prompt_len else ("decode",)
         return tuple(CellKey(phase, self) for phase in phases)
 
     @property
     def name(self) -> str:
-        """`4 x 128 (static)`: batch, depth, and the engine unless it is the plain one."""
+        """Such as `4 x 128 (static)`: batch, depth, and the engine unless it is `eager`."""
         engine = "" if self.engine == DEFAULT_ENGINE else f" ({self.engine})"
         return f"{self.batch_size} x {self.depth}{engine}"
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class CellKey:
-    """One phase of one cell: what a figure is about. Its step is the whole prompt, or the decode loop's middle step."""
+    """One phase of one cell. Its step is the prefill of the whole prompt, or the middle step of the decode loop."""
 
     phase: Phase
     cell: Cell
 
     @property
     def query_tokens(self) -> int:
-        """New tokens a sequence in its step."""
+        """New tokens per sequence in its step."""
         return self.cell.prompt_len if self.phase == "prefill" else 1
 
     @property
     def context_len(self) -> int:
-        """Cached tokens at its step: a median over a decode loop describes the middle one."""
+        """Cached tokens at its step; the median over a decode loop describes the middle step."""
         return 0 if self.phase == "prefill" else self.cell.depth + self.cell.new_tokens // 2
 
     @property
@@ -78,12 +78,12 @@ class CellKey:
 
     @property
     def name(self) -> str:
-        """`decode 1 x 64 (static)`."""
+        """Such as `decode 1 x 64 (static)`."""
         return f"{self.phase} {self.cell.name}"
 
     @property
     def series(self) -> tuple[Phase, int, int, int, str]:
-        """What keys have in common that differ by nothing but their batch."""
+        """All properties but the batch size: equal for keys that differ only by it."""
         cell = self.cell
         return self.phase, cell.prompt_len, cell.context_len, cell.new_tokens, cell.engine
 
@@ -91,14 +91,14 @@ class CellKey:
     def at(
         cls, phase: Phase, batch_size: int, prompt_len: int, context_len: int, new_tokens: int, engine: str
     ) -> CellKey:
-        """The key of a row that tells cached tokens at its step."""
-        asked = 0 if prompt_len else context_len - new_tokens // 2
-        return cls(phase, Cell(batch_size, prompt_len, new_tokens, asked, engine))
+        """Return the key for a row of a table; `context_len` is the number of cached tokens at its step."""
+        filled = 0 if prompt_len else context_len - new_tokens // 2
+        return cls(phase, Cell(batch_size, prompt_len, new_tokens, filled, engine))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All cells of a run; every prompt length, context length and engine meets every batch size."""
+    """All cells of a run: each prompt length, context length and engine with each batch size."""
 
     prompt_lens: tuple[int, ...]
     batch_sizes: tuple[int, ...]
@@ -106,11 +106,11 @@ class Grid:
     context_lens: tuple[int, ...] = ()
     engines: tuple[str, ...] = (DEFAULT_ENGINE,)
     ragged: Ragged | None = None
-    """Where prompts are of unequal lengths: each batch size meets one batch of them, as long as its longest."""
+    """Prompts of unequal lengths: one batch per batch size, whose cell is as long as its longest prompt."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Cells in ascending order of tokens, so that the cheap ones come first; engines side by side."""
+        """Cells in ascending order of tokens, the cheap ones first; the engines of one shape are neighbours."""
         cells = (
             Cell(batch, prompt, new_tokens, context, engine)
             for batch in self.batch_sizes
@@ -121,7 +121,7 @@ class Grid:
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
-        """What is timed, in the order of a table's rows: by phase, engine, batch and depth."""
+        """Keys of all timed phases, in the order of a table's rows: by phase, engine, batch and depth."""
         ordered = sorted(self.cells, key=lambda cell: (self.engines.index(cell.engine), cell.batch_size, cell.depth))
         return tuple(CellKey(phase, cell) for phase in PHASES for cell in ordered if CellKey(phase, cell) in cell.keys)
 
@@ -139,13 +139,13 @@ class Grid:
         return max(cell.slots for cell in self.cells)
 
     def requests_of(self, cell: Cell) -> Batch | None:
-        """The unequal prompts of a cell; None where all of its prompts are as long as the cell says."""
+        """Return the unequal prompts of a cell; None if all its prompts are as long as the cell."""
         if self.ragged is None or cell.engine != PADDED_ENGINE:
             return None
         return self.ragged.batch(cell.batch_size)
 
     def useful_tokens(self, key: CellKey) -> float:
-        """Tokens that a step is for: of unequal prompts those that are not padding, and sequences that still write."""
+        """Return the useful tokens of a step: without padding, and without sequences that have ended."""
         batch = self.requests_of(key.cell)
         if batch is None:
             return key.tokens

@@ -1,4 +1,4 @@
-"""The range grammar of lengths and sizes (128, 64,256, 64..2048*2) and the grid that options ask for."""
+"""The grammar of ranges (128; 64,256; 64..2048*2), and the grid that a run's options describe."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged
 
 MAX_VALUES = 1000
 MOST = 10**7
-"""Sequences, or tokens of one: no model's context is longer, and what is counted of more is no number of a machine."""
-# Nobody means a number of more digits, and Python itself reads no more than some thousand.
+"""Most sequences, or tokens of one: no model's context is longer.
+
+Counts of more would not fit the integers of a machine.
+"""
+# No sensible number has more digits, and Python itself reads no more than a few thousand.
 _NUMBER = re.compile(r"\d{1,18}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
@@ -21,9 +24,9 @@ _LEAST_NEW_TOKENS = 4
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
-    """`"64,256"`, `"128"`, `"64..2048*2"` (doubling) or `"1..9+2"` (steps) as ascending distinct whole numbers.
+    """Return the distinct whole numbers of `"128"`, `"64,256"`, `"64..2048*2"` (doubling) or `"1..9+2"`, ascending.
 
-    A range's last value is included when the steps hit it. Raises GridError, naming `option`, for anything else,
+    A range includes its last value if its steps reach it. Raises GridError, naming `option`, for any other text,
     for values below 1 or above MOST, and for more than MAX_VALUES values.
     """
     values: set[int] = set()
@@ -33,7 +36,7 @@ def parse_values(text: str, option: str) -> tuple[int, ...]:
         elif match := _RANGE.fullmatch(part):
             values.update(_expand(match, part, option))
         else:
-            raise GridError(f"{option}: {part!r} is no number and no range; {_GRAMMAR}.")
+            raise GridError(f"{option}: {part!r} is neither a number nor a range; {_GRAMMAR}.")
         if len(values) > MAX_VALUES:
             raise GridError(f"{option}: {text!r} gives more than {MAX_VALUES} values; use a wider step.")
     return _checked(values, option)
@@ -46,9 +49,9 @@ def make_grid(
     context_lens: str | Sequence[int] = (),
     engines: Sequence[str] = (DEFAULT_ENGINE,),
 ) -> Grid:
-    """A Grid from texts in the range grammar or from plain numbers. Raises GridError.
+    """Return the Grid of texts in the range grammar, or of plain numbers. Raises GridError.
 
-    Without prompt lengths only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` are
+    Without prompt lengths, only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` give
     prompts of unequal lengths.
     """
     if new_tokens < _LEAST_NEW_TOKENS:
@@ -69,31 +72,29 @@ def make_grid(
 
 
 def _ragged_grid(
-    asked: str | Ragged,
+    prompts: str | Ragged,
     batch_sizes: tuple[int, ...],
     new_tokens: int,
     context_lens: str | Sequence[int],
     engines: Sequence[str],
 ) -> Grid:
-    """Each batch of unequal prompts padded, and the same shape with neither padding nor mask beside it."""
+    """Each batch of unequal prompts padded, and for comparison the same shape without padding and mask."""
     if context_lens:
-        raise GridError("--context-lens fills a cache alike for all sequences: leave it out with ragged prompts.")
+        raise GridError("--context-lens fills the cache equally for all sequences; leave it out with ragged prompts.")
     if set(engines) - {DEFAULT_ENGINE, PADDED_ENGINE}:
-        raise GridError(
-            f"--prompt-lens ragged: is stepped by --engine {DEFAULT_ENGINE} alone, with and without a mask."
-        )
-    ragged = asked if isinstance(asked, Ragged) else parse_ragged(asked, batch_sizes[-1], new_tokens)
+        raise GridError(f"--prompt-lens ragged: works only with --engine {DEFAULT_ENGINE}, with and without a mask.")
+    ragged = prompts if isinstance(prompts, Ragged) else parse_ragged(prompts, batch_sizes[-1], new_tokens)
     grid = Grid((), batch_sizes, new_tokens, (), (PADDED_ENGINE, DEFAULT_ENGINE), ragged)
     if min(cell.new_tokens for cell in grid.cells) < _LEAST_NEW_TOKENS:
         raise GridError(
-            f"--prompt-lens: a batch of {ragged.name} writes fewer than {_LEAST_NEW_TOKENS} tokens, which is too few to"
-            " time a decode step."
+            f"--prompt-lens: a batch of {ragged.name} writes fewer than {_LEAST_NEW_TOKENS} tokens, too few to time a"
+            " decode step."
         )
     return replace(grid, prompt_lens=tuple(sorted({cell.prompt_len for cell in grid.cells})))
 
 
-def _values(given: str | Sequence[int], option: str) -> tuple[int, ...]:
-    return parse_values(given, option) if isinstance(given, str) else _checked(given, option)
+def _values(values: str | Sequence[int], option: str) -> tuple[int, ...]:
+    return parse_values(values, option) if isinstance(values, str) else _checked(values, option)
 
 
 def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:
@@ -111,7 +112,7 @@ def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
     first, last = int(match[1]), int(match[2])
     operator, step = match[3] or "+", int(match[4] or 1)
     if first < 1 or last < first:
-        raise GridError(f"{option}: {part!r} does not run upwards from 1 or more; {_GRAMMAR}.")
+        raise GridError(f"{option}: {part!r} is not an ascending range from 1 or more; {_GRAMMAR}.")
     if step < (2 if operator == "*" else 1):
         raise GridError(f"{option}: {part!r} never reaches its end; use a factor of 2 or more, or a step of 1 or more.")
     values: list[int] = []
@@ -123,9 +124,9 @@ def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
 
 
 def check_positions(limit: int | None, longest: int, shorter: str) -> None:
-    """Raises RequestError for a sequence of `longest` tokens that a model has no positions for.
+    """Raise RequestError if a sequence of `longest` tokens exceeds the model's `limit` (None: no limit).
 
-    `limit` is the model's (None: any), `shorter` names the options that make the sequence shorter.
+    `shorter` names the options that make the sequence shorter.
     """
     if limit is not None and longest > limit:
         raise RequestError(

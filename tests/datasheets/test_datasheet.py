@@ -1,4 +1,4 @@
-"""Datasheet peaks against arithmetic, and cards found by what their drivers call them."""
+"""Datasheet peaks against arithmetic, and cards found by their drivers' names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
 
-def test_each_row_has_a_name_of_its_own_and_its_driver_and_its_source() -> None:
+def test_each_row_has_a_unique_name_a_driver_name_and_a_source() -> None:
     assert len(SHEETS) == len(gpus())
     for gpu in gpus():
         assert all(name.strip() for name in gpu.nvml_name.split("|")), gpu.gpu
@@ -25,7 +25,7 @@ def test_each_row_has_a_name_of_its_own_and_its_driver_and_its_source() -> None:
 
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.gpu)
 def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
-    """SMs x dense FLOPs a clock x rated clock, within 2 %; a 2:4-sparse figure would be twice that."""
+    """SMs x dense FLOPs per clock x rated clock, within 2 %; a 2:4-sparse figure would be twice that."""
     dense = gpu.sm_count * gpu.fp16_flops_per_clock_per_sm * gpu.rated_clock_hz
     assert gpu.peak_fp16_flops_per_s == pytest.approx(dense, rel=0.02)
     if gpu.peak_bf16_flops_per_s:
@@ -36,7 +36,7 @@ def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
         assert gpu.peak_tf32_flops_per_s == pytest.approx(gpu.peak_fp16_flops_per_s / 2, rel=0.02)
 
 
-# Results a clock and SM in float32 and float64 (CUDA C++ programming guide, "Arithmetic Instructions"; AMD's CDNA
+# Results per clock and SM in float32 and float64 (CUDA C++ programming guide, "Arithmetic Instructions"; AMD's CDNA
 # whitepapers, from the third on counting packed float32).
 CORES = {
     "5.2": (128, 4),
@@ -60,7 +60,7 @@ CORES = {
 }
 # Sold with float64 cut to about 1 TFLOP/s.
 FLOAT64_CUT = {"H800 SXM", "H800 PCIe", "H20", "H20-3e"}
-# Integer units cut (GB300, B300), at the 16-bit rate (CDNA 2), or on ordinary cores alone (dp4a of Volta).
+# Integer units cut (GB300, B300), at the 16-bit rate (CDNA 2), or only on ordinary cores (dp4a of Volta).
 INT8_APART = {"7.0", "10.3", "gfx90a"}
 
 
@@ -71,7 +71,7 @@ def is_geforce(gpu: Datasheet) -> bool:
 
 @pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.compute_capability in CORES], ids=lambda gpu: gpu.gpu)
 def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
-    """A multiply-add a core and clock. From Hopper on, ordinary cores are rated up to 20 % above the matrix units."""
+    """One multiply-add per core and clock; from Hopper on, ordinary cores are rated up to 20 % above matrix units."""
     fp32, fp64 = (2 * cores * gpu.sm_count * gpu.rated_clock_hz for cores in CORES[gpu.compute_capability])
     faster = 1.2 if gpu.compute_capability in ("9.0", "10.0", "10.3") else 1.04
     assert 0.98 < (gpu.peak_fp32_flops_per_s or 0) / fp32 < faster
@@ -84,7 +84,7 @@ def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
 
 @pytest.mark.parametrize("gpu", [gpu for gpu in gpus() if gpu.peak_fp4_flops_per_s], ids=lambda gpu: gpu.gpu)
 def test_four_bit_products_run_at_four_times_the_sixteen_bit_rate(gpu: Datasheet) -> None:
-    """Six and a bit on the 300s, whose float4 units were widened; eight on GeForce, where 16-bit products run at half
+    """6.1 times on the 300s, whose float4 units were widened; eight on GeForce, where 16-bit products run at half
     rate."""
     times = 8 if is_geforce(gpu) else 6.1 if gpu.compute_capability == "10.3" else 4
     assert gpu.peak_fp4_flops_per_s == pytest.approx(times * (gpu.peak_fp16_flops_per_s or 0), rel=0.03)
@@ -108,7 +108,7 @@ def test_known_traps() -> None:
     assert SHEETS["L4"].bandwidth_bytes_per_s == 300e9
     assert SHEETS["RTX 4090"].peak_bf16_flops_per_s == 165.2e12  # float32 accumulation, as torch uses
     assert SHEETS["T4"].peak_flops_per_s("bfloat16") is None
-    # torch accumulates in float32: the rate of the P100's packed halves (18.7 and 21.2 TFLOP/s) is out of its reach
+    # torch accumulates in float32 and cannot reach the rate of the P100's packed halves (18.7 and 21.2 TFLOP/s)
     assert SHEETS["P100 PCIe 16GB"].peak_fp16_flops_per_s == 9.3e12
     assert SHEETS["P100 SXM2 16GB"].peak_fp16_flops_per_s == 10.6e12
     assert SHEETS["RTX PRO 6000 Blackwell Server"].bandwidth_bytes_per_s == 1597e9
@@ -119,21 +119,21 @@ def test_known_traps() -> None:
 
 with Path(__file__).with_name("device_names.csv").open(encoding="utf-8", newline="") as file:
     REPORTED = list(csv.DictReader(file))
-"""Names that drivers really gave, each with the memory reported beside it, the row that is right, and its source.
-No row is right for a slice of a card, a rework of it, a laptop part, or a card whose sheet was not found."""
+"""Names reported by real drivers, each with the reported memory, the correct row, and its source.
+A slice of a card, a modified card, a laptop part, or a card without a known datasheet has no row."""
 
 
 @pytest.mark.parametrize("row", REPORTED, ids=lambda row: f"{row['reported_name']} {row['memory_mib']}")
-def test_every_name_that_a_driver_gave_finds_its_row_or_none(row: dict[str, str]) -> None:
+def test_every_name_from_a_driver_finds_its_row_or_none(row: dict[str, str]) -> None:
     if row["memory_mib"]:
         memories = [int(row["memory_mib"]) * MIB]
     elif row["gpu"]:
         memories = [SHEETS[row["gpu"]].memory_bytes]
-    else:  # nothing is right, whatever its memory
+    else:  # no row, at any memory
         memories = [gpu.memory_bytes for gpu in gpus()]
     for memory in memories:
-        found = find(row["reported_name"], memory)
-        assert (found.gpu if found else "") == row["gpu"]
+        sheet = find(row["reported_name"], memory)
+        assert (sheet.gpu if sheet else "") == row["gpu"]
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_every_name_that_a_driver_gave_finds_its_row_or_none(row: dict[str, str]
     ],
 )
 def test_find(name: str, memory_gib: float, expected: str | None) -> None:
-    found = find(name, int(memory_gib * GIB))
-    assert (found.gpu if found else None) == expected
+    sheet = find(name, int(memory_gib * GIB))
+    assert (sheet.gpu if sheet else None) == expected
 
 
 @pytest.mark.parametrize(
@@ -169,23 +169,23 @@ def test_find(name: str, memory_gib: float, expected: str | None) -> None:
         ("Intel(R) Data Center GPU Max 1550", 64, 512, None),  # a fuller part, 340.8 TFLOP/s where the row has 298.2
     ],
 )
-def test_units_tell_a_slice_from_its_card(name: str, memory_gib: float, sm_count: int, expected: str | None) -> None:
-    found = find(name, int(memory_gib * GIB), sm_count)
-    assert (found.gpu if found else None) == expected
+def test_units_distinguish_slices_from_cards(name: str, memory_gib: float, sm_count: int, expected: str | None) -> None:
+    sheet = find(name, int(memory_gib * GIB), sm_count)
+    assert (sheet.gpu if sheet else None) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "row"),
     [("thor", "Jetson AGX Thor T5000"), ("T5000", "Jetson AGX Thor T5000"), ("gh200 96", "GH200 96GB"), ("A10", "A10")],
 )
-def test_words_that_one_row_has_name_it(name: str, row: str) -> None:
+def test_words_of_only_one_row_name_it(name: str, row: str) -> None:
     assert gpu_called(name).gpu == row
 
 
 @pytest.mark.parametrize(
     ("name", "near"), [("T5", "t4"), ("H1", "h100 sxm"), ("96GB", "gh200 96gb"), ("144", "`roofscope gpus`")]
 )
-def test_a_part_of_a_number_and_a_memory_are_no_names(name: str, near: str) -> None:
-    """T5 is a T4 mistyped rather than a T5000, and 96 GB have other cards, too."""
+def test_a_part_of_a_number_or_a_memory_size_is_not_a_name(name: str, near: str) -> None:
+    """T5 is more likely a mistyped T4 than a T5000, and other cards have 96 GB, too."""
     with pytest.raises(RequestError, match=f"no GPU is called '{name}'.*{near}"):
         gpu_called(name)

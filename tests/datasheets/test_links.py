@@ -1,4 +1,4 @@
-"""A link's two figures: from points of known truth, from published ones, typed in."""
+"""A link's latency and bandwidth: fitted to known links, from published ones, and from `--link`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_planted_link_is_found(alpha_s: float, per_s: float, ranks: int) -> No
     assert link.bus_bytes_per_s == pytest.approx(per_s, rel=1e-6)
 
 
-def test_published_rows_carry_their_sources_and_agree_with_their_own_bandwidth() -> None:
+def test_published_rows_have_sources_and_agree_with_their_bandwidth() -> None:
     with Path(links.__file__).with_name("links.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 60
@@ -44,8 +44,8 @@ def test_published_rows_carry_their_sources_and_agree_with_their_own_bandwidth()
             assert point.bus_bytes_per_s / 1e9 == pytest.approx(printed, rel=0.02, abs=0.011), row
 
 
-def test_named_links_come_near_what_they_were_fitted_to() -> None:
-    """Two figures for a curve: within half of any point, and in the order that their generations have."""
+def test_named_links_are_near_their_points() -> None:
+    """Two figures describe a whole curve: within half of any point, and in the order of the generations."""
     for name in published_links():
         for ranks in (2, 4, 8):
             link = published_link(name, ranks)
@@ -56,13 +56,13 @@ def test_named_links_come_near_what_they_were_fitted_to() -> None:
     assert megabyte["nvlink4"] < megabyte["pcie5x16"] < megabyte["pcie4x16"]
 
 
-def test_a_link_is_typed_in() -> None:
+def test_a_link_from_two_numbers() -> None:
     link = link_called("8,20", 4)
     assert (link.alpha_s, link.bus_bytes_per_s) == (8e-6, 20e9)
     assert link.seconds("all_reduce", 20_000, 4) == pytest.approx(8e-6 + 1.5e-6)
 
 
 @pytest.mark.parametrize("text", ["nvlnk4", "8", "-1,20", "8,0", "8,nan", "1e400,1", "e,e", ""])
-def test_what_is_no_link_is_refused(text: str) -> None:
+def test_invalid_links_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="--link"):
         link_called(text, 2)

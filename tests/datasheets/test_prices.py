@@ -1,4 +1,4 @@
-"""Which of a card's prices is told."""
+"""Which of a card's prices is shown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_price_of_one_card_that_can_be_rented(
 
 
 def test_a_price_without_its_host_is_in_the_table_as_such() -> None:
-    """TensorDock's starting rates are of the GPU only; none of them is a card's price where another is whole."""
+    """TensorDock's starting rates are of the GPU only; none of them is a card's price if another is whole."""
     partial = [each for each in prices.prices() if each.without]
     assert {each.provider for each in partial} == {"TensorDock"}
     assert len(partial) == 11
@@ -63,13 +63,13 @@ def test_a_price_without_its_host_is_in_the_table_as_such() -> None:
         assert not chosen.without
 
 
-def test_no_day_that_passes_changes_a_ranking() -> None:
-    """A price that turned 90 days old once made way for another, and rankings changed by themselves."""
+def test_rankings_do_not_change_from_day_to_day() -> None:
+    """A price of more than 90 days was once replaced by another, and rankings changed by themselves."""
     cards = "L4,L40S,A100 80GB SXM,H100 SXM"
-    told = [
+    answers = [
         rent("mistral-7b-v0.1", RentRequest(cards=cards), TODAY + datetime.timedelta(days)) for days in (0, 40, 400)
     ]
-    orders = {tuple((offer.card, offer.usd_per_h, offer.verdict) for offer in each.offers) for each in told}
+    orders = {tuple((offer.card, offer.usd_per_h, offer.verdict) for offer in each.offers) for each in answers}
     assert len(orders) == 1
-    ages = [[offer.price_age_days for offer in each.offers] for each in told]
+    ages = [[offer.price_age_days for offer in each.offers] for each in answers]
     assert ages[0] != ages[1]
