@@ -1,43 +1,43 @@
-"""AIPerf's and genai-perf's exports: profile_export_aiperf.json, profile_export_genai_perf.json.
+"""Read the exports of AIPerf and genai-perf: profile_export_aiperf.json, profile_export_genai_perf.json.
 
-AIPerf's `concurrency` is a cap, too; its `effective_decode_concurrency` is how many requests were in their decode, on
-average over the benchmark's time (docs.nvidia.com/aiperf/reference/effective-vs-active-metrics).
+AIPerf's `concurrency` is a cap. Its `effective_decode_concurrency` is the time-averaged number of requests in decode
+(docs.nvidia.com/aiperf/reference/effective-vs-active-metrics).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure, ForeignFile, figures_of, inner, number_of, texts
+from profiler.readers.figures import Figure, ForeignFile, Record, figures_of, inner, number_of, texts
 from profiler.readers.serving import served
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
 _SCALES = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
-# An older AIPerf's way of telling it, genai-perf's, and an older genai-perf's, which lists its arguments flat.
+# The paths in an older AIPerf, in genai-perf, and in an older genai-perf, whose arguments are not nested.
 _CONCURRENCY = (("loadgen", "concurrency"), ("perf_analyzer", "stimulus", "concurrency"), ("concurrency",))
 _MODELS = (("endpoint", "model_names"), ("model_names",), ("model",))
 _DECODING = "effective_decode_concurrency"
-_OF_GENAI_PERF = ("perf_analyzer", "formatted_model_name")
+_GENAI_PERF_KEYS = ("perf_analyzer", "formatted_model_name")
 
 
-def read_aiperf(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
-    """The figures of an export; None where it is another's. Raises RequestError for a broken one."""
+def read_aiperf(records: Sequence[Record]) -> ForeignFile | None:
+    """The figures of an export; None for another tool's file. Raises RequestError for a broken export."""
     first = records[0] if records else {}
     if not first.keys() >= _KEYS or not isinstance(first["request_latency"], Mapping):
         return None
-    of_genai_perf = any(inner(first, "input_config", key) is not None for key in _OF_GENAI_PERF)
-    tool = "genai-perf" if of_genai_perf else "AIPerf"
+    is_genai_perf = any(inner(first, "input_config", key) is not None for key in _GENAI_PERF_KEYS)
     settings = texts({"model's name": ", ".join(map(str, _models(first))), "AIPerf": first.get("aiperf_version")})
     created = str(first.get("start_time") or "")
     figures = figures_of(figure for record in records for figure in _figures(record))
-    return ForeignFile("", tool, figures, created, settings)
+    return ForeignFile("", "genai-perf" if is_genai_perf else "AIPerf", figures, created, settings)
 
 
-def _figures(record: Mapping[str, Any]) -> list[Figure]:
+def _figures(record: Record) -> list[Figure]:
     if (tpot_s := _time_s(record, "inter_token_latency")) is None:
-        raise RequestError("no time between tokens is told: without --streaming the first token comes with the last.")
+        raise RequestError(
+            "it has no time between tokens, since without --streaming all tokens arrive at once; add --streaming."
+        )
     return served(
         prompt_tokens=_average(record, "input_sequence_length"),
         new_tokens=_average(record, "output_sequence_length"),
@@ -49,16 +49,16 @@ def _figures(record: Mapping[str, Any]) -> list[Figure]:
     )
 
 
-def _models(record: Mapping[str, Any]) -> list[object]:
+def _models(record: Record) -> list[object]:
     items = inner(record, "input_config", "models", "items")
     if isinstance(items, list):
         return [item["name"] for item in items]
-    found = _first(record, _MODELS)
-    return found if isinstance(found, list) else []
+    names = _first(record, _MODELS)
+    return names if isinstance(names, list) else []
 
 
-def _concurrency(record: Mapping[str, Any]) -> object:
-    """Requests at a time, where phases are told those of the last that counts: a warm-up is one of its own."""
+def _concurrency(record: Record) -> object:
+    """The concurrency of the last phase that is not excluded, as a warm-up is; without phases, that of the run."""
     phases = inner(record, "input_config", "phases")
     if isinstance(phases, list):
         measured = [phase for phase in phases if not phase.get("exclude_from_results")]
@@ -66,16 +66,16 @@ def _concurrency(record: Mapping[str, Any]) -> object:
     return _first(record, _CONCURRENCY)
 
 
-def _first(record: Mapping[str, Any], paths: Sequence[tuple[str, ...]]) -> object:
-    """What the first of some places in the tool's own configuration holds; None where none does."""
-    return next((found for path in paths if (found := inner(record, "input_config", *path))), None)
+def _first(record: Record, paths: Sequence[tuple[str, ...]]) -> object:
+    """The first non-empty value at `paths` in the tool's configuration; None without one."""
+    return next((value for path in paths if (value := inner(record, "input_config", *path))), None)
 
 
-def _average(record: Mapping[str, Any], metric: str) -> float:
+def _average(record: Record, metric: str) -> float:
     return number_of(inner(record, metric, "avg"), metric)
 
 
-def _time_s(record: Mapping[str, Any], metric: str) -> float | None:
-    """A time's median in seconds, or its mean where no median is told; None where it was not measured."""
+def _time_s(record: Record, metric: str) -> float | None:
+    """The median of a time in seconds, or its mean if the file has no median; None if it was not measured."""
     value = inner(record, metric, "p50") or inner(record, metric, "avg")
     return number_of(value, metric) * _SCALES.get(str(inner(record, metric, "unit")), 1e-3) if value else None

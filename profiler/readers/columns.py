@@ -14,35 +14,35 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound="DataclassInstance")
 Column = Sequence[Any]
-"""Values of one field, whatever that holds."""
+"""The values of one field, of any type."""
 
 
 @dataclass(frozen=True)
 class Table(Generic[Row]):
-    """Rows of a dataclass, which are made when they are asked for."""
+    """Rows of a dataclass stored as columns; a row is created on access."""
 
     kind: type[Row]
     columns: Mapping[str, Column]
-    """Of one length, by the fields of `kind`; one that is missing holds what that field does by default."""
+    """Columns of one length, by field of `kind`; a missing column has the field's default in every row."""
 
     @classmethod
     def of(cls, kind: type[Row], rows: Iterable[Row]) -> Table[Row]:
-        """Rows that are there already."""
-        found = list(rows)
-        return cls(kind, {item.name: [getattr(row, item.name) for row in found] for item in fields(kind)})
+        """A table of existing rows."""
+        rows = list(rows)
+        return cls(kind, {item.name: [getattr(row, item.name) for row in rows] for item in fields(kind)})
 
     def column(self, name: str) -> Column:
-        """One field of all rows. Raises KeyError for one that is missing and has no default."""
+        """One field of all rows. Raises KeyError if the column is missing and the field has no default."""
         return self.columns[name] if name in self.columns else [self._default(name)] * len(self)
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """One as an array, 0 where a row holds None; as floats: many a count is more than int64 holds."""
+        """One field as an array, 0 for None. Floats, since counts may exceed int64."""
         if name not in self.columns:
             return np.full(len(self), self._default(name) or 0, dtype=np.float64)
         return np.array([value or 0 for value in self.columns[name]], dtype=np.float64)
 
     def told(self, name: str) -> NDArray[np.bool_]:
-        """Which rows hold something there that is neither empty nor 0."""
+        """bool[n]: the rows in which the field is neither empty, 0 nor None."""
         if name not in self.columns:
             return np.full(len(self), bool(self._default(name)))
         return np.array(list(map(bool, self.columns[name])), dtype=bool)
@@ -51,10 +51,11 @@ class Table(Generic[Row]):
         return {item.name: item.default for item in fields(self.kind) if item.default is not MISSING}[name]
 
     def as_dicts(self) -> list[dict[str, object]]:
-        """Each row by the names of its columns."""
+        """Each row as a dict by column name."""
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def first(self, count: int) -> list[Row]:
+        """At most `count` rows, from the first."""
         return [self[index] for index in range(min(count, len(self)))]
 
     def __len__(self) -> int:

@@ -1,54 +1,54 @@
-"""CSV tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
+"""Read CSV tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
 
-It may have a hundred thousand rows, and is therefore read column by column.
+A table may have a hundred thousand rows, so it is read column by column.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, TypeVar
 
 from profiler.errors import RequestError
 from profiler.readers.columns import Table
-from profiler.readers.figures import Covers, Figure, ForeignFile, half_a_unit, number_of, whole_of
+from profiler.readers.figures import Covers, Figure, ForeignFile, Record, half_a_unit, number_of, whole_of
 
-_NEEDED = {"batch_size", "prompt_len"}
+_REQUIRED = {"batch_size", "prompt_len"}
 _COVERS: dict[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
 _TIMES = ("latency_s", "tokens_per_s")
-_UNNAMED = ("no phase named: taken for decode steps alone",)
+_NO_PHASE = ("no phase named: read as decode steps only",)
 _LARGEST = 2**53
 
 _Number = TypeVar("_Number", bound=float)
 
 
-def read_csv_table(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
-    """The figures of a table; None where it lacks the columns. Raises RequestError naming the row that is broken."""
+def read_csv_table(records: Sequence[Record]) -> ForeignFile | None:
+    """The figures of a table; None if it lacks the columns. Raises RequestError naming the broken row."""
     first = records[0] if records else {}
-    if not first.keys() >= _NEEDED or not any(name in first for name in _TIMES):
+    if not first.keys() >= _REQUIRED or not any(name in first for name in _TIMES):
         return None
     rows = [number for number, record in enumerate(records, 1) if record.get("status") in (None, "", "ok")]
-    known = set().union(*records)
-    kept = records if len(rows) == len(records) else [records[number - 1] for number in rows]
+    names = set().union(*records)
+    measured = records if len(rows) == len(records) else [records[number - 1] for number in rows]
 
     def column(name: str) -> _Column:
-        return _Column(name, rows, [record.get(name) for record in kept] if name in known else [None] * len(kept))
+        return _Column(name, rows, [row.get(name) for row in measured] if name in names else [None] * len(rows))
 
     phases = [(phase or "").strip() for phase in column("phase").cells]
     for number, phase in zip(rows, phases, strict=True):
         if phase and phase not in _COVERS:
-            raise RequestError(f"row {number}: the phase {phase[:40]!r} is none; use prefill, decode or generate.")
-    batches = column("batch_size").wholes(1)
-    prompts = [prompt or None for prompt in column("prompt_len").wholes_told(0)]
-    news = column("new_tokens").wholes_told(1)
+            raise RequestError(f"row {number}: {phase[:40]!r} is not a phase; use prefill, decode or generate.")
+    batches = column("batch_size").integers(1)
+    prompts = [prompt or None for prompt in column("prompt_len").optional_integers(0)]
+    news = column("new_tokens").optional_integers(1)
     covers = [_COVERS[phase or ("decode" if new else "prefill")] for phase, new in zip(phases, news, strict=True)]
     tokens = list(map(_tokens, covers, batches, prompts, news))
     if 0 in tokens:
         empty = tokens.index(0)
-        raise RequestError(f"row {rows[empty]}: a {covers[empty]} without tokens has no time.")
+        raise RequestError(f"row {rows[empty]}: a {covers[empty]} of 0 tokens has no time.")
     latencies, rates = column("latency_s"), column("tokens_per_s")
     seconds = _seconds(latencies, rates, tokens)
     columns: dict[str, Sequence[Any]] = {
@@ -57,11 +57,11 @@ def read_csv_table(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
         "rounding_s": list(map(_rounding_s, latencies.cells, rates.cells, seconds)),
         "batch_size": batches,
         "prompt_len": prompts,
-        # What lies in the cache counts where no prompt was run.
-        "context_len": column("context_len").where([not prompt for prompt in prompts]).wholes_told(0),
+        # With a prompt, the context follows from it.
+        "context_len": column("context_len").where([not prompt for prompt in prompts]).optional_integers(0),
         "new_tokens": news,
-        "repeats": [repeats or 0 for repeats in column("repeats").wholes_told(1)],
-        "notes": [() if phase or not new else _UNNAMED for phase, new in zip(phases, news, strict=True)],
+        "repeats": [repeats or 0 for repeats in column("repeats").optional_integers(1)],
+        "notes": [() if phase or not new else _NO_PHASE for phase, new in zip(phases, news, strict=True)],
     }
     return ForeignFile("", "table", Table(Figure, columns))
 
@@ -71,15 +71,15 @@ def _tokens(covers: Covers, batch: int, prompt: int | None, new: int | None) -> 
 
 
 def _seconds(latencies: _Column, rates: _Column, tokens: Sequence[int]) -> list[float]:
-    """The times, told or by the rate."""
-    told = [bool(cell) for cell in latencies.cells]
-    seconds = iter(latencies.only(told).positive())
-    per_s = iter(rates.only([not each for each in told]).positive())
-    return [next(seconds) if has else each / next(per_s) for has, each in zip(told, tokens, strict=True)]
+    """The latencies, or tokens / rate in rows without a latency."""
+    has_latency = [bool(cell) for cell in latencies.cells]
+    seconds = iter(latencies.only(has_latency).positive())
+    per_s = iter(rates.only([not has for has in has_latency]).positive())
+    return [next(seconds) if has else count / next(per_s) for has, count in zip(has_latency, tokens, strict=True)]
 
 
 def _rounding_s(latency: Any, rate: Any, seconds: float) -> float:
-    """Half of the last printed digit's unit, as a time."""
+    """Half a unit of the last printed digit, in seconds."""
     return half_a_unit(latency) if latency else seconds * half_a_unit(rate) / float(rate)
 
 
@@ -92,41 +92,41 @@ class _Column:
     cells: Sequence[Any]
 
     def only(self, chosen: Sequence[bool]) -> _Column:
-        """Without the others' cells."""
+        """The column with only the cells that `chosen` picks."""
         return _Column(self.name, [*compress(self.rows, chosen)], [*compress(self.cells, chosen)])
 
     def where(self, chosen: Sequence[bool]) -> _Column:
-        """With the others' cells empty."""
+        """The column with all cells empty that `chosen` does not pick."""
         cells = [cell if has else None for cell, has in zip(self.cells, chosen, strict=True)]
         return _Column(self.name, self.rows, cells)
 
     def positive(self) -> list[float]:
         return self._numbers(float, math.ulp(0.0), lambda cell: number_of(cell, self.name))
 
-    def wholes(self, least: int) -> list[int]:
+    def integers(self, least: int) -> list[int]:
         return self._numbers(int, least, lambda cell: whole_of(cell, self.name, least))
 
-    def wholes_told(self, least: int) -> list[int | None]:
-        """None where a cell is empty."""
-        told = [bool(cell) for cell in self.cells]
-        if all(told):
-            return [*self.wholes(least)]
-        numbers = iter(self.only(told).wholes(least))
-        return [next(numbers) if has else None for has in told]
+    def optional_integers(self, least: int) -> list[int | None]:
+        """The integers of the column, with None for an empty cell."""
+        present = [bool(cell) for cell in self.cells]
+        if all(present):
+            return [*self.integers(least)]
+        numbers = iter(self.only(present).integers(least))
+        return [next(numbers) if has else None for has in present]
 
     def _numbers(
-        self, quick: Callable[[Any], _Number], least: float, careful: Callable[[object], _Number]
+        self, convert: Callable[[Any], _Number], least: float, checked: Callable[[object], _Number]
     ) -> list[_Number]:
-        """Of plain texts in one go, else cell by cell, which tells the row that is broken."""
-        found: list[_Number] = []
+        """All texts converted at once if they are valid, else cell by cell, to name the broken row."""
+        numbers: list[_Number] = []
         with contextlib.suppress(ValueError):
-            found = list(map(quick, self.cells)) if set(map(type, self.cells)) == {str} else []
-        if found and all(map(math.isfinite, found)) and least <= min(found) and max(found) < _LARGEST:
-            return found
-        found = []
-        for number, cell in zip(self.rows, self.cells, strict=True):
+            numbers = list(map(convert, self.cells)) if set(map(type, self.cells)) == {str} else []
+        if numbers and all(map(math.isfinite, numbers)) and least <= min(numbers) and max(numbers) < _LARGEST:
+            return numbers
+        numbers = []
+        for row, cell in zip(self.rows, self.cells, strict=True):
             try:
-                found.append(careful(cell))
+                numbers.append(checked(cell))
             except RequestError as error:
-                raise RequestError(f"row {number}: {error}") from None
-        return found
+                raise RequestError(f"row {row}: {error}") from None
+        return numbers

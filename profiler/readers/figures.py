@@ -1,9 +1,9 @@
-"""The figures that every reader returns, and their checks."""
+"""The figures that every reader returns, their checks, and functions that parse a file's values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,13 +13,15 @@ from profiler.errors import RequestError
 from profiler.grid.cells import Phase
 from profiler.readers.columns import Table
 
+Record = Mapping[str, Any]
+"""One JSON object, or one row of a table."""
 Covers = Literal["prefill", "decode", "generate"]
-"""What a time covers: a whole prompt, one decode step, or both together."""
+"""What a time covers: the prefill of a whole prompt, one decode step, or a whole `generate`."""
 Settings = tuple[tuple[str, str], ...]
-"""Names and values, as texts."""
+"""Pairs of a name and a value, as texts."""
 
 _LONGEST_TEXT = 200
-# A nanosecond to thirty years, a billion sequences or tokens, 64 bytes a weight: beyond them a file is damaged.
+# A nanosecond to thirty years, a billion sequences or tokens, 64 bytes per weight: beyond them a file is damaged.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 _LARGEST = 10**9
 _WIDEST_BYTES = 64.0
@@ -27,58 +29,58 @@ _WIDEST_BYTES = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of another tool. Shapes that its file does not name are None."""
+    """One measured time from another tool's file. Shapes that the file does not name are None."""
 
     covers: Covers
     seconds: float
-    """Of the whole prompt, of one decode step, or of prompt and decode loop together."""
+    """Seconds of what `covers` names."""
     batch_size: int | None = None
     prompt_len: int | None = None
     context_len: int | None = None
-    """Tokens in the cache before the prompt, or before the first decode step where no prompt was run."""
+    """Tokens in the cache before the prompt, or before the first decode step if there was no prompt."""
     new_tokens: int | None = None
     samples_s: tuple[float, ...] = ()
-    """Seconds of each repetition, where the file keeps them."""
+    """Seconds of each repetition, if the file has them."""
     half_width_s: float = 0.0
-    """Of its 95 % interval, or of one repetition's where nobody tells how many there were; 0 without a spread."""
+    """Half width of the 95 % interval; of one repetition if their number is unknown; 0 without a spread."""
     rounding_s: float = 0.0
-    """Half a unit of the last digit that the file prints: nearer than this it is not known."""
+    """Half a unit of the last digit that the file prints: the resolution of `seconds`."""
     requests: int | None = None
-    """Requests that shared `seconds`, where the time is not one batch's."""
+    """Requests that shared `seconds`, if they were not one batch."""
     repeats: int = 0
-    """How often it was measured; 0 where the file does not say."""
+    """Number of repetitions; 0 if the file does not say."""
     chunk_tokens: int | None = None
-    """Tokens of a prompt that are processed at a time, so that weights are read once for each chunk."""
+    """Prompt tokens processed at a time; the weights are read once per chunk."""
     weight_bytes: float | None = None
-    """Bytes a parameter as stored, where the file tells what the weights take."""
+    """Bytes per parameter as stored, if the file gives the size of the weights."""
     params: int | None = None
-    """The model's parameters, where the file tells them."""
+    """The model's parameters, if the file gives them."""
     kv_itemsize: float | None = None
-    """Bytes an element of the cache, keys and values together."""
+    """Bytes per element of the cache, averaged over keys and values."""
     cap: int | None = None
-    """Sequences that were allowed at a time, where `batch_size` is how many there really were."""
+    """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     step_tokens: float = 1.0
-    """Tokens that a decode step gives each sequence: more than one by speculation."""
+    """Tokens per sequence and decode step; more than one with speculative decoding."""
     loop_tokens: int | None = None
-    """Tokens of all sequences where `seconds` are those of a whole decode loop; 0 where the file does not tell them."""
+    """Tokens of all sequences, if `seconds` is a whole decode loop; 0 if the file does not say how many."""
     on_host: bool = False
-    """Whether no layer lay on the card."""
+    """Whether no layer was on the GPU."""
     settings: Settings = ()
-    """What it was measured with, as far as that differs from other figures of its file."""
+    """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()
-    """What is to be known of the figure before it is believed."""
+    """Caveats for the reader of the figure."""
 
     @property
     def has_step(self) -> bool:
-        """Whether it is about a prefill or a decode step alone, of a known shape."""
-        alone = self.covers != "generate" and self.loop_tokens is None
-        return alone and self.batch_size is not None and self.depth is not None
+        """Whether this is a prefill or one decode step of a known shape."""
+        is_step = self.covers != "generate" and self.loop_tokens is None
+        return is_step and self.batch_size is not None and self.depth is not None
 
     @property
     def depth(self) -> int | None:
-        """Tokens in the cache when decoding begins, or those of the prompt."""
-        known = [length for length in (self.prompt_len, self.context_len) if length is not None]
-        return sum(known) if known else None
+        """Tokens of the context and the prompt, those that the file names; None if it names neither."""
+        lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]
+        return sum(lengths) if lengths else None
 
     @property
     def step_phase(self) -> Phase:
@@ -86,19 +88,21 @@ class Figure:
 
     @property
     def tokens(self) -> int | None:
-        """New tokens that the time went into: those of the prompts, or those that were generated."""
-        each = self.prompt_len if self.covers == "prefill" else 1 if self.covers == "decode" else self.new_tokens
-        return None if each is None or self.batch_size is None else each * self.batch_size
+        """Tokens processed in `seconds`: the prompts' in a prefill, the generated ones otherwise; None if unknown."""
+        per_sequence = (
+            self.prompt_len if self.covers == "prefill" else 1 if self.covers == "decode" else self.new_tokens
+        )
+        return None if per_sequence is None or self.batch_size is None else per_sequence * self.batch_size
 
     def of_one_batch(self) -> Figure:
-        """The time of one batch, where the file tells that of many requests: as many at a time as the batch holds."""
+        """The figure scaled from all requests to one batch of at most `batch_size` of them."""
         if self.requests is None or self.batch_size is None:
             return self
         batch_size = min(self.batch_size, self.requests)
         return replace(self, seconds=self.seconds * batch_size / self.requests, batch_size=batch_size, requests=None)
 
     def with_shapes(self, prompt_len: int | None, batch_size: int | None, new_tokens: int | None) -> Figure:
-        """With the given shapes where the file names none."""
+        """The figure with the given shapes in place of those that the file does not name."""
         if prompt_len is batch_size is new_tokens is None:
             return self
         return replace(
@@ -109,15 +113,17 @@ class Figure:
         ).by_step()
 
     def by_step(self) -> Figure:
-        """The time of one step, where it is that of a whole decode loop and the shapes tell how many steps that has:
-        the tokens behind the first. Raises RequestError for shapes that are not those of the loop."""
+        """The figure of one step if this is a whole decode loop of a known number of steps, else the figure itself.
+
+        A loop makes all tokens after the first. Raises RequestError for shapes that contradict `loop_tokens`.
+        """
         if self.loop_tokens is None or self.batch_size is None or not (self.new_tokens or self.loop_tokens):
             return self
         steps = self.new_tokens - 1 if self.new_tokens else self.loop_tokens // self.batch_size
         if steps < 1 or (self.loop_tokens and steps * self.batch_size != self.loop_tokens):
             raise RequestError(
-                f"its decode loop made {self.loop_tokens} tokens behind the first of each sequence: not those of"
-                f" {self.batch_size} sequences" + (f" and {self.new_tokens} new tokens." if self.new_tokens else ".")
+                f"its decode loop made {self.loop_tokens} tokens after the first of each sequence, which does not match"
+                f" a batch of {self.batch_size}" + (f" and {self.new_tokens} new tokens." if self.new_tokens else ".")
             )
         return replace(
             self,
@@ -132,27 +138,38 @@ Figures = Table[Figure]
 
 
 def figures_of(rows: Iterable[Figure]) -> Figures:
-    """Some figures, one by one."""
+    """The figures as a table."""
     return Table.of(Figure, rows)
+
+
+def with_settings(
+    records: Sequence[Record], settings: Sequence[Settings], figures: Callable[[Record], list[Figure]]
+) -> Figures:
+    """The figures of all records, each with the settings of its record."""
+    return figures_of(
+        replace(figure, settings=own)
+        for record, own in zip(records, settings, strict=True)
+        for figure in figures(record)
+    )
 
 
 @dataclass(frozen=True)
 class ForeignFile:
-    """One file of another tool."""
+    """The content of one result file of another tool."""
 
     name: str
     tool: str
     figures: Figures
     created: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What it says of the model, the device and the software, by the names that a comparison uses."""
+    """Model, device, software and other settings, by the names that a comparison uses."""
 
 
 _SIZES = ("batch_size", "prompt_len", "context_len", "new_tokens")
 
 
 def refuse_impossible(figures: Figures) -> None:
-    """Raises RequestError for the first figure that is none of a machine."""
+    """Raises RequestError for the first figure that no machine could have."""
     seconds, widths = figures.numbers("seconds"), figures.numbers("weight_bytes")
     doubtful = ~((seconds >= _SHORTEST_S) & (seconds <= _LONGEST_S)) | (widths > _WIDEST_BYTES)
     for name in _SIZES:
@@ -169,54 +186,51 @@ def refuse_impossible(figures: Figures) -> None:
 def _refuse_impossible(figure: Figure) -> None:
     for seconds in (figure.seconds, *figure.samples_s):
         if not _SHORTEST_S <= seconds <= _LONGEST_S:
-            raise RequestError(f"{seconds:.3g} s is no time that a {figure.covers} takes.")
+            raise RequestError(f"{seconds:.3g} s is not a possible time of a {figure.covers}.")
     if not 0 <= figure.half_width_s < math.inf:
-        raise RequestError(f"{figure.half_width_s:.3g} s is no spread of times.")
+        raise RequestError(f"{figure.half_width_s:.3g} s is not a possible spread of times.")
     for size in (getattr(figure, name) for name in _SIZES):
         if size is not None and size > _LARGEST:
-            raise RequestError(f"{escaped(size)} is no number of sequences or tokens of a {figure.covers}.")
+            raise RequestError(f"{escaped(size)} is not a possible number of sequences or tokens of a {figure.covers}.")
     if figure.weight_bytes is not None and figure.weight_bytes > _WIDEST_BYTES:
-        raise RequestError(f"no weight is stored in {figure.weight_bytes:.3g} bytes.")
-
-
-def seconds_of(value: object, what: str, scale: float = 1.0) -> float:
-    """A positive finite number of seconds. Raises RequestError naming `what` for anything else."""
-    return number_of(value, what) * scale
+        raise RequestError(f"{figure.weight_bytes:.3g} bytes is not a possible size of a weight.")
 
 
 def number_of(value: object, what: str) -> float:
-    """A positive finite number, also where it was written as text. Raises RequestError naming `what`."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{what} is no number: {escaped(value)}.") from None
+    """`value`, a number or a text, as a positive finite number. Raises RequestError naming `what`."""
+    number = _float_of(value, what)
     if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
-        raise RequestError(f"{what} is no positive number: {escaped(value)}.")
+        raise RequestError(f"{what} is not a positive number: {escaped(value)}.")
     return number
 
 
 def whole_of(value: object, what: str, least: int = 0) -> int:
-    """A whole number of at least `least`. Raises RequestError naming `what`."""
+    """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
     if type(value) is str and value.isdecimal() and len(value) < 16 and int(value) >= least:
-        return int(value)  # as nearly all of a table's are written
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"{what} is no number: {escaped(value)}.") from None
+        return int(value)  # nearly all texts of a table are of this form
+    number = _float_of(value, what)
     if not number.is_integer() or not least <= number < 2**53:
-        raise RequestError(f"{what} is no whole number of {least} or more: {escaped(value)}.")
+        raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
     return int(number)
 
 
+def _float_of(value: object, what: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"{what} is not a number: {escaped(value)}.") from None
+
+
 def samples_of(values: object, what: str, scale: float = 1.0) -> tuple[float, ...]:
-    """A list of positive times in seconds; nothing where there is no list. Raises RequestError naming `what`."""
-    if not isinstance(values, list):
-        return ()
-    return tuple(seconds_of(value, what, scale) for value in values)
+    """A list of positive numbers times `scale`, in seconds; empty if `values` is not a list.
+
+    Raises RequestError naming `what` for anything else in the list.
+    """
+    return tuple(number_of(value, what) * scale for value in values) if isinstance(values, list) else ()
 
 
-def inner(record: Mapping[str, Any], *names: str) -> Any:
-    """The value under a path of names, or None where there is none."""
+def inner(record: Record, *names: str) -> Any:
+    """The value at a path of keys in nested mappings; None if there is none."""
     value: Any = record
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -224,26 +238,26 @@ def inner(record: Mapping[str, Any], *names: str) -> Any:
 
 
 def texts(named: Mapping[str, object]) -> dict[str, str]:
-    """Settings as short texts, without those that a file does not tell."""
+    """Settings as short texts, without those that are None or empty."""
     return {name: escaped(value).strip() for name, value in named.items() if value not in (None, "")}
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
-    """What all rows of a file tell alike, and what each of them tells otherwise than another does."""
+    """Split the settings of a file's rows: (those that all rows share, for each row those that differ between rows)."""
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [_told(row.get(name)) for row in rows] for name in names}
-    alike = {name: texts[0] for name, texts in columns.items() if texts[0] and len(set(texts)) == 1}
+    columns = {name: [_setting(row.get(name)) for row in rows] for name in names}
+    shared = {name: texts[0] for name, texts in columns.items() if texts[0] and len(set(texts)) == 1}
     differing = [(name, texts) for name, texts in columns.items() if len(set(texts)) > 1]
-    return alike, [tuple((name, texts[at]) for name, texts in differing) for at in range(len(rows))]
+    return shared, [tuple((name, texts[at]) for name, texts in differing) for at in range(len(rows))]
 
 
-def _told(value: object) -> str:
-    """A setting as a short text: one format writes `true`, another 1."""
+def _setting(value: object) -> str:
+    """A setting as a short text, booleans as 0 or 1, since formats differ between `true` and 1."""
     return "" if value is None else escaped(int(value) if isinstance(value, bool) else value).strip()
 
 
 def half_a_unit(text: object) -> float:
-    """Half of the last digit's unit of a number as it is printed: 0.05 of `99.9`, 0.5 of `120`; 0 of no text."""
+    """Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`; 0 if `text` is not a str."""
     if not isinstance(text, str):
         return 0.0
     digits, _, power = text.lower().partition("e")
@@ -252,13 +266,6 @@ def half_a_unit(text: object) -> float:
 
 
 def escaped(value: object) -> str:
-    """Anything that a file holds as one short line of printable text."""
+    """Any value as one short line of printable text."""
     text = "".join(sign if sign.isprintable() else " " for sign in str(value)[: 2 * _LONGEST_TEXT])
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
-
-
-def middle_s(samples_s: Sequence[float]) -> float:
-    """The median of some times."""
-    ordered = sorted(samples_s)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

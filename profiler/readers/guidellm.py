@@ -1,17 +1,15 @@
-"""GuideLLM's benchmarks.json: one benchmark per load, each with its metrics (guidellm/benchmark/schemas)."""
+"""Read GuideLLM's benchmarks.json: one benchmark per load, each with its metrics (guidellm/benchmark/schemas)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
-from profiler.readers.figures import Figure, ForeignFile, apart, figures_of, inner, number_of, texts
+from profiler.readers.figures import Figure, ForeignFile, Record, apart, inner, number_of, texts, with_settings
 from profiler.readers.serving import served
 
 
-def read_guidellm(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
-    """The figures of a file of GuideLLM; None where it is another's. Raises RequestError for a broken one."""
+def read_guidellm(records: Sequence[Record]) -> ForeignFile | None:
+    """The figures of a file of GuideLLM; None for another tool's file. Raises RequestError for a broken file."""
     first = records[0] if records else {}
     benchmarks = first.get("benchmarks")
     if (
@@ -21,18 +19,12 @@ def read_guidellm(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     ):
         return None
     load, loads = apart([inner(benchmark, "config", "strategy") or {} for benchmark in benchmarks])
-    figures = [
-        replace(figure, settings=own)
-        for benchmark, own in zip(benchmarks, loads, strict=True)
-        for figure in _figures(benchmark)
-    ]
-    args = first.get("args") if isinstance(first.get("args"), Mapping) else {}
-    backend = args.get("backend_kwargs") if isinstance(args, Mapping) else {}
-    model = inner(args or {}, "model") or inner(backend or {}, "model")
-    return ForeignFile("", "GuideLLM", figures_of(figures), settings={**texts({"model's name": model}), **load})
+    figures = with_settings(benchmarks, loads, _figures)
+    model = inner(first, "args", "model") or inner(first, "args", "backend_kwargs", "model")
+    return ForeignFile("", "GuideLLM", figures, settings={**texts({"model's name": model}), **load})
 
 
-def _figures(benchmark: Mapping[str, Any]) -> list[Figure]:
+def _figures(benchmark: Record) -> list[Figure]:
     metrics = benchmark["metrics"]
     tpot_ms = _figure(metrics, "inter_token_latency_ms") or _figure(metrics, "time_per_output_token_ms")
     ttft_ms = _figure(metrics, "time_to_first_token_ms")
@@ -48,7 +40,7 @@ def _figures(benchmark: Mapping[str, Any]) -> list[Figure]:
     )
 
 
-def _figure(metrics: Mapping[str, Any], name: str, which: str = "median") -> float | None:
-    """A figure over the requests that succeeded; None where there is none."""
+def _figure(metrics: Record, name: str, which: str = "median") -> float | None:
+    """A statistic over the requests that succeeded; None if there is none."""
     value = inner(metrics, name, "successful", which)
     return number_of(value, name) if value else None

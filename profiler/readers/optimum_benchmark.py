@@ -1,22 +1,23 @@
-"""optimum-benchmark's benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py).
+"""Read optimum-benchmark's benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py).
 
-Its decode latency is that of the whole loop behind the first token; its decode throughput divides batch x (new tokens -
-1) by that (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume), so that a report without its
-configuration tells how many tokens the loop made, and not of how many sequences.
+Its decode latency is that of the whole loop after the first token. Its decode throughput is batch x (new tokens - 1)
+divided by that latency (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume). A report without its
+configuration therefore gives the tokens of the loop, but not the number of sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from profiler.grid.cells import PHASES
 from profiler.readers.figures import (
     Figure,
     ForeignFile,
+    Record,
     figures_of,
     inner,
-    middle_s,
     number_of,
     samples_of,
     texts,
@@ -26,8 +27,8 @@ from profiler.readers.figures import (
 _TOOL = "optimum-benchmark"
 
 
-def read_optimum_benchmark(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
-    """The figures of a file of optimum-benchmark; None where it is another's. Raises RequestError for a broken one."""
+def read_optimum_benchmark(records: Sequence[Record]) -> ForeignFile | None:
+    """The figures of a file of optimum-benchmark; None for another tool's file. Raises RequestError if it is broken."""
     first = records[0] if records else {}
     report, config = (first["report"], first.get("config") or {}) if "report" in first else (first, {})
     if not isinstance(report, Mapping) or not any(inner(report, name, "latency") for name in ("prefill", "decode")):
@@ -47,11 +48,11 @@ def read_optimum_benchmark(records: Sequence[Mapping[str, Any]]) -> ForeignFile 
         if latency is None:
             continue
         samples_s = samples_of(latency.get("values"), f"{phase}.latency.values")
-        seconds = middle_s(samples_s) if samples_s else number_of(latency.get("mean"), f"{phase}.latency")
-        # Beams count as tokens in its throughput: what the configuration tells goes before that.
+        seconds = median(samples_s) if samples_s else number_of(latency.get("mean"), f"{phase}.latency")
+        # The configuration takes precedence, since the throughput counts beams as tokens.
         loop_tokens = None if phase == "prefill" else 0 if new_tokens else _loop_tokens(report, latency)
-        whole = Figure(phase, seconds, samples_s=samples_s, repeats=len(samples_s), loop_tokens=loop_tokens, **common)
-        figures.append(whole.by_step())
+        figure = Figure(phase, seconds, samples_s=samples_s, repeats=len(samples_s), loop_tokens=loop_tokens, **common)
+        figures.append(figure.by_step())
     settings = texts(
         {
             "model's name": inner(config, "backend", "model"),
@@ -70,7 +71,7 @@ def _size(value: object, what: str) -> int | None:
 
 
 def _loop_tokens(report: Mapping[str, Any], latency: Mapping[str, Any]) -> int:
-    """Tokens of a whole decode loop, all sequences together; 0 where no throughput is told."""
+    """Tokens of all sequences in a whole decode loop; 0 if the file has no throughput."""
     per_s = inner(report, "decode", "throughput", "value")
     if per_s is None:
         return 0
@@ -79,6 +80,6 @@ def _loop_tokens(report: Mapping[str, Any], latency: Mapping[str, Any]) -> int:
 
 
 def _launched(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Its process launcher polls its child without a pause, on a core that the model may need."""
+    """A note if the launcher is `process`, which polls its child without a pause on a core the model may need."""
     polls = inner(config, "launcher", "name") == "process"
-    return ("its launcher kept one core busy meanwhile",) if polls else ()
+    return ("its launcher kept one core busy during the measurement",) if polls else ()

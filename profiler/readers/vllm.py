@@ -1,18 +1,17 @@
-"""`vllm bench latency` and `throughput` (vllm/benchmarks/latency.py, throughput.py): JSON that names no shape."""
+"""Read `vllm bench latency` and `throughput` (vllm/benchmarks/latency.py, throughput.py), JSON without a shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from profiler.readers.figures import Figure, ForeignFile, figures_of, number_of, samples_of, whole_of
+from profiler.readers.figures import Figure, ForeignFile, Record, figures_of, number_of, samples_of, whole_of
 
 _LATENCY = {"avg_latency", "latencies", "percentiles"}
 _THROUGHPUT = {"elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"}
 
 
-def read_vllm(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
-    """The figures of a file of `vllm bench`; None where it is another's. Raises RequestError for a broken one."""
+def read_vllm(records: Sequence[Record]) -> ForeignFile | None:
+    """The figures of a file of `vllm bench`; None for another tool's file. Raises RequestError for a broken file."""
     first = records[0] if records else {}
     if first.keys() >= _LATENCY:
         return ForeignFile("", "vllm bench latency", figures_of(_latency(record) for record in records))
@@ -21,7 +20,7 @@ def read_vllm(records: Sequence[Mapping[str, Any]]) -> ForeignFile | None:
     return None
 
 
-def _latency(record: Mapping[str, Any]) -> Figure:
+def _latency(record: Record) -> Figure:
     samples_s = samples_of(record["latencies"], "latencies")
     return Figure(
         covers="generate",
@@ -32,11 +31,11 @@ def _latency(record: Mapping[str, Any]) -> Figure:
     )
 
 
-def _throughput(record: Mapping[str, Any]) -> Figure:
+def _throughput(record: Record) -> Figure:
     return Figure(
         covers="generate",
         seconds=number_of(record["elapsed_time"], "elapsed_time"),
         requests=whole_of(record["num_requests"], "num_requests", 1),
         repeats=1,
-        notes=("prompt and generation in one figure", "its tokens/s count the prompts' tokens as well"),
+        notes=("prompt and generation in one figure", "its tokens/s include the prompts' tokens"),
     )

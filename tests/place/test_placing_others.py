@@ -63,7 +63,7 @@ def test_markdown_tells_its_cache_where_it_is_not_the_default(tmp_path: Path) ->
 
 def test_a_cache_of_a_type_that_is_not_known_is_told(tmp_path: Path) -> None:
     [found] = place(llama_bench(tmp_path / "f", {"type_k": "q9_9"}), "llama-3.1-8b").rows
-    assert "its cache's type is not known" in found.note
+    assert "the type of its cache is unknown" in found.note
 
 
 def served(path: Path, **changes: Any) -> Path:
@@ -80,7 +80,7 @@ def test_a_step_that_speculates_gives_several_tokens(tmp_path: Path) -> None:
     assert decode.latency_s == pytest.approx(8e-3)
     assert decode.tokens_per_s == pytest.approx(400)
     assert decode.regime is not None
-    assert "it gives 3.2 tokens a sequence" in decode.note
+    assert "gives 3.2 tokens per sequence" in decode.note
 
 
 def test_speculation_is_suspected_of_what_is_too_fast(tmp_path: Path) -> None:

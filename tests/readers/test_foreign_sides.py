@@ -1,4 +1,4 @@
-"""Another tool's file as one side of a comparison: what tells its figures apart, and how sure each of them is."""
+"""Another tool's file as one side of a comparison: how its figures are distinguished, and their intervals."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FILES = ROOT / "tests" / "data" / "foreign"
 _EVEN = (0.99, 0.995, 1.0, 1.005, 1.01)
 
 
-def row(step_s: float, spread: Sequence[float] = _EVEN, **told: object) -> dict[str, Any]:
-    """A row of llama-bench -n 128: its repetitions as shares of its time, or none of them but their spread."""
+def row(step_s: float, spread: Sequence[float] = _EVEN, **values: object) -> dict[str, Any]:
+    """A row of llama-bench -n 128 with repetitions of `step_s` times each of `spread`; `values` override its keys."""
     [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
     nanoseconds = [1e9 * 128 * step_s * share for share in spread]
     times = {"avg_ns": float(np.mean(nanoseconds)), "samples_ns": nanoseconds, "n_prompt": 0, "n_gen": 128}
-    return {**record, **times, "stddev_ns": float(np.std(nanoseconds, ddof=min(1, len(spread) - 1))), **told}
+    return {**record, **times, "stddev_ns": float(np.std(nanoseconds, ddof=min(1, len(spread) - 1))), **values}
 
 
 def without_samples(record: dict[str, Any]) -> dict[str, Any]:
-    """As CSV has it."""
+    """The row without its repetitions, as in CSV."""
     return {name: value for name, value in record.items() if not name.startswith("samples")}
 
 
@@ -62,27 +62,27 @@ def changes(comparison: Comparison) -> dict[tuple[tuple[str, str], ...], float]:
 
 @pytest.mark.parametrize("name", ["n_threads", "n_gpu_layers", "flash_attn", "type_k", "n_batch", "model_type"])
 def test_a_sweep_is_as_many_cells_as_it_has_rows(name: str, tmp_path: Path) -> None:
-    """-t 1,2,4, of which the second alone takes 2.5 times as long: no gate passes by the last row."""
+    """-t 1,2,4, of which only the second takes 2.5 times as long: no gate passes because of the last row."""
     before = written(
         tmp_path / "a", *(row(step_s, **{name: value}) for step_s, value in ((0.4, 1), (0.2, 2), (0.1, 4)))
     )
     after = written(tmp_path / "b", *(row(step_s, **{name: value}) for step_s, value in ((0.4, 1), (0.5, 2), (0.1, 4))))
-    found = compared(before, after)
-    [told] = {own[0] for settings in changes(found) for own in settings}
-    assert changes(found) == {
-        ((told, "1"),): pytest.approx(0.0),
-        ((told, "2"),): pytest.approx(1.5),
-        ((told, "4"),): pytest.approx(0.0),
+    comparison = compared(before, after)
+    [setting] = {own[0] for settings in changes(comparison) for own in settings}
+    assert changes(comparison) == {
+        ((setting, "1"),): pytest.approx(0.0),
+        ((setting, "2"),): pytest.approx(1.5),
+        ((setting, "4"),): pytest.approx(0.0),
     }
     assert gated(before, after, "3%").outcome == "slower"
-    assert f"decode 1 x 0, {told} 2" in {item.asked.name for item in found.changes}
+    assert f"decode 1 x 0, {setting} 2" in {item.asked.name for item in comparison.changes}
 
 
-def test_a_row_of_a_sweep_meets_its_like_alone(tmp_path: Path) -> None:
-    """A file of one row tells its threads, too; a run folder or a table that tells none meets none of them."""
+def test_a_row_of_a_sweep_matches_only_its_setting(tmp_path: Path) -> None:
+    """A file of one row has its threads as well; a table without that setting matches no row."""
     sweep = written(tmp_path / "a", *(row(step_s, n_threads=n) for step_s, n in ((0.4, 1), (0.2, 2), (0.1, 4))))
-    alone = written(tmp_path / "b", row(0.2, n_threads=2))
-    for before, after in ((sweep, alone), (alone, sweep)):
+    one_row = written(tmp_path / "b", row(0.2, n_threads=2))
+    for before, after in ((sweep, one_row), (one_row, sweep)):
         [change] = compared(before, after).changes
         assert change.change == pytest.approx(0.0)
         assert change.asked.settings == (("threads", "2"),)
@@ -90,13 +90,13 @@ def test_a_row_of_a_sweep_meets_its_like_alone(tmp_path: Path) -> None:
         compared(sweep, table(tmp_path / "c", "5.0"))
 
 
-def test_what_whole_files_were_measured_with_is_said(tmp_path: Path) -> None:
-    """-fa 0 against -fa 1 in two files: it may explain the change on top."""
+def test_settings_that_differ_between_files_are_reported(tmp_path: Path) -> None:
+    """-fa 0 and -fa 1 in two files: the difference may explain the change."""
     before, after = (written(tmp_path / name, row(0.1, flash_attn=name == "b")) for name in "ab")
     assert [item.words for item in compared(before, after).differences] == ["flash_attn 0 -> 1"]
 
 
-def test_markdown_tells_a_sweep_in_its_own_columns(tmp_path: Path) -> None:
+def test_markdown_has_a_sweep_in_shortened_columns(tmp_path: Path) -> None:
     before = markdown(tmp_path / "a", "10.00 ± 0.10", "20.00 ± 0.10", column="ngl", values=(10, 20))
     after = written(tmp_path / "b", row(0.1, n_gpu_layers=10), row(0.1, n_gpu_layers=20))
     assert changes(compared(before, after)) == {
@@ -105,7 +105,7 @@ def test_markdown_tells_a_sweep_in_its_own_columns(tmp_path: Path) -> None:
     }
 
 
-def test_several_models_are_told_apart_by_their_shortest_name(tmp_path: Path) -> None:
+def test_several_models_are_distinguished_by_their_shortest_name(tmp_path: Path) -> None:
     models = [
         {"model_filename": f"/m/{n}.gguf", "model_type": f"llama {n}B", "model_n_params": n * 10**8} for n in (1, 7)
     ]
@@ -113,8 +113,8 @@ def test_several_models_are_told_apart_by_their_shortest_name(tmp_path: Path) ->
     assert [asked.settings for asked in side.cells] == [(("precision", "llama 1B"),), (("precision", "llama 7B"),)]
 
 
-def test_two_rows_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
-    """99.9 and 200 tokens/s of one shape: neither is the last word."""
+def test_two_rows_that_nothing_distinguishes_are_refused(tmp_path: Path) -> None:
+    """99.9 and 200 tokens/s of one shape: neither takes precedence."""
     one, two = table(tmp_path / "a", "100.0"), table(tmp_path / "b", "99.9", "200")
     with pytest.raises(RequestError, match=r"holds decode 1 x 512 more than once, 10\.0 ms and 5\.00 ms"):
         compared(one, two)
@@ -122,8 +122,8 @@ def test_two_rows_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
         gated(one, written(tmp_path / "c", row(0.1), row(0.2)), "3%")
 
 
-def test_loads_of_a_server_are_told_apart(tmp_path: Path) -> None:
-    """Two loads of one server, a line each: its prefills have one shape, and wait longer under the second."""
+def test_loads_of_a_server_are_distinguished(tmp_path: Path) -> None:
+    """Two loads of one server, one per line: the prefills have one shape, and wait longer under the second load."""
     record = json.loads((FILES / "vllm-serve.json").read_text())
     lines = [{**record, "max_concurrency": cap, "median_ttft_ms": ttft} for cap, ttft in ((4, 60), (64, 900))]
     path = tmp_path / "serve.jsonl"
@@ -134,14 +134,14 @@ def test_loads_of_a_server_are_told_apart(tmp_path: Path) -> None:
     assert times == {(("max_concurrency", "4"),): pytest.approx(0.06), (("max_concurrency", "64"),): pytest.approx(0.9)}
 
 
-def test_configurations_of_one_shape_are_told_apart(tmp_path: Path) -> None:
+def test_configurations_of_one_shape_are_distinguished(tmp_path: Path) -> None:
     """transformers' benchmark_v2 runs a shape with several attentions."""
     [result, *_] = json.loads((FILES / "transformers.json").read_text()).values()
-    found = {
+    results = {
         name: {**result, "config": {**result["config"], "attn_implementation": name}} for name in ("sdpa", "eager")
     }
     path = tmp_path / "t.json"
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(results))
     assert {asked.settings for asked in read_side(path).cells} == {
         (("attn_implementation", "sdpa"),),
         (("attn_implementation", "eager"),),
@@ -151,28 +151,28 @@ def test_configurations_of_one_shape_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("125.00 ± 1.60", "122.00 ± 1.60"), ("9.00", "1.00")]
 )
-def test_repetitions_that_nobody_counted_claim_nothing(before: str, after: str, tmp_path: Path) -> None:
-    """llama-bench's tables tell a mean and a standard deviation, which a single repetition has as 0.00."""
+def test_an_unknown_number_of_repetitions_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
+    """llama-bench's tables have a mean and a standard deviation, which is 0.00 for a single repetition."""
     files = (markdown(tmp_path / "a", before), markdown(tmp_path / "b", after))
     [change] = compared(*files).changes
-    assert (change.verdict, change.because) == ("inconclusive", "spread not told")
+    assert (change.verdict, change.because) == ("inconclusive", "spread unknown")
     gate = gated(*files, "0.5%")
     assert gate.outcome == "inconclusive"
-    assert budget_words(gate) == "1 cell needs a file that tells each repetition"
+    assert budget_words(gate) == "1 cell needs a file with every repetition"
 
 
-def test_nor_do_repetitions_whose_spread_nobody_told(tmp_path: Path) -> None:
+def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
     """Ten repetitions each, 100.0 and 99.9 tokens/s; one of llama-bench -r 1."""
     [change] = compared(table(tmp_path / "a", "100.0"), table(tmp_path / "b", "99.9")).changes
     assert change.verdict == "inconclusive"
     once = [written(tmp_path / str(step_s), without_samples(row(step_s, (1.0,), stddev_ns=0))) for step_s in (0.1, 0.2)]
     assert compared(*once).changes[0].verdict == "inconclusive"
-    told = [written(tmp_path / str(step_s), row(step_s, (1.0,), stddev_ns=0)) for step_s in (0.1, 0.2)]
-    assert compared(*told).changes[0].because == "one visit each"
+    with_samples = [written(tmp_path / str(step_s), row(step_s, (1.0,), stddev_ns=0)) for step_s in (0.1, 0.2)]
+    assert compared(*with_samples).changes[0].because == "one visit each"
 
 
 def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> None:
-    """0.05 tokens/s are 0.045 to 0.055, 18.2 to 22.2 s; 0.5 s of a table 0.45 to 0.55."""
+    """0.05 tokens/s is 0.045 to 0.055, or 18.2 to 22.2 s; 0.5 s in a table is 0.45 to 0.55."""
     [printed] = read_side(markdown(tmp_path / "a", "0.05 ± 0.00")).cells.values()
     assert printed.low_s <= 1 / 0.055
     assert printed.high_s >= 1 / 0.045
@@ -185,32 +185,34 @@ def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("spread", [0.003, 0.03, 0.1])
 @pytest.mark.parametrize("repeats", [2, 3, 5])
-def test_equal_machines_are_seldom_told_apart(spread: float, repeats: int, tmp_path: Path) -> None:
-    """A 95 % interval claims a difference of two equal machines in one comparison of twenty at most, however few the
-    repetitions are and however far apart they lie."""
+def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Path) -> None:
+    """With 95 % intervals, at most one comparison of twenty between equal machines reports a difference.
+
+    That is so for any number of repetitions and any spread.
+    """
     rng = np.random.default_rng(repeats)
     rows = [[row(0.1, 1 + spread * rng.standard_normal(repeats), n_threads=n) for n in range(100)] for _ in "ab"]
-    claimed = [item.verdict in ("slower", "faster") for item in _sides(tmp_path, rows).changes]
-    assert len(claimed) == 100
-    assert sum(claimed) <= 5
-    untold = [[without_samples(record) for record in of_side] for of_side in rows]
-    assert not any(item.verdict in ("slower", "faster") for item in _sides(tmp_path, untold).changes)
+    differs = [item.verdict in ("slower", "faster") for item in _sides(tmp_path, rows).changes]
+    assert len(differs) == 100
+    assert sum(differs) <= 5
+    means = [[without_samples(record) for record in side_rows] for side_rows in rows]
+    assert not any(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes)
 
 
-def test_and_different_ones_are(tmp_path: Path) -> None:
-    """Five repetitions within 1 %, of 100 and of 110 ms: a tenth is no chance."""
+def test_different_machines_differ(tmp_path: Path) -> None:
+    """Five repetitions within 1 %, of 100 and of 110 ms: a difference of 10 % is significant."""
     [change] = _sides(tmp_path, [[row(0.1)], [row(0.11)]]).changes
     assert change.verdict == "slower"
     assert change.low < 0.1 < change.high
 
 
 def _sides(tmp_path: Path, rows: Sequence[Sequence[dict[str, Any]]]) -> Comparison:
-    before, after = (side_of_file(read_foreign(written(tmp_path / "file", *of_side))) for of_side in rows)
+    before, after = (side_of_file(read_foreign(written(tmp_path / "file", *side_rows))) for side_rows in rows)
     return compare_sides(before, after)
 
 
-def test_what_a_user_waits_for_is_a_token(tmp_path: Path) -> None:
-    """2.5 ms a token, one by one or 3.2 of them every 8 ms: the same for the user."""
+def test_decode_is_compared_per_token(tmp_path: Path) -> None:
+    """2.5 ms per token, one by one or 3.2 of them every 8 ms, is the same for the user."""
     record = json.loads((FILES / "sglang-server.jsonl").read_text().splitlines()[0])
     shape = {"batch_size": 1, "input_len": 1024, "output_len": 1025, "input_throughput": 20480.0, "latency": 2.61}
     paths = []
@@ -223,13 +225,13 @@ def test_what_a_user_waits_for_is_a_token(tmp_path: Path) -> None:
     assert decode.before.median_s == pytest.approx(2.5e-3)
 
 
-def test_samples_that_were_copied_are_refused(tmp_path: Path) -> None:
-    """A cell is visited once a round: each line twice would halve every variance for nothing."""
+def test_copied_samples_are_refused(tmp_path: Path) -> None:
+    """A cell is visited once per round; copied lines would halve every variance without new measurements."""
     folder = tmp_path / "run"
     shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen4", folder)
     document = read_document(folder)
     visits = read_gathered(folder, document).visits
-    assert all(len({visit.round for visit in of_cell}) == len(of_cell) for of_cell in visits.values())
+    assert all(len({visit.round for visit in cell_visits}) == len(cell_visits) for cell_visits in visits.values())
     samples = folder / "samples.jsonl"
     samples.write_text(samples.read_text() * 2)
     with pytest.raises(RunError, match=r"samples.jsonl contains a visit of .* twice"):

@@ -1,4 +1,4 @@
-"""A new reader is one entry: files of its kind are read, and messages name it, without a further edit."""
+"""A new reader is one entry of `READERS`: its files are then read, and messages name it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_files_are_read(tmp_path: Path) -> None:
     file = tmp_path / "toy.json"
     file.write_text('{"toybench": 1}')
-    found = read_foreign(file)
-    assert (found.tool, len(found.figures)) == ("toybench", 1)
+    result = read_foreign(file)
+    assert (result.tool, len(result.figures)) == ("toybench", 1)
 
 
 def test_messages_name_it(tmp_path: Path) -> None:

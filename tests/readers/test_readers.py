@@ -1,4 +1,4 @@
-"""Other tools' files: told by their content, read to the figure, refused in one line where they are broken."""
+"""Other tools' files are detected by their content, read exactly, and refused in one line if they are broken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def figures(name: str) -> tuple[Figure, ...]:
 
 
 def test_llama_bench_says_the_same_in_every_format() -> None:
-    """avg_ns of the csv: 269742369 ns for 128 tokens, 170182648 ns for 32; the md file is another run of the same."""
+    """avg_ns of the csv: 269742369 ns for 128 tokens, 170182648 ns for 32; the md file is another run of that test."""
     first, second, third = figures("llama-bench.csv")
     assert (first.covers, first.prompt_len, first.batch_size) == ("prefill", 128, 1)
     assert first.seconds == pytest.approx(0.269742369)
@@ -36,7 +36,7 @@ def test_llama_bench_says_the_same_in_every_format() -> None:
     assert [figure.covers for figure in by_md] == ["prefill", "prefill", "decode"]
     assert by_md[0].seconds == pytest.approx(128 / 459.02)
     assert 8 * by_md[0].weight_bytes == pytest.approx(5.744, abs=1e-2)  # type: ignore[operator]
-    # A standard deviation of 33.97 of 159.18 tokens/s, of nobody knows how many repetitions: that of one of them.
+    # A standard deviation of 33.97 of 159.18 tokens/s over an unknown number of repetitions: that of one of them.
     assert by_md[2].half_width_s / by_md[2].seconds == pytest.approx(2 * 33.97 / 159.18)
     assert by_md[2].rounding_s / by_md[2].seconds == pytest.approx(0.005 / 159.18)
     assert {figure.repeats for figure in (*by_md, first, second, third)} == {0}
@@ -52,7 +52,7 @@ def test_llama_bench_keeps_every_repetition() -> None:
             assert figure.repeats == 3
 
 
-def test_llama_bench_tells_depth_and_mixed_tests() -> None:
+def test_llama_bench_with_depth_and_mixed_tests() -> None:
     prefill, decode, mixed = figures("llama-bench-depth.md")
     assert (prefill.prompt_len, prefill.context_len) == (64, 128)
     assert (decode.context_len, decode.new_tokens, decode.seconds) == (128, 16, pytest.approx(1 / 68.49))
@@ -84,7 +84,7 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
                 ("decode", 2, 1024, 64, 0.01743051),
             ],
         ),
-        # The tool's own last_ttft; its page tells "~60 ms" and "~169 ms" between tokens.
+        # The tool's own last_ttft; its page names "~60 ms" and "~169 ms" between tokens.
         (
             "sglang-server.jsonl",
             "SGLang bench_one_batch_server",
@@ -101,7 +101,7 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
             "SGLang bench_serving",
             [("prefill", 1, 128, 32, 0.05375429), ("decode", 3, 128, 32, 0.01000387)],
         ),
-        # Medians of its samples; of 16 tokens 15 lie behind the first, and its file divides by 16.
+        # Medians of its samples; 15 of 16 tokens come after the first, and its file divides by 16.
         (
             "transformers.json",
             "transformers benchmark",
@@ -115,42 +115,42 @@ def test_llama_bench_tells_depth_and_mixed_tests() -> None:
         ("table.csv", "table", [("decode", 1, 512, 128, 1 / 104.9), ("decode", 8, 512, 128, 8 / 700)]),
     ],
 )
-def test_each_tool_is_told_by_its_content(
+def test_each_tool_is_detected_by_its_content(
     name: str, tool: str, expected: list[tuple[object, ...]], tmp_path: Path
 ) -> None:
     other_name = tmp_path / "anything.txt"
     other_name.write_bytes((FILES / name).read_bytes())
     file = read_foreign(other_name)
     assert file.tool == tool
-    found = [(item.covers, item.batch_size, item.prompt_len, item.new_tokens) for item in file.figures]
-    assert found == [row[:4] for row in expected]
+    shapes = [(item.covers, item.batch_size, item.prompt_len, item.new_tokens) for item in file.figures]
+    assert shapes == [row[:4] for row in expected]
     for figure, (*_, seconds) in zip(file.figures, expected, strict=True):
         if seconds is not None:
             assert figure.seconds == pytest.approx(seconds, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["aiperf.json", "sglang-serving.jsonl", "vllm-serve.json"])
-def test_clients_say_what_their_server_did(name: str) -> None:
-    """A server that waits 50 ms and then sends a token every 10 ms, on a busy machine: no client saw much else."""
+def test_clients_measure_what_their_server_did(name: str) -> None:
+    """The server waits 50 ms and then sends a token every 10 ms; the machine was busy, so times may be longer."""
     prefill, decode = figures(name)
     assert 0.050 <= prefill.seconds < 0.065
     assert decode.seconds == pytest.approx(0.010, rel=0.07)
 
 
-def test_a_step_of_transformers_benchmark_is_what_its_whole_time_leaves() -> None:
-    """Its end-to-end time is measured apart, by a clock that is fine: the first token and 15 steps, and the end."""
+def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> None:
+    """The end-to-end time is measured separately, by a fine clock: the first token, 15 steps and the end."""
     results = json.loads((FILES / "transformers.json").read_text()).values()
     for result, decode in zip(results, figures("transformers.json")[1::2], strict=True):
-        told = result["measurements"]
-        pairs = zip(told["e2e_latency"], told["time_to_first_token"], strict=True)
-        left_s = sorted(whole_s - first_s for whole_s, first_s in pairs)[2] / 15
-        assert decode.seconds == pytest.approx(left_s, rel=0.03)
-        assert decode.seconds / sorted(told["inter_token_latency"])[2] == pytest.approx(16 / 15)
+        measurements = result["measurements"]
+        pairs = zip(measurements["e2e_latency"], measurements["time_to_first_token"], strict=True)
+        step_s = sorted(whole_s - first_s for whole_s, first_s in pairs)[2] / 15
+        assert decode.seconds == pytest.approx(step_s, rel=0.03)
+        assert decode.seconds / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
         assert "divides the time of 15 steps by 16" in " ".join(decode.notes)
 
 
-def test_a_clock_that_steps_is_no_sharp_figure() -> None:
-    """Stamps in float32 of a machine that was 18 hours up lie 2^-7 s = 7.8 ms apart."""
+def test_a_coarse_clock_widens_the_interval() -> None:
+    """On a machine with an uptime of 18 hours, float32 timestamps have steps of 2^-7 s = 7.8 ms."""
     prefill, decode, *_ = figures("transformers.json")
     assert prefill.half_width_s >= 2**-7
     assert decode.half_width_s >= 2**-7 / 15
@@ -168,11 +168,11 @@ def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     prefill, decode, *_ = read_foreign(path).figures
     assert prefill.samples_s == tuple(first_s)
-    # Its scheduler stamps tokens alone: 16 of them, 15 steps, divided by 15.
+    # The scheduler of continuous batching stamps only tokens: 16 of them, 15 steps, divided by 15.
     assert decode.seconds == pytest.approx(0.0185546875)
 
 
-def test_an_older_aiperf_tells_its_concurrency_elsewhere(tmp_path: Path) -> None:
+def test_an_older_aiperf_has_its_concurrency_elsewhere(tmp_path: Path) -> None:
     """docs.nvidia.com/aiperf, export schema 1.3: `input_config` with `endpoint.model_names` and `loadgen`."""
     content = json.loads((FILES / "aiperf.json").read_text())
     assert "warmup" in {phase["kind"] for phase in content["input_config"]["phases"]}
@@ -185,8 +185,8 @@ def test_an_older_aiperf_tells_its_concurrency_elsewhere(tmp_path: Path) -> None
     assert file.figures[1].cap == 2
 
 
-def test_a_whole_decode_loop_is_told_by_the_step() -> None:
-    """optimum-benchmark times the 15 steps behind the first token at once; its throughput is batch x 15 over that."""
+def test_a_whole_decode_loop_is_divided_into_steps() -> None:
+    """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
     report = json.loads((FILES / "optimum.json").read_text())["report"]["decode"]
     decode = figures("optimum.json")[1]
     assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
@@ -194,7 +194,7 @@ def test_a_whole_decode_loop_is_told_by_the_step() -> None:
 
 
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
-    """Its time to first token is then that of the whole answer (the second file of the same public issue)."""
+    """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     content = json.loads((FILES / "genai-perf.json").read_text())
     del content["inter_token_latency"]
     path = tmp_path / "genai.json"
@@ -204,7 +204,7 @@ def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_genai_perf_nests_its_concurrency(tmp_path: Path) -> None:
-    """genai-perf's own tests hold `input_config` with `model_names` and `perf_analyzer.stimulus`."""
+    """genai-perf's own tests have an `input_config` with `model_names` and `perf_analyzer.stimulus`."""
     content = json.loads((FILES / "genai-perf.json").read_text())
     config = {"model_names": ["ensemble"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
     path = tmp_path / "genai.json"
@@ -215,9 +215,11 @@ def test_a_newer_genai_perf_nests_its_concurrency(tmp_path: Path) -> None:
     assert file.figures[1].batch_size == 32
 
 
-def test_a_cap_is_no_batch(tmp_path: Path) -> None:
-    """A request a second of 128 tokens, 10 ms each: 1.28 decode at a time, though 256 might (Little's law); what was
-    asked for stays the cap. AIPerf counts them itself: 3.18 of 4, its 328 tokens/s at 10.0 ms say 3.28."""
+def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
+    """One request per second of 128 tokens of 10 ms each: 1.28 decode at a time by Little's law, below the cap of 256.
+
+    AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
+    """
     content = json.loads((FILES / "vllm-serve.json").read_text())
     load = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0}
     lengths = {"total_input_tokens": 153600, "total_output_tokens": 38400, "median_tpot_ms": 10.0}
@@ -235,7 +237,7 @@ def test_a_cap_is_no_batch(tmp_path: Path) -> None:
 
 
 def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:
-    """304 tokens/s at 10.65 ms a token: 3.2 sequences at a time of the four that were asked for."""
+    """304 tokens/s at 10.65 ms per token: 3.2 sequences at a time, of the four that were requested."""
     content = json.loads((FILES / "vllm-serve.json").read_text())
     path = tmp_path / "serve.json"
     path.write_text(json.dumps({**content, "max_concurrency": None}))
@@ -293,11 +295,11 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
     assert len(text) < 700
 
 
-def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device, and a pipe that gives more than is read of a file; one that ends is read as a file is."""
+def test_an_endless_file_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device and a pipe with more than the largest file are refused; a shorter pipe is read as a file is."""
     monkeypatch.setattr("profiler.readers.detect.MOST_FILE_BYTES", 1 << 20)
     (tmp_path / "zero").symlink_to("/dev/zero")
-    with pytest.raises(RequestError, match="no plain file"):
+    with pytest.raises(RequestError, match="not a regular file"):
         read_foreign(tmp_path / "zero")
     os.mkfifo(tmp_path / "pipe")
     content = (FILES / "llama-bench.json").read_bytes()
@@ -318,19 +320,16 @@ def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: s
         path = tmp_path / "file"
         path.write_bytes(content[: share * len(content) // 20])
         try:
-            found = read_foreign(path).figures
+            number, lines = len(read_foreign(path).figures), []
         except RequestError as refused:
-            lines = str(refused).splitlines()
-            found = ()
-        else:
-            lines = []
-        assert found or len(lines) == 1
+            number, lines = 0, str(refused).splitlines()
+        assert number or len(lines) == 1
 
 
-def test_a_picture_and_a_folder_are_no_result_files(tmp_path: Path) -> None:
+def test_a_picture_and_a_folder_are_not_result_files(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe" * 10)
-    with pytest.raises(RequestError, match="no text file"):
+    with pytest.raises(RequestError, match="not a text file"):
         read_foreign(path)
     with pytest.raises(RequestError, match="is a folder"):
         read_foreign(tmp_path)
@@ -338,7 +337,7 @@ def test_a_picture_and_a_folder_are_no_result_files(tmp_path: Path) -> None:
         read_foreign(tmp_path / "nothing")
 
 
-def test_a_hundred_thousand_rows_are_read_in_a_moment(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_read_in_three_seconds(tmp_path: Path) -> None:
     path = tmp_path / "many.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -349,8 +348,8 @@ def test_a_hundred_thousand_rows_are_read_in_a_moment(tmp_path: Path) -> None:
     assert time.process_time() - begun < 3
 
 
-def test_a_table_may_tell_times_and_rates_and_leave_cells_empty(tmp_path: Path) -> None:
-    """Two sequences at 100 tokens/s take 20 ms a step; rows that failed are left out, but keep their number."""
+def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
+    """Two sequences at 100 tokens/s take 20 ms per step. Failed rows are left out, but count in row numbers."""
     path = tmp_path / "t.csv"
     names = "status,phase,batch_size,prompt_len,context_len,new_tokens,latency_s,tokens_per_s,repeats\n"
     rows = [
@@ -360,21 +359,21 @@ def test_a_table_may_tell_times_and_rates_and_leave_cells_empty(tmp_path: Path) 
         "ok,,4,,256,16.0,0.25,1,",
     ]
     path.write_text(names + "\n".join(rows))
-    note = "no phase named: taken for decode steps alone"
+    note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
         Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5),
         Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
         Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, notes=(note,)),
     ]
-    for broken, told in (
-        ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is no positive number: nan"),
-        ("ok,decode,2,6.5,,32,1,,", "row 5: prompt_len is no whole number of 0 or more: 6.5"),
-        ("ok,decode,,64,,32,1,,", "row 5: batch_size is no number: "),
-        ("ok,prefill,2,,64,,1,,", "row 5: a prefill without tokens has no time"),
-        ("ok,train,2,64,,32,1,,", "row 5: the phase 'train' is none"),
-        ("ok,decode,2,64,,32,,,", "row 5: tokens_per_s is no number: "),
+    for broken, message in (
+        ("ok,decode,2,64,,32,nan,,", "row 5: latency_s is not a positive number: nan"),
+        ("ok,decode,2,6.5,,32,1,,", "row 5: prompt_len is not an integer of at least 0: 6.5"),
+        ("ok,decode,,64,,32,1,,", "row 5: batch_size is not a number: "),
+        ("ok,prefill,2,,64,,1,,", "row 5: a prefill of 0 tokens has no time"),
+        ("ok,train,2,64,,32,1,,", "row 5: 'train' is not a phase"),
+        ("ok,decode,2,64,,32,,,", "row 5: tokens_per_s is not a number: "),
     ):
         path.write_text(names + "\n".join([*rows, broken]))
-        with pytest.raises(RequestError, match=re.escape(told)):
+        with pytest.raises(RequestError, match=re.escape(message)):
             read_foreign(path)
