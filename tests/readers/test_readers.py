@@ -295,7 +295,7 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
     assert len(text) < 700
 
 
-def test_an_endless_file_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device and a pipe with more than the largest file are refused; a shorter pipe is read as a file is."""
     monkeypatch.setattr("profiler.readers.detect.MOST_FILE_BYTES", 1 << 20)
     (tmp_path / "zero").symlink_to("/dev/zero")
