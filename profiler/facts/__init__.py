@@ -1,1 +1,1 @@
-"""Values that are measured or counted, as a run folder keeps them; nothing here imports torch."""
+"""Measured and counted values, as a run folder stores them; nothing here imports torch."""

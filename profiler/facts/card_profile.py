@@ -1,4 +1,4 @@
-"""A GPU profile as values: its roofs and its measured products, attention and dispatch."""
+"""A device profile as values: its roofs, and measured times of products, attention and dispatch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROFILE_SCHEMA = 1
 
 @dataclass(frozen=True)
 class ProductPoint:
-    """A linear's product of these sizes, its weights read from where a step finds them."""
+    """Seconds of a linear's product of these sizes, with its weights read from memory as in a step."""
 
     dtype: str
     format: str
@@ -27,7 +27,7 @@ class ProductPoint:
 
 @dataclass(frozen=True)
 class AttentionPoint:
-    """One layer's attention kernel."""
+    """Seconds of one layer's attention kernel."""
 
     dtype: str
     batch: int
@@ -41,31 +41,33 @@ class AttentionPoint:
 
 @dataclass(frozen=True)
 class DispatchPoint:
-    """What the host spends on a step of a standard model, a layer."""
+    """The host's seconds per layer for a step of a standard model."""
 
     dtype: str
     phase: Phase
     batch_size: int
     layer_s: float
     in_kernels_s: float
-    """The part of it that products and attention pay when they run alone."""
+    """The part of `layer_s` that products and attention also pay when they run in isolation."""
 
 
 @dataclass(frozen=True)
 class SmallPoint:
-    """A layer's small kernels (norms, activations, casts) in a prefill of a standard model, run without its products
-    and attention."""
+    """One layer's small kernels (norms, activations, casts) in a prefill of a standard model.
+
+    They are run without its products and attention.
+    """
 
     dtype: str
     traffic_s: float
-    """What the bytes that they hand to each other would take from memory, by their count."""
+    """Counted bytes between these kernels over the memory bandwidth, in seconds."""
     seconds: float
-    """What they take beyond their dispatch."""
+    """Their measured time beyond dispatch."""
 
 
 @dataclass(frozen=True)
 class CardProfile:
-    """What a forecast needs of a card, measured without a model."""
+    """The measurements of a device that forecasts need; they involve no particular model."""
 
     schema_version: int
     roofscope: str
@@ -82,7 +84,7 @@ class CardProfile:
     attentions: tuple[AttentionPoint, ...]
     dispatches: tuple[DispatchPoint, ...]
     smalls: tuple[SmallPoint, ...] = ()
-    """Of a CPU; a card's take the least time of a kernel by their number."""
+    """Only for a CPU; on a GPU, small kernels take the shortest kernel time each."""
     datasheet: str | None = None
 
     @property
@@ -91,34 +93,33 @@ class CardProfile:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """What it has products of."""
+        """The dtypes with dense products."""
         return tuple(dict.fromkeys(point.dtype for point in self.products if point.format == "dense"))
 
 
 def least_of(passes: Sequence[CardProfile]) -> CardProfile:
-    """Of several profiles of one machine each kernel and each dispatch in its least time: a neighbour makes none
-    faster."""
+    """Combine profiles of one machine: each kernel and dispatch in its least time, since contention only adds time."""
     return replace(
         passes[0],
-        products=fastest_points(point for one in passes for point in one.products),
-        attentions=fastest_points(point for one in passes for point in one.attentions),
-        dispatches=fastest_points(point for one in passes for point in one.dispatches),
-        smalls=fastest_points(point for one in passes for point in one.smalls),
+        products=fastest_points(point for profile in passes for point in profile.products),
+        attentions=fastest_points(point for profile in passes for point in profile.attentions),
+        dispatches=fastest_points(point for profile in passes for point in profile.dispatches),
+        smalls=fastest_points(point for profile in passes for point in profile.smalls),
     )
 
 
 _Point = TypeVar("_Point", ProductPoint, AttentionPoint, DispatchPoint, SmallPoint)
 _MEASURED = ("seconds", "layer_s", "in_kernels_s")
-"""What a pass measures of a point; all else says what the point is."""
+"""The measured fields of points; all other fields identify a point."""
 
 
 def fastest_points(points: Iterable[_Point]) -> tuple[_Point, ...]:
-    """Each point once, in its least time."""
-    found: dict[tuple[object, ...], tuple[float, _Point]] = {}
+    """Return each point once, with its least time."""
+    fastest: dict[tuple[object, ...], tuple[float, _Point]] = {}
     for point in points:
         values = asdict(point)
         seconds, *_ = [values.pop(name) for name in _MEASURED if name in values]
         shape = tuple(values.values())
-        if shape not in found or seconds < found[shape][0]:
-            found[shape] = seconds, point
-    return tuple(point for _, point in found.values())
+        if shape not in fastest or seconds < fastest[shape][0]:
+            fastest[shape] = seconds, point
+    return tuple(point for _, point in fastest.values())

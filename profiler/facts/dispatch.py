@@ -1,4 +1,4 @@
-"""Dispatch: what the host spends on a step, from the steps of the hollow twin."""
+"""Dispatch: the host's time for a step, measured on the hollow twin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Calls:
-    """Seconds of one call of something that a step calls `count` times."""
+    """Samples of one call, in seconds, and the number of such calls in a step."""
 
     count: int
     seconds: tuple[float, ...]
@@ -29,51 +29,50 @@ class Calls:
 
 @dataclass(frozen=True)
 class DispatchSamples(Fact, kind="dispatch"):
-    """The hollow twin's steps as they were measured, for one engine, phase and batch size."""
+    """Measured steps of the hollow twin for one engine, phase and batch size, in seconds."""
 
     engine: str
     phase: Phase
     batch_size: int
     alone_s: tuple[float, ...]
-    """Steps of the twin by itself."""
+    """Steps of the twin in isolation."""
     among_s: tuple[float, ...] = ()
-    """Steps between whose operators the model's own linears ran, without their time; empty where the twin steps
-    alone."""
+    """Steps with the model's linears between the twin's operators, without the linears' time; empty if not measured."""
     bare_s: tuple[float, ...] = ()
-    """All calls of the twin's own linears, between the model's."""
+    """All calls of the twin's linears, between those of the model."""
     cores: tuple[Calls, ...] = ()
-    """The twin's attention cores and experts alone."""
+    """The twin's attention cores and experts in isolation."""
     conversions: tuple[Calls, ...] = ()
-    """The twin's conversions between formats alone."""
+    """The twin's conversions between formats in isolation."""
     waits: bool = False
-    """Whether such a step waits for its device on the way."""
+    """Whether the host waits for the device within such a step."""
 
     def merge_into(self, merged: MergedFacts) -> None:
-        step, found = (self.engine, self.phase, self.batch_size), dispatch_of(self)
-        merged.dispatch[step] = min(found, merged.dispatch.get(step, found), key=lambda item: item.step_s)
+        step, dispatch = (self.engine, self.phase, self.batch_size), dispatch_of(self)
+        merged.dispatch[step] = min(dispatch, merged.dispatch.get(step, dispatch), key=lambda item: item.step_s)
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What the host spends on a step, measured on the hollow twin."""
+    """The host's seconds for a step, measured on the hollow twin."""
 
     step_s: float
-    """All of it: Python, the dispatcher, the calls of kernels that have next to nothing to do."""
+    """Total: Python, the dispatcher, and calls of kernels with next to no work."""
     in_kernels_s: float
-    """The part that a replayed kernel of the model pays as well: the bare calls of linears and attention cores."""
+    """The part that replayed kernels of the model also pay: the bare calls of linears and attention cores."""
     in_conversions_s: float = 0.0
-    """The part of `in_kernels_s` that kernels pay which only convert between formats."""
+    """The part of `in_kernels_s` for kernels that only convert between formats."""
     half_width_s: float = 0.0
-    """How far `step_s` may be off."""
+    """Half-width of the interval of `step_s`, about 95 % (see `stats.Timing`)."""
     waits: bool = False
-    """Whether the step itself waits for its device, so that it can hide less than a host that runs ahead."""
+    """Whether the host waits for the device within the step, so that less of the dispatch is hidden."""
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
-    """Dispatch of a step of one engine, phase and batch size."""
+    """Return the dispatch of a step from its samples."""
     alone = undisturbed(samples.alone_s)
     if not samples.bare_s:
-        # On CUDA a replayed kernel's launch hides behind the one before it, so nothing is paid twice.
+        # On CUDA the launch of a replayed kernel overlaps with the kernel before it, so nothing counts twice.
         return Dispatch(alone.quartile_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
     among = undisturbed(samples.among_s) if samples.among_s else Undisturbed(alone.quartile_s, 0.0)
     calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
@@ -83,19 +82,19 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
 def dispatch_seconds(
     dispatch: Mapping[tuple[str, Phase, int], Dispatch],
 ) -> dict[str, dict[Phase, dict[int, float]]]:
-    """Seconds to dispatch a step, by engine, phase and batch size."""
-    found: dict[str, dict[Phase, dict[int, float]]] = {}
-    for (engine, phase, batch), known in dispatch.items():
-        found.setdefault(engine, {}).setdefault(phase, {})[batch] = known.step_s
-    return found
+    """Return the seconds to dispatch a step: engine -> phase -> batch size -> seconds."""
+    seconds: dict[str, dict[Phase, dict[int, float]]] = {}
+    for (engine, phase, batch), step in dispatch.items():
+        seconds.setdefault(engine, {}).setdefault(phase, {})[batch] = step.step_s
+    return seconds
 
 
 def cold_dispatch(warm: Undisturbed, among: Undisturbed, calls_s: float, converting_s: float = 0.0) -> Dispatch:
-    """Dispatch within a real step, from the twin's step alone, its step among the weights, and its bare calls.
+    """Return the dispatch within a real step, which finds cold caches.
 
-    Cold caches cannot make a step faster than warm ones: what a busy minute says against it does not count, and the
-    twin alone is the floor. The calls are a part of the step, and those that only convert between formats a part of the
-    calls.
+    `warm` is the twin's step in isolation, `among` its step between the model's linears, `calls_s` its bare calls.
+    Cold caches cannot make a step faster, so `warm` is the lower bound, even if contention made `among` lower. The
+    calls are a part of the step, and those that only convert between formats (`converting_s`) a part of the calls.
     """
     step_s = max(among.quartile_s, warm.quartile_s)
     in_kernels_s = min(calls_s, step_s)

@@ -1,4 +1,4 @@
-"""The base class of facts: each declares its kind on disk and how it joins the facts before it."""
+"""The base class of facts: each has a name on disk and a rule for merging it with earlier facts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
 
 
 class Fact:
-    """A value that a run measures; samples.jsonl keeps each as one line.
+    """A measured value of a run, stored as one line of samples.jsonl.
 
-    `class Warmth(Fact, kind="warmth")` is all that a new fact costs: it is stored and read as `warmth`, and
-    `facts.latest(Warmth)` and `facts.every(Warmth)` find it. One that is looked up by cell overrides `merge_into`.
+    `class Warmth(Fact, kind="warmth")` is enough for a new fact: it is stored and read as `warmth`, and
+    `facts.latest(Warmth)` and `facts.every(Warmth)` return it. A fact that is looked up by cell overrides `merge_into`.
     """
 
     __slots__ = ()
     KIND: ClassVar[str]
     kinds: ClassVar[dict[str, type[Fact]]] = {}
-    """Every kind of fact by its name on disk."""
+    """All classes of facts by their names on disk."""
 
     def __init_subclass__(cls, kind: str = "") -> None:
         cls.KIND = kind or cls.KIND  # a dataclass with slots is a second class, made without the keyword
         Fact.kinds[cls.KIND] = cls
 
     def merge_into(self, merged: MergedFacts) -> None:
-        """Join the facts that came before."""
+        """Add this fact to the earlier ones."""
         merged.others.setdefault(type(self), []).append(self)

@@ -10,34 +10,34 @@ Amount = int | float
 """FLOPs or bytes; whole numbers stay whole."""
 
 NO_AMOUNTS: Mapping[Cause, Amount] = {}
-"""What most operators avoid: one for all of them, since a large run has hundreds of thousands."""
+"""The avoidable work of most operators; one shared object, since a large run has hundreds of thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """What one operator of a cell's step must do, all its `count` equal instances together."""
+    """The work of one operator of a step, summed over its `count` equal instances."""
 
     operator: str
     group: str
     count: int
     dtype: str
-    """The dtype that it computes in, which decides its compute roof."""
+    """The dtype of its arithmetic, which selects its compute roof."""
     flops: Amount
-    """Model FLOPs: what the algorithm needs."""
+    """Model FLOPs: the minimum of the algorithm."""
     weight_bytes: Amount
     """Weights as stored, embedding rows and logits."""
     kv_bytes: Amount
     """Cache read and written."""
     activation_bytes: Amount
-    """Operands and intermediates written and read between kernels, at most."""
+    """Operands and intermediates written and read between kernels; an upper bound."""
     avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
     bus_bytes: Amount = 0
-    """What crosses each rank's link, of a collective: its message by the factor of nccl-tests."""
+    """For a collective: the bytes that cross each rank's link, message x the factor of nccl-tests."""
 
     @property
     def model_bytes(self) -> Amount:
-        """The algorithm's minimum."""
+        """Bytes of weights and cache: the minimum of the algorithm."""
         return self.weight_bytes + self.kv_bytes
 
     @property
@@ -46,7 +46,7 @@ class OperatorWork:
 
     @property
     def executed_bytes(self) -> Amount:
-        """Bytes that the library's path moves when no intermediate stays in a cache."""
+        """Bytes that the library moves if no intermediate stays in a cache."""
         return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
 
 
@@ -54,11 +54,11 @@ COLLECTIVE = "collective"
 """The group of operators that exchange results between ranks."""
 
 REST = "all other kernels"
-"""What stands among the operators that were run alone for all the small kernels between them."""
+"""The name among the replayed operators for all small kernels between them."""
 
 
 class Cause(StrEnum):
-    """Why work is avoidable: the names under which it is counted, shown, and looked up by levers."""
+    """Causes of avoidable work, by the names that counts, reports and levers use."""
 
     MASKED_SCORES = "masked scores"
     CACHE_COPIES = "cache copies"
@@ -72,7 +72,7 @@ class Cause(StrEnum):
     UPCAST_LOGITS = "logits upcast to float32"
     UNCHOSEN_EXPERTS = "experts nobody chose"
     OPERANDS = "operands"
-    """Operands and intermediates that are written and read between kernels."""
+    """Operands and intermediates written and read between kernels."""
     PAGE_FAULTS = "page faults"
     """Counted in pages, not in bytes."""
     DEQUANTISATION = "dequantisation round trip"
@@ -87,6 +87,6 @@ OF_CONTEXT = frozenset(
         Cause.LATENT_EXPANDED,
     }
 )  # fmt: skip
-"""Work that grows with the cache: what steps at short contexts attain tells nothing of it."""
+"""Causes whose work grows with the cache; rates attained at short contexts do not apply to it."""
 OUTSIDE = frozenset({Cause.CACHE_COPIES, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS})
-"""Traffic before or behind an operator's own call, which running the call alone does not include."""
+"""Causes of traffic before or after an operator's call, which a replay of the call does not include."""

@@ -1,4 +1,4 @@
-"""A run as it is judged: its model, its device, and all of its facts."""
+"""The input of judging: a run's model, its device, and all its facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelFacts:
 
     id: str
     kind: str
-    """Where it came from: card, hub, folder or gguf."""
+    """Its source: card (a preset), hub, folder or gguf."""
     revision: str | None
     architecture: str
     params: int
@@ -27,31 +27,30 @@ class ModelFacts:
     quant: str
     double_quant: bool
     compute_dtype: str
-    """The dtype that quantised products run in."""
+    """The dtype of quantised products."""
     weights: str
-    """checkpoint or random."""
+    """`checkpoint` or `random`."""
     storage_bytes: int
     load_s: float
     first_call_s: float
     unpacked_from: str | None
-    """The format of a checkpoint that came packed and lies in memory as dense weights."""
+    """The format of a packed checkpoint whose weights are dense in memory; None for others."""
     attention: str
     offloaded_bytes: Mapping[str, int]
-    """Bytes of weights that cross a link at every step, by where they wait: host or disk."""
+    """Bytes of weights that cross a link at every step, by location: host or disk."""
     placement: Mapping[str, str] | None
     linear_weights: int = 0
     """Weights of the block linears."""
     linear_bytes: int = 0
-    """Their bytes as stored, scales included."""
+    """Bytes of these weights as stored, with scales."""
     cache_itemsize: int = 2
-    """Bytes an element of the KV cache."""
+    """Bytes per element of the KV cache."""
     four_bit_dense_from_rows: int | None = None
-    """Rows from which a 4-bit kernel would first write a dense 16-bit copy on this device; None: never or not known."""
-
+    """Rows from which a 4-bit kernel first writes a dense 16-bit copy on this device; None: never or unknown."""
     linears: Mapping[str, int] = field(default_factory=dict)
-    """Linears by class, format and what their kernel does first; empty in runs that did not tell."""
+    """Number of linears by class, format and first action of their kernel; empty in older runs."""
     experts: str | None = None
-    """transformers' implementation of the experts, where there are some."""
+    """transformers' implementation of the experts; None without experts."""
 
     @property
     def offloaded(self) -> bool:
@@ -59,13 +58,13 @@ class ModelFacts:
 
     @property
     def precision(self) -> str:
-        """`bfloat16`, or `bfloat16, nf4`."""
+        """Such as `bfloat16`, or `bfloat16, nf4`."""
         return self.dtype if self.quant == "none" else f"{self.dtype}, {self.quant}"
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The device of a run, with its datasheet's figures for the model's dtype where it has one."""
+    """The device of a run, with the figures of its datasheet for the model's dtype if it has one."""
 
     kind: str
     name: str
@@ -80,18 +79,18 @@ class DeviceFacts:
 
     @property
     def overlaps_dispatch(self) -> bool:
-        """Whether the host can run ahead of the device, so that dispatch hides behind it."""
+        """Whether the host can run ahead of the device, which then hides dispatch."""
         return self.kind == "cuda"
 
     @property
     def short_name(self) -> str:
-        """As an answer calls it."""
+        """Its name in a sentence: `CPU`, or the GPU's name without its maker."""
         return "CPU" if self.kind == "cpu" else self.name.removeprefix("NVIDIA ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(MergedFacts):
-    """What a run is judged from, as far as it has come: its facts, merged, and what they are about."""
+    """All facts of a run so far, merged, with the model, device and grid that they describe."""
 
     model: ModelFacts
     device: DeviceFacts
@@ -99,18 +98,18 @@ class Facts(MergedFacts):
     ceilings: Ceilings
     operators: Mapping[CellKey, Sequence[OperatorWork]]
     graph_engines: frozenset[str] = frozenset()
-    """Engines whose decode step is one launch of recorded work."""
+    """Engines whose decode step is one launch of a captured graph."""
     generate_engines: frozenset[str] = frozenset()
-    """Engines that are transformers' own `generate`."""
+    """Engines that call transformers' `generate`."""
     owning_engines: Mapping[str, str] = field(default_factory=dict)
-    """Engines that own their model, so that what their kernels do is not seen, and how each issues a step."""
+    """Engines that load the model themselves and hide its kernels, each with how it issues a step."""
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The readings, to be asked of one moment or another."""
+        """The telemetry readings, searchable by time."""
         return Timeline(self.readings)
 
     @property
     def measured(self) -> list[CellKey]:
-        """What has a time, in the order of the table's rows."""
+        """Keys of the measured cells, in the order of the table's rows."""
         return [key for key in self.grid.keys if self.visits.get(key.cell)]

@@ -1,4 +1,4 @@
-"""What an engine's own scheduler reports, and whether its iterations form one batch."""
+"""Reports of an engine's scheduler, and the check that its iterations form one batch."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from profiler.errors import RequestError
 
 @dataclass(frozen=True)
 class Scheduled:
-    """Iterations in a row that a scheduler filled alike."""
+    """Consecutive iterations with the same requests and tokens."""
 
     prefill_requests: int
     prefill_tokens: int
     decode_requests: int
     decode_tokens: int
-    """One for each such request, and more where one that was preempted is computed again."""
+    """One per such request, and more if a preempted request is recomputed."""
     waiting: int
-    """Requests that hold no cache when it ends: not begun yet, or preempted."""
+    """Requests without cache at the end: not begun yet, or preempted."""
     iterations: int = 1
 
 
 @dataclass(frozen=True)
 class OwnedModel:
-    """What an engine holds that owns its model and its cache."""
+    """The model and cache of an engine that loads the model itself."""
 
     version: str
     load_s: float
-    """Seconds to load, compile, capture and warm up, all before the first cell."""
+    """Seconds to load, compile, capture and warm up, before the first cell."""
     how: str
     """How a step is issued: as a CUDA graph, compiled, or operator by operator."""
     weight_bytes: int
     cache_bytes: int
-    """What is reserved for the cache, filled or not."""
+    """Bytes reserved for the cache, filled or not."""
     cache_tokens: int
     block_tokens: int
-    """Tokens of one block: a sequence takes whole ones."""
+    """Tokens per block; a sequence occupies whole blocks."""
     tokens_an_iteration: int
-    """Most tokens that its scheduler puts into one iteration: a longer prefill goes in chunks."""
+    """Most tokens per iteration of its scheduler; a longer prefill is split into chunks."""
     cache_used_bytes: int = 0
-    """Most of its cache that was in use at once, over all visits of a run."""
+    """Peak use of its cache, over all visits of a run."""
 
 
 def scheduled_of(scheduler_stats: Any) -> Scheduled:
-    """One iteration from vLLM's `SchedulerStats` and the `SchedulerIterationDetails` in it.
+    """Return one iteration from vLLM's `SchedulerStats` with its `SchedulerIterationDetails`.
 
-    Raises RequestError for a vLLM that does not tell its iterations.
+    Raises RequestError if this vLLM does not report its iterations.
     """
     details = getattr(scheduler_stats, "iteration_details", None)
     if details is None:
-        raise RequestError("this vLLM does not tell what its scheduler put into an iteration.")
+        raise RequestError("this vLLM does not report the iterations of its scheduler; install a newer one.")
     return Scheduled(
         prefill_requests=details.num_ctx_requests,
         prefill_tokens=details.num_ctx_tokens,
@@ -63,38 +63,38 @@ def scheduled_of(scheduler_stats: Any) -> Scheduled:
 
 
 def in_rows(iterations: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
-    """Merge consecutive iterations that are alike."""
-    return tuple(replace(same, iterations=len(list(group))) for same, group in groupby(iterations))
+    """Merge consecutive iterations that are equal."""
+    return tuple(replace(one, iterations=len(list(group))) for one, group in groupby(iterations))
 
 
 def prefill_iterations(rows: Sequence[Scheduled]) -> int:
-    """Iterations until the last prompt was through: more than one where the prefill went in chunks."""
+    """Return the number of iterations until all prompts were processed; more than one for a chunked prefill."""
     last = max((number for number, row in enumerate(rows) if row.prefill_requests), default=-1)
     return sum(row.iterations for row in rows[: last + 1])
 
 
 def trouble(iterations: Sequence[Scheduled], batch: int, owned: OwnedModel) -> str | None:
-    """Why these single iterations are no prefill of `batch` prompts and decode steps of all of them; None if they are.
+    """Return why these iterations are not a prefill of `batch` prompts plus decode steps of all; None if they are.
 
-    A prefill may go in chunks, each as full as the scheduler allows; whoever waits while there is room for more tokens
-    waits for the cache. A request that was preempted is computed again, prompt and all, which vLLM's own record counts
+    A prefill may be split into chunks, each as full as the scheduler allows. A request that waits while there is room
+    for more tokens waits for the cache. A preempted request is recomputed with its prompt, which vLLM's record counts
     as a generation of many tokens.
     """
     prefill = prefill_iterations(iterations)
     cache = f"its cache of {owned.cache_tokens} tokens (blocks of {owned.block_tokens})"
     for row in iterations[:prefill]:
         if row.waiting and row.prefill_tokens + row.decode_tokens < owned.tokens_an_iteration:
-            return f"{row.waiting} of {batch} sequences had to wait until others had ended: {cache} is too small"
+            return f"{row.waiting} of {batch} sequences had to wait for others to end: {cache} is too small"
     decode = iterations[prefill:]
     if any(row.waiting for row in decode):
         first = next(number for number, row in enumerate(decode, 1) if row.waiting)
         most = max(row.waiting for row in decode)
-        again = sum(row.decode_tokens - row.decode_requests for row in decode)
+        recomputed = sum(row.decode_tokens - row.decode_requests for row in decode)
         return (
             f"preempted: {most} of {batch} sequences, from decode step {first} on; {cache} is full,"
-            f" {f'and {again} tokens were computed again' if again else 'and none came back'}"
+            f" {f'and {recomputed} tokens were recomputed' if recomputed else 'and none resumed'}"
         )
     for number, row in enumerate(decode, 1):
         if (row.decode_requests, row.decode_tokens) != (batch, batch):
-            return f"decode step {number} held {row.decode_requests} of {batch} sequences, {row.decode_tokens} tokens"
+            return f"decode step {number} ran {row.decode_requests} of {batch} sequences, {row.decode_tokens} tokens"
     return None

@@ -1,4 +1,4 @@
-"""The shape of a step, its execution path, and the FLOPs and bytes that it needs."""
+"""The shape of a step, its execution path, and its FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FLOAT32_BYTES = 4
 _FLOAT16_BYTES = 2
 _INT32_BYTES = 4
 
-# Whole numbers stay exact in int64; only expectations (mixture-of-experts) are floats.
+# Whole numbers stay exact in int64; only expected values (mixture-of-experts) are floats.
 Count = int | float | NDArray[Any]
 
 
 def plain_number(value: Count) -> int | float:
-    """A count as a plain number; whole numbers stay whole."""
+    """Return a count as a Python number; whole numbers become int."""
     number = float(value)
     return int(value) if number.is_integer() else number
 
@@ -33,7 +33,7 @@ def plain_number(value: Count) -> int | float:
 class Step:
     """One forward pass over `batch` sequences: `query` new tokens each, after `context` cached ones.
 
-    Each is a whole number or an int64 array; arrays broadcast, so that a grid is counted in one go.
+    Each is a whole number or an int64 array; arrays broadcast, so a grid is counted at once.
     A prefill has context 0; a decode step has query 1.
     """
 
@@ -50,7 +50,7 @@ class Step:
 
     @classmethod
     def of(cls, key: CellKey) -> Step:
-        """The step that a cell's figure describes."""
+        """Return the step that a cell's time describes."""
         return cls(key.cell.batch_size, key.query_tokens, key.context_len)
 
     @property
@@ -61,35 +61,35 @@ class Step:
 
 UNFUSED_KERNEL = "math"
 Heads = Literal["grouped", "packed", "repeated"]
-"""How transformers hands grouped heads to the kernel of `sdpa`: K and V as they are cached (`grouped`), so with the
-queries of a group as rows of one head (`packed`), or with K and V written out once a query head (`repeated`)."""
+"""How transformers passes grouped heads to the kernel of `sdpa`: K and V as cached (`grouped`), as cached with the
+queries of a group as rows of one head (`packed`), or with K and V written out per query head (`repeated`)."""
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 
 @dataclass(frozen=True)
 class ExecutionPath:
-    """How the library executes a step; what differs from the algorithm's minimum is avoidable work."""
+    """How the library executes a step; the difference to the algorithm's minimum is avoidable work."""
 
     attention: Attention = "sdpa"
     kernel: str = "fused"
-    """What `sdpa` calls when no mask is passed; `math` writes its scores out, others skip what causality hides."""
+    """The kernel of `sdpa` without a mask; `math` writes its scores out, others skip causally hidden scores."""
     masked_kernel: str = "fused"
-    """What it calls when a mask is passed; nothing is skipped then."""
+    """The kernel of `sdpa` with a mask; it skips nothing."""
     heads: Mapping[int, Heads] = field(default_factory=dict)
-    """By the width of a grouped head, how `sdpa` is handed it when no mask is passed; `grouped` where nobody asked."""
+    """How `sdpa` gets grouped heads without a mask, by head width; `grouped` by default."""
     masked_heads: Mapping[int, Heads] = field(default_factory=dict)
-    """How `sdpa` is handed grouped heads when a mask is passed; by default `packed` for one query, else `repeated`."""
+    """How `sdpa` gets grouped heads with a mask, by head width; by default `packed` for one query, else `repeated`."""
     masks: bool = False
-    """True when a mask is handed over whatever the shape is: that of a padded batch."""
+    """True if a mask is passed at every shape, as for a padded batch."""
     cache: Literal["dynamic", "static", "paged"] = "dynamic"
     static_cache_len: int = 0
-    """Slots of a static cache: its attention reads all of them, filled or not."""
+    """Slots of a static cache; attention reads all of them, filled or not."""
     all_logits: bool = False
-    """True when the LM head runs on every position, though only the last one is asked for."""
+    """True if the LM head runs on every position, though only the last one is needed."""
     upcasts_logits: bool = False
-    """True when the last logits are copied to float32 before a token is drawn, as transformers' `generate` does."""
+    """True if the last logits are copied to float32 before sampling, as in transformers' `generate`."""
     outlier_columns: Mapping[str, float] = field(default_factory=dict)
-    """Columns that LLM.int8() multiplies in 16 bits beside its int8 product, by operator; they depend on the data."""
+    """Columns that LLM.int8() multiplies in 16 bits next to its int8 product, by operator; they depend on the data."""
 
     @property
     def fused(self) -> bool:
@@ -104,10 +104,10 @@ class ExecutionPath:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step must do. FLOPs count a multiply-add as 2; bytes are as stored.
+    """The work of a step. FLOPs count a multiply-add as 2; bytes are as stored.
 
-    Model work is the algorithm's minimum. `avoidable_*` is what the execution path does beyond it, by cause.
-    Vector FLOPs (softmax, norms, rotary, activations, residuals) are a class of their own and stay out of MFU.
+    Model work is the algorithm's minimum. `avoidable_*` is the excess of the execution path, by cause. Vector FLOPs
+    (softmax, norms, rotary, activations, residuals) are separate and do not count towards MFU.
     """
 
     model_flops: Count = 0
@@ -118,15 +118,15 @@ class Work:
     embedding_bytes: Count = 0
     logits_bytes: Count = 0
     activation_bytes: Count = 0
-    """Operands and intermediates written and read between kernels; an upper bound, since caches may keep them."""
+    """Operands and intermediates written and read between kernels; an upper bound, since a cache may serve them."""
     link_bytes: Count = 0
-    """Messages that ranks exchange: S of nccl-tests, the whole result of each collective; no bytes of memory."""
+    """Messages between ranks: S of nccl-tests, the whole result of each collective; not part of memory traffic."""
     avoidable_flops: Mapping[Cause, Count] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Count] = field(default_factory=dict)
 
     @property
     def model_bytes(self) -> Count:
-        """Used weights once + live KV read once + new KV written once + embedding rows + logits."""
+        """Used weights, live KV read and new KV written, each once, plus embedding rows and logits."""
         return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.embedding_bytes + self.logits_bytes
 
     @property
@@ -135,12 +135,12 @@ class Work:
 
     @property
     def executed_bytes(self) -> Count:
-        """Bytes that this path moves when no intermediate stays in a cache."""
+        """Bytes that this path moves if no intermediate stays in a cache."""
         return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
 
     @property
     def intensity(self) -> Any:
-        """Model FLOPs per model byte, the x of the roofline."""
+        """Model FLOPs per model byte: the x axis of the roofline."""
         return np.asarray(self.model_flops) / np.asarray(self.model_bytes)
 
     def __add__(self, other: Work) -> Work:
@@ -149,7 +149,7 @@ class Work:
         return Work(**summed | {name: _add_maps(mine[name], theirs[name]) for name in _BY_CAUSE})
 
     def __mul__(self, times: Count) -> Work:
-        """This work `times` over."""
+        """Return this work multiplied by `times`."""
         mine = vars(self)
         scaled: dict[str, Any] = {name: mine[name] * times for name in _AMOUNTS}
         causes = {name: {cause: part * times for cause, part in mine[name].items()} for name in _BY_CAUSE}
@@ -157,7 +157,7 @@ class Work:
 
 
 def bytes_by_kind(work: Work) -> dict[str, int | float]:
-    """Model bytes by kind; activations stay on chip by convention: what is moved is in `executed_bytes`."""
+    """Return model bytes by kind. Activations are 0 by convention, as if on chip; `executed_bytes` counts them."""
     return {
         "weights": plain_number(work.weight_bytes),
         "kv_read": plain_number(work.kv_read_bytes),
@@ -179,32 +179,33 @@ def _add_maps(left: Mapping[Cause, Count], right: Mapping[Cause, Count]) -> dict
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight matrix as it lies in memory."""
+    """A weight matrix as stored in memory."""
 
     format: str
     in_features: int
     out_features: int
     weight_bytes: int
-    """The packed weights with their scales, absmax, zero points and code books."""
+    """Packed weights with scales, absmax, zero points and code books."""
     bias_bytes: int
     compute_dtype: torch.dtype
-    """The dtype that the product runs in."""
+    """The dtype of the product."""
     dense_from_rows: int | None = None
-    """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: it never does."""
+    """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: never."""
     transposed: bool = False
-    """Whether it lies inputs by outputs (GPT-2's Conv1D)."""
+    """Whether its shape is inputs x outputs (GPT-2's Conv1D)."""
 
     @property
     def bits_per_weight(self) -> float:
         return 8 * self.weight_bytes / (self.in_features * self.out_features)
 
     def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[Cause, Count]:
-        """Bytes that the kernel moves only to convert between formats, for so many rows, by cause.
+        """Return the bytes that the kernel moves only to convert between formats, for `rows` tokens, by cause.
 
         A dense copy of a 4-bit weight is written and read back (`dense_from_rows`). LLM.int8() casts its input to
-        float16, quantises it, and writes its product in int32 before it is scaled; columns with outliers are taken
-        out of the input and the weight (in int8, float32 and 16 bits) and their product is added to the output
-        (bitsandbytes 0.50: autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py, `int8_mixed_scaled_mm`).
+        float16, quantises it, and writes its product in int32 before scaling. Columns with outliers are extracted
+        from the input and the weight (in int8, float32 and 16 bits), and their product is added to the output.
+        Source: bitsandbytes 0.50, autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py,
+        `int8_mixed_scaled_mm`.
         """
         if self.dense_from_rows is not None:
             dense = self.in_features * self.out_features * self.compute_dtype.itemsize
@@ -212,7 +213,7 @@ class StoredWeight:
         if self.format != "int8":
             return {}
         cast = 0 if str(activations) == "torch.float16" else activations.itemsize + 2 * _FLOAT16_BYTES
-        found: dict[Cause, Count] = {
+        amounts: dict[Cause, Count] = {
             Cause.INT8_INPUTS: rows * self.in_features * (cast + 2),
             Cause.INT32_PRODUCTS: rows * self.out_features * 2 * _INT32_BYTES,
         }
@@ -220,11 +221,11 @@ class StoredWeight:
             weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
             input_column = rows * 3 * activations.itemsize
             added = rows * self.out_features * 2 * activations.itemsize
-            found[Cause.OUTLIERS] = outlier_columns * (weight_column + input_column) + added
-        return found
+            amounts[Cause.OUTLIERS] = outlier_columns * (weight_column + input_column) + added
+        return amounts
 
     def conversion_flops(self, rows: Count, outlier_columns: float) -> dict[Cause, Count]:
-        """FLOPs of the 16-bit product of LLM.int8()'s outlier columns, which the int8 product runs as zeros too."""
+        """Return the FLOPs of LLM.int8()'s 16-bit product of outlier columns; its int8 product has zeros there."""
         if self.format != "int8" or not outlier_columns:
             return {}
         return {Cause.OUTLIERS: 2 * rows * outlier_columns * self.out_features}

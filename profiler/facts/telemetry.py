@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 POWER_CAP = "power cap"
-# nvml.h, nvmlClocksEventReason*: what slows a card down. 1 (idle) and 2 (application clocks) are no fault.
+# Reasons for low clocks (nvml.h, nvmlClocksEventReason*). 1 (idle) and 2 (application clocks) are not faults.
 THROTTLE_BITS = {
     0x4: POWER_CAP,
     0x8: "hardware slowdown",
@@ -18,13 +18,13 @@ THROTTLE_BITS = {
 }
 _CLOCK_DROP = 0.05
 _BUSY_NEIGHBOUR_CORES = 0.3
-# NVML's utilisation is of the sixth of a second to second before it (nvml.h, nvmlUtilization_t).
+# NVML's utilisation covers the last 1/6 to 1 second (nvml.h, nvmlUtilization_t).
 _UTILISATION_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at a device; None where it does not say."""
+    """One telemetry reading of a device; None for what it does not report."""
 
     clock_hz: float | None = None
     power_w: float | None = None
@@ -33,29 +33,29 @@ class Reading:
     memory_used_bytes: int | None = None
     sm_active: float | None = None
     memory_active: float | None = None
-    """Shares of the time in which any SM, or the memory, was active at all: no share of what they could do."""
+    """Shares of the time in which any SM, or the memory, was active at all; not shares of their peak rates."""
     throttle: tuple[str, ...] | None = None
-    """What holds it back; empty where nothing does."""
+    """Reasons for throttling; empty if there is none."""
     other_processes: int | None = None
-    """Other processes that compute on the card."""
+    """Number of other processes that compute on the card."""
     busy_cores_elsewhere: float | None = None
-    """Of the cores that this process may use, those that others keep busy."""
+    """How many of this process's cores others kept busy."""
     at_unix_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class ActiveShares:
-    """Shares of the time in which any SM, or the memory, was active at all; None where the device does not say."""
+    """Shares of the time in which any SM, or the memory, was active at all; None if the device does not report it."""
 
     sm: float | None
     memory: float | None
     clock_hz: float | None = None
-    """The device's clock meanwhile."""
+    """The device's clock during this time."""
 
 
 @dataclass(frozen=True)
 class ReadingRange:
-    """The least, the middle and the largest of some readings."""
+    """Minimum, median and maximum of some readings."""
 
     low: float
     median: float
@@ -64,7 +64,7 @@ class ReadingRange:
 
 @dataclass(frozen=True)
 class TelemetrySummary:
-    """A run's readings in figures; None where the device does not say."""
+    """Statistics of a run's readings; None for what the device does not report."""
 
     readings: int
     clock_hz: ReadingRange | None
@@ -78,20 +78,20 @@ class TelemetrySummary:
 
 
 class Timeline:
-    """Readings in the order of their time: those of a span are found without a look at all the others."""
+    """Readings in order of time, for queries by (start, seconds) spans."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._readings = sorted(readings, key=lambda reading: reading.at_unix_s)
         self._at_unix_s = [reading.at_unix_s for reading in self._readings]
 
     def throttled(self, spans: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-        """What slowed the device down at some moment of the (start, seconds) spans of time, in alphabetical order."""
+        """Return the throttle reasons within the (start, seconds) spans, in alphabetical order."""
         return tuple(sorted({name for reading in self._during(spans) for name in reading.throttle or ()}))
 
     def active(self, spans: Sequence[tuple[float, float]]) -> ActiveShares:
-        """Medians of what was reported during (start, seconds) spans of time.
+        """Return medians of the readings within the (start, seconds) spans.
 
-        A share is of the time before its reading, so that those of a span's first second are left out.
+        A share describes the time before its reading, so those of the first second of a span are left out.
         """
         settled = self._during([(start + _UTILISATION_S, seconds - _UTILISATION_S) for start, seconds in spans])
         sm = [r.sm_active for r in settled if r.sm_active is not None]
@@ -100,14 +100,14 @@ class Timeline:
         return ActiveShares(_middle(sm), _middle(memory), _middle(clocks))
 
     def _during(self, spans: Sequence[tuple[float, float]]) -> list[Reading]:
-        """Readings within a span, each once, even if spans overlap because a clock was set back."""
-        found: list[Reading] = []
-        taken = 0
+        """Readings within the spans, each once, even if spans overlap because a clock was set back."""
+        readings: list[Reading] = []
+        end = 0
         for start_s, end_s in sorted((start, start + seconds) for start, seconds in spans if seconds >= 0):
-            first = max(taken, bisect_left(self._at_unix_s, start_s))
-            taken = max(taken, bisect_right(self._at_unix_s, end_s))
-            found += self._readings[first:taken]
-        return found
+            first = max(end, bisect_left(self._at_unix_s, start_s))
+            end = max(end, bisect_right(self._at_unix_s, end_s))
+            readings += self._readings[first:end]
+        return readings
 
 
 def _middle(values: Sequence[float]) -> float | None:
@@ -115,9 +115,9 @@ def _middle(values: Sequence[float]) -> float | None:
 
 
 def health(readings: Sequence[Reading]) -> TelemetrySummary:
-    """The readings in figures: medians and extremes, and what throttled."""
+    """Return medians and extremes of the readings, and all throttle reasons."""
     others = [r.other_processes for r in readings if r.other_processes is not None]
-    held = [r.throttle for r in readings if r.throttle is not None]
+    throttles = [r.throttle for r in readings if r.throttle is not None]
     return TelemetrySummary(
         readings=len(readings),
         clock_hz=_spread([r.clock_hz for r in readings]),
@@ -127,35 +127,35 @@ def health(readings: Sequence[Reading]) -> TelemetrySummary:
         temperature_c=_spread([r.temperature_c for r in readings]),
         busy_cores_elsewhere=_spread([r.busy_cores_elsewhere for r in readings]),
         other_processes=max(others, default=None),
-        throttle=tuple(sorted({reason for reasons in held for reason in reasons})) if held else None,
+        throttle=tuple(sorted({reason for reasons in throttles for reason in reasons})) if throttles else None,
     )
 
 
 def busy_share(readings: Sequence[Reading]) -> float:
-    """Share of the readings in which others kept cores, or this card, busy."""
+    """Return the share of the readings in which other processes kept cores or this card busy."""
     busy = [(r.busy_cores_elsewhere or 0.0) > _BUSY_NEIGHBOUR_CORES or bool(r.other_processes) for r in readings]
     return sum(busy) / len(busy) if busy else 0.0
 
 
 def complaints(readings: Sequence[Reading]) -> list[str]:
-    """What makes a run on this device less trustworthy, each with its figure."""
-    found = []
+    """Return a sentence per disturbance in the readings, each with its figure."""
+    sentences = []
     if shared := max((r.other_processes or 0 for r in readings), default=0):
-        found.append(f"{shared} other processes computed on this card: times may be too long.")
+        sentences.append(f"{shared} other processes computed on this card: times may be too long.")
     elsewhere = _spread([r.busy_cores_elsewhere for r in readings])
     if elsewhere and elsewhere.median > _BUSY_NEIGHBOUR_CORES:
-        found.append(f"other processes kept {elsewhere.median:.1f} cores busy: times may be too long.")
-    held = [r.throttle for r in readings if r.throttle is not None]
+        sentences.append(f"other processes kept {elsewhere.median:.1f} cores busy: times may be too long.")
+    throttles = [r.throttle for r in readings if r.throttle is not None]
     for reason in THROTTLE_BITS.values():
-        share = sum(reason in reasons for reasons in held) / len(held) if held else 0.0
+        share = sum(reason in reasons for reasons in throttles) / len(throttles) if throttles else 0.0
         if share > 0:
-            found.append(f"the card was held back ({reason}) in {100 * share:.0f} % of the readings.")
+            sentences.append(f"the card was throttled ({reason}) in {100 * share:.0f} % of the readings.")
     clocks = [r.clock_hz for r in readings if r.clock_hz]
     if len(clocks) >= 4 and clocks[-1] < (1 - _CLOCK_DROP) * clocks[0]:
-        found.append(f"the clock fell from {clocks[0] / 1e6:.0f} to {clocks[-1] / 1e6:.0f} MHz during the run.")
-    return found
+        sentences.append(f"the clock fell from {clocks[0] / 1e6:.0f} to {clocks[-1] / 1e6:.0f} MHz during the run.")
+    return sentences
 
 
 def _spread(values: Sequence[float | None]) -> ReadingRange | None:
-    known = sorted(value for value in values if value is not None)
-    return ReadingRange(known[0], known[len(known) // 2], known[-1]) if known else None
+    numbers = sorted(value for value in values if value is not None)
+    return ReadingRange(numbers[0], numbers[len(numbers) // 2], numbers[-1]) if numbers else None

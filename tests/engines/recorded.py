@@ -1,8 +1,8 @@
-"""CUDA graphs without a card: what a capture records, and what a replay does with it.
+"""CUDA graphs without a card: captures that record aten operators, and their replays.
 
-A CUDA graph holds kernels with the addresses they were launched with. A replay runs them again on whatever lies there
-now, and nothing of the Python around them: a number that the host worked out stays as it was at the capture, and a
-capture that waits for the device is an error. Both are so here, with an aten operator for a kernel.
+A CUDA graph consists of kernels with the addresses of their launch. A replay runs them again on the current content,
+without the Python around them. A number from the host stays as it was at the capture, and a capture that waits for the
+device is an error. Both are the same here, with aten operators instead of kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from profiler.device.machine import CudaMachine
 
 
 class RecordedGraph:
-    """Operators with the tensors they were called with; a replay writes each result to where it was first written."""
+    """Operators with their arguments; a replay writes each result to the place of the first result."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
@@ -68,7 +68,7 @@ class _Stream:
 
 
 def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
-    """A CUDA machine whose tensors lie on the CPU and whose graphs are recorded ones."""
+    """Return a CUDA machine whose tensors are on the CPU and whose graphs are `RecordedGraph`s."""
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", _capture)

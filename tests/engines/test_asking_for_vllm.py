@@ -1,4 +1,4 @@
-"""What `--engine vllm` cannot do is refused in one line, before anything loads and mostly before vLLM is imported."""
+"""`--engine vllm` refuses impossible requests in one line, before loading and mostly before importing vLLM."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ from profiler.run.validate import prepare
 def refused(**options: Any) -> str:
     with pytest.raises(RequestError) as caught:
         prepare(Options(model="smollm2-135m", **{"engine": "vllm", **options}))
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
 
 
-def found_as(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    """Let vLLM be found, or not, whatever is installed here."""
+def pretend_version(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Pretend that this version of vLLM is installed, or none."""
     spec = None if version is None else importlib.machinery.ModuleSpec("vllm", None)
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        vllm.importlib.util, "find_spec", lambda name, *rest: spec if name == "vllm" else found(name, *rest)
+        vllm.importlib.util, "find_spec", lambda name, *rest: spec if name == "vllm" else find_spec(name, *rest)
     )
     monkeypatch.setattr(vllm, "version", lambda: version)
 
 
 def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found_as(monkeypatch, None)
+    pretend_version(monkeypatch, None)
     assert "vLLM is not installed; pip install" in refused()
     assert "vLLM is not installed" in refused(engine="eager,vllm")
 
 
 def test_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    found_as(monkeypatch, "0.9.2")
+    pretend_version(monkeypatch, "0.9.2")
     assert "vLLM 0.9.2 is too old; use 0.32 or newer" in refused()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "words"),
     [
-        ({"quant": "nf4"}, "--quant nf4 is made by transformers"),
-        ({"engine": "eager,vllm", "quant": "int8wo"}, "--quant int8wo is made by transformers"),
-        ({"cold": True}, "--cold starts transformers' engines alone"),
-        ({"context_lens": "2048"}, "fills its cache by a prefill alone: use --prompt-lens"),
+        ({"quant": "nf4"}, "--quant nf4 needs transformers"),
+        ({"engine": "eager,vllm", "quant": "int8wo"}, "--quant int8wo needs transformers"),
+        ({"cold": True}, "--cold works only with transformers' engines"),
+        ({"context_lens": "2048"}, "use --prompt-lens instead of --context-lens"),
     ],
 )
-def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], told: str) -> None:
-    found_as(monkeypatch, "0.32.0")
-    assert told in refused(**options)
+def test_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str) -> None:
+    pretend_version(monkeypatch, "0.32.0")
+    assert words in refused(**options)
 
 
 def test_a_gguf_file_and_a_second_card() -> None:
-    asked: dict[str, Any] = {"quant": "none", "deepened": False, "architecture": "LlamaForCausalLM"}
-    with pytest.raises(RequestError, match="reads no GGUF file"):
-        vllm.check_vllm(device=torch.device("cpu"), kind="gguf", **asked)
+    request: dict[str, Any] = {"quant": "none", "deepened": False, "architecture": "LlamaForCausalLM"}
+    with pytest.raises(RequestError, match="cannot read a GGUF file"):
+        vllm.check_vllm(device=torch.device("cpu"), kind="gguf", **request)
     with pytest.raises(RequestError, match="set CUDA_VISIBLE_DEVICES"):
-        vllm.check_vllm(device=torch.device("cuda", 1), kind="hub", **asked)
+        vllm.check_vllm(device=torch.device("cuda", 1), kind="hub", **request)
 
 
-def test_a_vllm_that_does_not_import_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a torchvision of another torch lies beside it."""
-    found_as(monkeypatch, "0.32.0")
+def test_a_vllm_that_does_not_import_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a torchvision for another torch."""
+    pretend_version(monkeypatch, "0.32.0")
 
     def broken(name: str) -> Any:
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(vllm, "import_vllm", broken)
-    assert "vLLM does not import here: operator torchvision::nms does not exist." in refused()
+    assert "importing vLLM fails here: operator torchvision::nms does not exist." in refused()
 
 
-def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
+def test_vllm_is_imported_only_on_request() -> None:
     """`profiler` and its command line know the engine by name, and need no vLLM for anything else."""
     code = "import sys, profiler, profiler.cli.app, profiler.engines.registry; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What torch.compile is given: a backend that records instead of compiling tells how often, and with which inputs."""
+"""Calls of torch.compile: a backend that records instead of compiling counts them and their inputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Capturing(Machine):
 
 @dataclass
 class Recorded:
-    """Compilations by mode, and the inputs of each that are numbers and not tensors."""
+    """The mode of each compilation, and all inputs that are numbers instead of tensors."""
 
     compilations: list[str] = field(default_factory=list)
     numbers: list[object] = field(default_factory=list)
@@ -54,20 +54,20 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Stands for inductor, and for CUDA graphs in the mode that records them."""
-    seen = Recorded()
+    """Replace inductor, and CUDA graphs in the mode that records them."""
+    record = Recorded()
     compile_for_real = torch.compile
 
     def compile_(function: Callable[..., Any], mode: str | None = None, dynamic: bool | None = None) -> Any:
         def backend(module: Any, inputs: Any) -> Any:
-            seen.compilations.append(mode or "default")
-            seen.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
+            record.compilations.append(mode or "default")
+            record.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
             return module.forward
 
         return compile_for_real(function, backend=backend, dynamic=dynamic)
 
     monkeypatch.setattr(torch, "compile", compile_)
-    return seen
+    return record
 
 
 def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, steps: int = 6) -> None:
@@ -99,7 +99,7 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
 
 @pytest.mark.slow
 def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) -> None:
-    """From the second shape on torch makes sizes symbolic by itself, and hands them to the compiled code as inputs."""
+    """By default, torch makes sizes symbolic from the second shape on, and inputs of the compiled code."""
     engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
     for slots in (16, 24, 32):
         _visits(engine, prompt=6, slots=slots, visits=1)
@@ -108,8 +108,8 @@ def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) 
 
 
 @pytest.mark.slow
-def test_a_window_that_moves_is_not_captured(recorded: Recorded) -> None:
-    """Its position is the host's number: compiled once it may be an input, as a CUDA graph each would be another."""
+def test_a_moving_window_is_not_captured(recorded: Recorded) -> None:
+    """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
     engine = CompileEngine(_windowed().eval(), Capturing(torch.device("cpu")))
     _visits(engine, prompt=12, slots=24, visits=1, steps=8)
     assert set(recorded.compilations) == {"default"}

@@ -36,8 +36,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> None:
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
     expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
-    found = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
-    assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+    tokens = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
+    assert tokens[:, : expected.shape[1]].tolist() == expected.tolist()
 
 
 @pytest.mark.gpu
@@ -56,8 +56,8 @@ def test_every_engine_gives_the_tokens_of_generate_on_a_card(gguf_file: Path, na
 
 
 @pytest.mark.parametrize("name", ["eager", "generate"])
-def test_a_whole_call_has_a_mark_before_it_and_behind_each_token(name: str) -> None:
-    """Four tokens, five marks; behind the n-th the model has seen what n forwards see, and no more begin."""
+def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> None:
+    """Four tokens, five marks; after the n-th token the model has run n forwards, and starts no more."""
     model, marks = tiny("window"), []
     forwards: list[int] = []
     model.register_forward_hook(lambda *_: forwards.append(1))
@@ -67,7 +67,7 @@ def test_a_whole_call_has_a_mark_before_it_and_behind_each_token(name: str) -> N
 
 
 def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph engine's own code, replayed with the rules of a CUDA graph; the second prompt meets the same graph."""
+    """The graph engine's code, replayed with the rules of a CUDA graph; the second prompt uses the same graph."""
     engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))
     for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
         prompt = torch.tensor([words])
@@ -76,10 +76,10 @@ def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeyp
 
 
 @pytest.mark.parametrize(("free_bytes", "captures"), [(1 << 40, 2), (1 << 16, 3)])
-def test_a_shape_is_captured_once_where_its_graph_can_be_kept(
+def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
     free_bytes: int, captures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shape, another, and the first again: on its own cache, though another was stepped on meanwhile."""
+    """A shape, another, and the first again: on its own cache, although another was used meanwhile."""
     captured: list[object] = []
     capture = CudaMachine.capture
     monkeypatch.setattr(CudaMachine, "capture", lambda *args: captured.append(args) or capture(*args))
@@ -93,22 +93,22 @@ def test_a_shape_is_captured_once_where_its_graph_can_be_kept(
 
 
 @pytest.mark.parametrize(("room", "left", "made"), [(9, 4, 4), (5, 2, 5), (0, 1, 5)])
-def test_caches_of_compiled_code_are_let_go_the_oldest_first(
+def test_caches_of_compiled_code_are_freed_the_oldest_first(
     room: int, left: int, made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 1, 2, 3, 4 and 1 again: a sequence of 12 slots takes 2 layers x 2 x 2 heads x 12 x 16 x 4 = 6,144
-    bytes, and beside the batch that is stepped 9, 5 or none of them have room. With 5 the first is let go for the
-    fourth, the second and the third for the first again: 4 stay beside it. Tokens are eager's, whatever was let go."""
+    bytes. Next to the current batch there is room for 9, 5 or none of them. With 5 the first is freed for the fourth,
+    and the second and third for the first again: 4 remain. The tokens are always those of eager."""
     compiler, static = torch.compile, transformers.static_cache
     caches: list[weakref.ref[Any]] = []
 
-    def followed(model: Any, slots: int) -> Any:
+    def tracked(model: Any, slots: int) -> Any:
         cache = static(model, slots)
         caches.append(weakref.ref(cache))
         return cache
 
     monkeypatch.setattr(torch, "compile", lambda step, **_: compiler(step, backend="eager"))
-    monkeypatch.setattr(transformers, "static_cache", followed)
+    monkeypatch.setattr(transformers, "static_cache", tracked)
     model, machine = tiny("window"), small()
     monkeypatch.setattr(machine, "available_bytes", lambda: round((room + 0.5) * 6144 / 0.05))
     engine, eager = ENGINES["compile"](model, machine), ENGINES["eager"](model, HOST)
@@ -121,8 +121,8 @@ def test_caches_of_compiled_code_are_let_go_the_oldest_first(
     assert engine.kept_bytes == {9: 9, 5: 4, 0: 0}[room] * 6144
 
 
-def test_a_recorded_graph_cannot_hold_a_window_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why such a model is refused: where the window stands is counted on the host, and a replay does not count."""
+def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why such a model is refused: the host counts the position of the window, and a replay does not count."""
     machine = recorded.machine(monkeypatch)
     model = tiny("window")
     prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -185,7 +185,7 @@ def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
 @pytest.mark.parametrize("name", ["eager", "static"])
-def test_a_filled_cache_is_as_deep_as_asked_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
+def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
     model = tiny(kind)
     engine = ENGINES[name](model, HOST)
     with torch.inference_mode():
@@ -204,7 +204,7 @@ def test_a_window_as_long_as_the_cache_becomes_a_plain_layer() -> None:
 
 
 class Breaking(torch.nn.Module):
-    """A layer that compiled code cannot hold: control goes back to Python before it runs."""
+    """A layer that cannot be compiled: control returns to Python before it runs."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Breaking(torch.nn.Module):
 
 @pytest.mark.slow
 def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that is captured whole has none; a layer that cannot be captured makes some, and two layers more."""
+    """A fully compiled step has none; a layer that cannot be compiled makes some, and two layers more."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
     def breaks(broken: int) -> int:
@@ -229,15 +229,15 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             engine.prepare(1, 12)
         return int(engine.graph_breaks)
 
-    found = [breaks(broken) for broken in (0, 1, 2)]
-    assert found[0] == 0 < found[1] < found[2]
+    counts = [breaks(broken) for broken in (0, 1, 2)]
+    assert counts[0] == 0 < counts[1] < counts[2]
 
 
-def test_graphs_are_refused_on_a_cpu_and_where_a_window_moves() -> None:
+def test_graphs_are_refused_on_a_cpu_and_with_a_moving_window() -> None:
     config = load_config(resolve("mistral-7b-v0.1"))
     with pytest.raises(RequestError, match="this device is a CPU; use eager, static, compile or generate"):
         check_engine("graph", on_cuda=False, config=config, longest_context=512)
-    with pytest.raises(RequestError, match="a window of 4096 tokens moves within 5000"):
+    with pytest.raises(RequestError, match="a window of 4096 tokens within 5000"):
         check_engine("graph", on_cuda=True, config=config, longest_context=5000)
     check_engine("graph", on_cuda=True, config=config, longest_context=4096)
     with pytest.raises(RequestError, match="use eager, static, compile, graph, generate, vllm"):

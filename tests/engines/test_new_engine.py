@@ -1,4 +1,4 @@
-"""A new engine is one class and one entry: it is checked, measured and reported without a further edit."""
+"""A new engine is one class and one entry: it is checked, measured and reported without further edits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A padded batch says what each of its prompts says alone."""
+"""A padded batch gives the tokens of each of its prompts in a batch of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "v
     ],
     ids=lambda config: config.model_type,
 )
-def test_tokens_are_those_of_each_prompt_alone(config: object) -> None:
+def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(config: object) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     machine = machine_for(torch.device("cpu"))
@@ -39,15 +39,15 @@ def test_tokens_are_those_of_each_prompt_alone(config: object) -> None:
     padded = PaddedEngine(model, machine, {cell: batch}.get)
     padded.announce(cell, None)
     with torch.inference_mode():
-        found = padded.call(ids, NEW, lambda: None)
-        alone = [EagerEngine(model, machine).call(prompt, NEW, lambda: None) for prompt in prompts]
-        # Without the mask the short ones say something else: there is something to hide.
+        tokens = padded.call(ids, NEW, lambda: None)
+        singles = [EagerEngine(model, machine).call(prompt, NEW, lambda: None) for prompt in prompts]
+        # Without the mask the short prompts give other tokens, so the mask is effective.
         unmasked = EagerEngine(model, machine).call(ids, NEW, lambda: None)
-    assert torch.equal(found, torch.cat(alone))
-    assert not torch.equal(unmasked, found)
+    assert torch.equal(tokens, torch.cat(singles))
+    assert not torch.equal(unmasked, tokens)
 
 
-def test_a_filled_cache_hides_what_the_prompts_lack() -> None:
+def test_a_filled_cache_masks_the_padding() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, intermediate_size=64), dtype=torch.float32).eval()
     cell = Cell(len(LENS), max(LENS), NEW, engine="padded")

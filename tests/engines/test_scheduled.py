@@ -1,4 +1,4 @@
-"""What a real vLLM's records are read as: prefill, decode, chunks, preemption, waiting."""
+"""Records of a real vLLM: prefill, decode, chunks, preemption, waiting."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OWNED = OwnedModel("0.32.0", 1.0, "compiled", 1, 1, cache_tokens=1280, block_tok
 
 
 def read(name: str) -> tuple[int, int, int, list[Scheduled]]:
-    """(batch, prompt length, new tokens, iterations) of a file that vLLM's records were written to."""
-    told = json.loads((RECORDS / f"{name}.json").read_text())
-    iterations = [scheduled_of(_as_object(record)) for record in told["iterations"]]
-    return told["batch"], told["prompt_len"], told["new_tokens"], iterations
+    """(batch, prompt length, new tokens, iterations) of a file of vLLM's records."""
+    document = json.loads((RECORDS / f"{name}.json").read_text())
+    iterations = [scheduled_of(_as_object(record)) for record in document["iterations"]]
+    return document["batch"], document["prompt_len"], document["new_tokens"], iterations
 
 
 def _as_object(record: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(**{**record, "iteration_details": SimpleNamespace(**record["iteration_details"])})
 
 
-def test_a_prefill_and_its_decode_steps_are_told_apart() -> None:
+def test_a_prefill_is_distinguished_from_its_decode_steps() -> None:
     batch, prompt, new_tokens, iterations = read("plain")
     assert in_rows(iterations) == (
         Scheduled(batch, batch * prompt, 0, 0, 0),
@@ -37,8 +37,8 @@ def test_a_prefill_and_its_decode_steps_are_told_apart() -> None:
     assert trouble(iterations, batch, OWNED) is None
 
 
-def test_chunks_fill_their_iterations_and_are_no_trouble() -> None:
-    """360 prompt tokens at 256 an iteration: 256, and 104 beside the two sequences that are through."""
+def test_a_chunked_prefill_is_accepted() -> None:
+    """360 prompt tokens at 256 per iteration: 256, then 104 next to the two sequences that already decode."""
     batch, prompt, _, iterations = read("chunked")
     assert prefill_iterations(in_rows(iterations)) == 2
     assert [(row.prefill_tokens, row.decode_requests) for row in iterations[:3]] == [(256, 0), (104, 2), (0, 3)]
@@ -46,34 +46,34 @@ def test_chunks_fill_their_iterations_and_are_no_trouble() -> None:
     assert trouble(iterations, batch, OWNED) is None
 
 
-def test_a_preemption_is_named_with_what_it_cost() -> None:
-    """Ten blocks for six sequences: when each needs its second, 129 tokens deep, four of them find one.
+def test_a_preemption_is_reported_with_its_cost() -> None:
+    """Ten blocks for six sequences: when each needs its second, at 129 tokens, only four of them get one.
 
-    Two sequences are 2 and 1 tokens ahead of the rest, since the prefill went in chunks.
+    Two sequences are 2 and 1 tokens ahead of the rest because of the chunked prefill.
     """
     batch, prompt, _, iterations = read("preempted")
     assert sum(row.prefill_tokens for row in iterations) == batch * prompt
-    told = trouble(iterations, batch, OWNED)
-    assert told is not None
-    assert told.startswith("preempted: 1 of 6 sequences, from decode step 9 on; its cache of 1280 tokens")
-    again = sum(row.decode_tokens - row.decode_requests for row in iterations)
-    # What comes back is its prompt and what it had generated, less the one token that is new.
-    assert prompt <= again + 1 <= prompt + 30
-    assert f"{again} tokens were computed again" in told
+    text = trouble(iterations, batch, OWNED)
+    assert text is not None
+    assert text.startswith("preempted: 1 of 6 sequences, from decode step 9 on; its cache of 1280 tokens")
+    recomputed = sum(row.decode_tokens - row.decode_requests for row in iterations)
+    # The prompt and the generated tokens are recomputed, without the one token that is new.
+    assert prompt <= recomputed + 1 <= prompt + 30
+    assert f"{recomputed} tokens were recomputed" in text
 
 
-def test_who_finds_no_block_waits_although_there_is_room_for_tokens() -> None:
+def test_a_sequence_without_a_block_waits_although_there_is_room_for_tokens() -> None:
     batch, _, _, iterations = read("waiting")
-    told = trouble(iterations, batch, OWNED)
-    assert told is not None
-    assert told.startswith("1 of 6 sequences had to wait until others had ended: its cache of 1280 tokens")
+    text = trouble(iterations, batch, OWNED)
+    assert text is not None
+    assert text.startswith("1 of 6 sequences had to wait for others to end: its cache of 1280 tokens")
 
 
-def test_a_step_without_some_of_its_sequences_is_no_step_of_the_cell() -> None:
+def test_a_step_without_some_sequences_is_not_a_step_of_the_cell() -> None:
     batch, _, _, iterations = read("plain")
-    assert "decode step 1 held 3 of 4 sequences" in str(trouble(iterations, batch + 1, OWNED))
+    assert "decode step 1 ran 3 of 4 sequences" in str(trouble(iterations, batch + 1, OWNED))
 
 
-def test_a_vllm_that_tells_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match="does not tell"):
+def test_a_vllm_without_iteration_details_is_refused() -> None:
+    with pytest.raises(RequestError, match="does not report"):
         scheduled_of(SimpleNamespace(iteration_details=None, num_waiting_reqs=0))

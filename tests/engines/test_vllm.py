@@ -1,4 +1,4 @@
-"""vLLM itself, in this process: its tokens, its iterations, what it preempts, and a run with it beside eager."""
+"""vLLM in this process: its tokens, iterations and preemptions, and a run next to the eager engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCKS = 40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with heads as wide as vLLM's CPU kernels ask for."""
+    """A tiny Llama with heads as wide as vLLM's CPU kernels require."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> VllmEngine:
-    """vLLM with that model's own weights and a cache of 40 blocks, one of which it keeps empty."""
+    """vLLM with that model's weights and a cache of 40 blocks, one of which always stays empty."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
@@ -86,53 +86,53 @@ def call(engine: VllmEngine, batch: int, length: int, new_tokens: int) -> torch.
 
 def test_its_greedy_tokens_are_those_of_transformers(engine: VllmEngine, folder: Path) -> None:
     marks: list[int] = []
-    found = engine.call(prompts(3, 40), 24, lambda: marks.append(len(engine.scheduled)))
-    assert found.tolist() == tokens_of_generate(folder, prompts(3, 40), 24).tolist()
+    tokens = engine.call(prompts(3, 40), 24, lambda: marks.append(len(engine.scheduled)))
+    assert tokens.tolist() == tokens_of_generate(folder, prompts(3, 40), 24).tolist()
     assert len(marks) == 25
 
 
-def test_its_scheduler_tells_prefill_from_decode(engine: VllmEngine) -> None:
+def test_its_scheduler_distinguishes_prefill_from_decode(engine: VllmEngine) -> None:
     """Three prompts of 40 tokens at once, then 23 steps of three tokens; each sequence takes one block of 128."""
     call(engine, 3, 40, 24)
-    told = [
+    rows = [
         (row.prefill_requests, row.prefill_tokens, row.decode_requests, row.decode_tokens, row.iterations)
         for row in engine.scheduled
     ]
-    assert told == [(3, 120, 0, 0, 1), (0, 0, 3, 3, 23)]
+    assert rows == [(3, 120, 0, 0, 1), (0, 0, 3, 3, 23)]
     assert engine.cache_used_bytes == 3 * BLOCK_BYTES
     assert engine.owned.cache_bytes == BLOCKS * BLOCK_BYTES
     assert engine.owned.cache_tokens == (BLOCKS - 1) * BLOCK
 
 
-def test_a_prefill_in_chunks_is_told_and_gives_the_same_tokens(engine: VllmEngine, folder: Path) -> None:
-    """4500 prompt tokens where an iteration takes 4096: those that are through decode beside the rest of the others."""
-    found = call(engine, 9, 500, 4)
+def test_a_chunked_prefill_is_reported_and_gives_the_same_tokens(engine: VllmEngine, folder: Path) -> None:
+    """4500 prompt tokens at 4096 per iteration: finished prompts decode next to the rest of the others."""
+    tokens = call(engine, 9, 500, 4)
     assert engine.owned.tokens_an_iteration == 4096
     first, second, *rest = engine.scheduled
     assert (first.prefill_requests, first.prefill_tokens, first.decode_requests) == (9, 4096, 0)
     assert (second.prefill_requests, second.prefill_tokens + second.decode_tokens) == (1, 404 + second.decode_requests)
     assert second.decode_requests == 8
     assert [(row.decode_requests, row.iterations) for row in rest] == [(9, 3)]
-    assert found.tolist() == tokens_of_generate(folder, prompts(9, 500), 4).tolist()
+    assert tokens.tolist() == tokens_of_generate(folder, prompts(9, 500), 4).tolist()
 
 
 def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) -> None:
-    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are a token ahead, their prompts having been done
-    while the ninth was not: at the twelfth step their token 513 asks for a fifth block each, and there are three."""
+    """Nine prompts of 500 tokens fill 36 of 39 blocks. Eight of them are one token ahead, since their prompts ended
+    before the ninth. At the twelfth step each of them needs a fifth block for token 513, but only three are free."""
     with pytest.raises(
-        NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were computed again"
+        NoRoomError, match=r"preempted: \d of 9 sequences, from decode step 12 on.*tokens were recomputed"
     ):
         call(engine, 9, 500, 20)
-    found = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, VisitContext(HOST, VOCAB))
-    assert isinstance(found, Gap)
-    assert found.status == "oom"
-    assert "preempted" in found.reason
-    call(engine, 3, 40, 4)  # and the next cell is none the worse
+    gap = visit_safely(engine, Cell(9, 500, 20, engine="vllm"), 0, VisitContext(HOST, VOCAB))
+    assert isinstance(gap, Gap)
+    assert gap.status == "oom"
+    assert "preempted" in gap.reason
+    call(engine, 3, 40, 4)  # the next cell is not affected
 
 
-def test_who_finds_no_room_at_all_has_to_wait(engine: VllmEngine) -> None:
+def test_a_sequence_without_room_has_to_wait(engine: VllmEngine) -> None:
     """Ten prompts of 500 tokens need 40 blocks."""
-    with pytest.raises(NoRoomError, match="1 of 10 sequences had to wait until others had ended"):
+    with pytest.raises(NoRoomError, match="1 of 10 sequences had to wait for others to end"):
         call(engine, 10, 500, 4)
 
 
@@ -156,7 +156,7 @@ def test_threads_can_be_set_as_before(engine: VllmEngine) -> None:
     torch.set_num_threads(threads)
 
 
-def test_a_run_with_vllm_beside_eager(folder: Path, tmp_path: Path) -> None:
+def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
     run = profiler.profile(
         str(folder), prompt_lens=[16], batch_sizes=[1, 2], new_tokens=8, engine="eager,vllm", weights="random",
         budget_s=2, no_levers=True, out=tmp_path / "run",
@@ -203,7 +203,7 @@ def test_a_model_that_vllm_does_not_know_is_refused_before_anything_loads(tmp_pa
     CpmAntConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, architectures=["CpmAntForCausalLM"]
     ).save_pretrained(tmp_path)
-    with pytest.raises(RequestError, match="does not know CpmAntForCausalLM; use eager, static or compile"):
+    with pytest.raises(RequestError, match="lacks CpmAntForCausalLM; use eager, static or compile"):
         prepare(Options(model=str(tmp_path), engine="vllm", weights="random"))
 
 

@@ -1,4 +1,4 @@
-"""A new fact is one class: it is stored, read, and found among the others without a further edit."""
+"""A new fact is one class: it is stored, read, and found among the others without further edits."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_it_is_stored_read_and_merged() -> None:
     assert merged.latest_by(Warmth, "key") == (facts[-1],)
 
 
-def test_an_unknown_kind_is_no_fact() -> None:
+def test_an_unknown_kind_is_an_error() -> None:
     with pytest.raises(KeyError):
         fact_of({"kind": "coldness", "degrees": 1.0})
