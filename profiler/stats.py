@@ -1,4 +1,4 @@
-"""All statistics: medians with their intervals, drift, noise, and when there are enough samples."""
+"""All statistics: medians with intervals, drift, noise, and when there are enough samples."""
 
 from __future__ import annotations
 
@@ -6,79 +6,76 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    pass
-
 Noise = Literal["quiet", "noisy", "unusable"]
 
 TARGET_HALF_WIDTH = 0.02
-"""Of a 95 % interval, as a share of its median: narrower than this, a cell needs no further visit."""
+"""Half-width of a 95 % interval, as a share of its median, at which a cell needs no further visit."""
 
 LEAST_VISITS = 4
-"""No cell is done before: stopping at two or three visits would pick those that agree by luck."""
+"""Least visits before a cell is done; stopping at two or three would select visits that agree by chance."""
 
 CLAIM_VISITS = 2
-"""Of each side of a difference: a single visit does not tell what visits of the same cell differ by."""
+"""Least visits of each side of a claimed difference; one visit does not show how much visits of a cell differ."""
 
 BLOCK_STEPS = 8
-"""Decode steps of one loop that are resampled together, since neighbours are not independent."""
+"""Decode steps of one loop that are resampled as a block, since neighbours are not independent."""
 
 LEAST_SAMPLES = 6
-"""Fewer samples have no distribution-free 95 % interval of their median (order statistics: 2 x 0.5^6 = 3 %)."""
+"""Least samples with a distribution-free 95 % interval of the median (order statistics: 2 x 0.5^6 = 3 %)."""
 
 VISITED_ONCE = "visited once, so that its interval is within the visit"
-"""The reason that tells nothing of how far visits lie apart."""
+"""The reason for noise if differences between visits are unknown."""
 
 RESAMPLES = 1000
-# So many samples narrow an interval far below what visits differ by, which is then taken from their medians.
+# So many samples narrow a bootstrap interval far below the spread of visits; then the interval of medians decides.
 _MANY_SAMPLES = 20_000
 _RESAMPLES_OF_MANY = 100
-# Samples that are gone through together, over all resamples: more than these lie in no cache.
+# Samples processed together over all resamples; more do not fit a cache.
 _AT_ONCE = 1 << 17
 _SEED = 0
 
 # The share of a normal distribution within one standard deviation, and the end of its middle 95 %.
 _ONE_SIGMA = 0.683
 _Z95 = 1.959964
-# Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution): over six runs on two
-# cores of a shared Xeon that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines have shown 3.
+# Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution). In six runs on two
+# cores of a shared Xeon, that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
 _USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
-# So much is the usual spread worth, in degrees of freedom: machines differ in it by a factor of three.
+# Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
-# A run's other cells are worth no more than this beside a cell's own visits: not all cells scatter alike.
+# Most degrees of freedom from a run's other cells, since not all cells scatter alike.
 _MOST_FREEDOM = 10.0
-# The median of normal visits scatters more than their mean: 1.09 times for four, 1.14 for six, this much in the limit;
-# for one and two both are the same, and two do not know their own spread.
+# Spread of the median of normal visits over that of their mean: 1.09 for four, 1.14 for six, and this in the limit.
+# For one and two visits both are the same, and two visits do not determine their spread.
 _MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
 _FEW_VISITS = 3
-# From so many cells on a run itself shows what all of them did together.
-_TELLING_CELLS = 8
-# How far the rounds' mean may lie from the middle of a slow drift, in standard deviations between rounds: where a run
-# sees half a wave, 1.9 to 2.0 of them cover nine phases of ten (four to six rounds).
+# From this many cells on, a run shows the common drift of its cells.
+_DRIFT_CELLS = 8
+# Distance of the rounds' mean from the middle of a slow drift, in standard deviations between rounds. If a run covers
+# half a wave, 1.9 to 2.0 of them include nine phases of ten (four to six rounds).
 _DRIFT_COVERAGE = 2.2
 
-# A cell is quiet when its interval is narrow enough to tell 5 % apart, and unusable when a fifth hides in it.
+# A cell is quiet if its interval is narrow enough to show 5 %, and unusable if it is wider than a fifth.
 _QUIET_HALF_WIDTH = 0.025
 _USABLE_HALF_WIDTH = 0.10
 # Rounds whose medians differ by more than this have drifted.
 _DRIFT = 0.05
-# A sentinel that changes by more than this over the run says that cells are not to be compared with each other.
+# If the drift probe changes by more than this during a run, its cells are not comparable.
 _MACHINE_DRIFT = 0.05
-# hyperfine's rule for a modified z-score: what lies so far out was disturbed (|x - median| / MAD, MAD scaled to sigma).
+# hyperfine's threshold of the modified z-score for outliers (|x - median| / MAD, MAD scaled to sigma).
 _OUTLIER_Z = 14.8
 _MANY_OUTLIERS = 0.05
-# Two modes: the widest gap between neighbours parts the samples into two groups of at least a fifth each, which lie
-# further apart than a tenth of the median and four times the wider group's own spread.
+# Two modes: the widest gap between neighbours separates groups of at least a fifth of the samples each, and their
+# distance exceeds a tenth of the median and four times the spread of the wider group.
 _MODE_SHARE = 0.2
 _MODE_DISTANCE = 0.10
 _MODE_SPREADS = 4.0
 _FEWEST_FOR_MODES = 16
-# Others on this process's cores for more than this share of one core have slowed it down.
+# Load of others on this process's cores, in cores, above which it was slowed down.
 MOST_FOREIGN_CORES = 0.15
 
 
@@ -101,27 +98,26 @@ class Estimate:
 
 @dataclass(frozen=True)
 class VisitSpread:
-    """How far visits of one cell lie apart in a run, as shares of its time."""
+    """The spread between visits of one cell in a run, as shares of its time."""
 
     visit: float
     """One standard deviation between visits."""
     freedom: float
-    """Degrees of freedom that stand behind it, beside the cell's own visits."""
+    """Degrees of freedom of `visit`, in addition to those of the cell's visits."""
     drift: float = 0.0
-    """One standard deviation of what all cells did together from round to round, which no number of visits averages."""
+    """One standard deviation of the common drift of all cells between rounds; more visits do not average it away."""
 
 
 def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> VisitSpread:
-    """What all cells of a run say of their visits, from each cell's medians by round.
+    """Return the spread of visits in a run, from each cell's medians by round.
 
-    The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, the run has many. It is the
-    distance within which two thirds of the visits lie, so that a few disturbed cells do not widen all the others. Where
-    hardly anything was visited twice, a few imagined visits with the usual spread keep two real ones from deciding for
-    all.
+    The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
+    distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
+    A few virtual visits with the usual spread prevent two real ones from deciding for all.
 
-    Eight cells and more show a drift of the machine in what their visits have in common. Fewer cannot tell it from what
-    visits differ by, so that theirs counts as far as a sentinel saw it as well: `swing` is by how much the same small
-    work, done again and again, changed its time over the run.
+    Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
+    drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the
+    probe's change over the run, as a share.
     """
     cells = [deviations(medians) for medians in of_cells if len(medians) > 1]
     values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
@@ -133,7 +129,7 @@ def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Vi
 
 
 def deviations(medians: Mapping[int, float]) -> dict[int, float]:
-    """How far each visit's median lies from the mean of them, as a share of it, by round."""
+    """Return each visit's median relative to the mean of all medians, minus 1, by round."""
     mean = sum(medians.values()) / len(medians)
     return {number: median / mean - 1 for number, median in medians.items()}
 
@@ -145,27 +141,28 @@ def _drift(cells: Sequence[Mapping[int, float]], visit: float, swing: float) -> 
             by_round.setdefault(number, []).append(deviation)
     if len(by_round) < 2:
         return 0.0
-    together = float(np.std([np.median(found) for found in by_round.values()], ddof=1))
-    if len(cells) < _TELLING_CELLS:
-        return min(together, swing / 2)
-    # The median of many cells scatters by itself, with this share of the variance of one.
+    common = float(np.std([np.median(round_deviations) for round_deviations in by_round.values()], ddof=1))
+    if len(cells) < _DRIFT_CELLS:
+        return min(common, swing / 2)
+    # Even without drift the median of many cells has a variance, of this share of one cell's.
     chance = math.pi / 2 / len(cells)
-    return math.sqrt(max(0.0, together**2 - chance * visit**2) / (1 - chance))
+    return math.sqrt(max(0.0, common**2 - chance * visit**2) / (1 - chance))
 
 
 NO_OTHERS = spread_of([])
-"""Of a cell that stands alone."""
+"""The spread for a cell without other cells."""
 
 
 def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS) -> Estimate:
-    """The median over all samples, with an interval whose unit is the visit.
+    """Return the median over all samples, with a 95 % interval that reflects the spread between visits.
 
-    Two intervals are taken, and the wider end of each. One is a bootstrap over visits and over blocks of BLOCK_STEPS
-    samples within them (Kalibera & Jones, ISMM'13: replicate at the level that varies; Hoefler & Belli, SC'15: medians
-    with nonparametric intervals). The other is Student's t of the visits' medians, whose variance is moderated by that
-    of the run's other cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two visits that happen to agree
-    say little about how far visits lie apart, and from three on never below the cell's own; a drift that all cells
-    share is not averaged. Raises ValueError without samples.
+    The interval is the union of two. One is a bootstrap over visits and over blocks of BLOCK_STEPS samples within them
+    (Kalibera & Jones, ISMM'13: replicate at the level that varies; Hoefler & Belli, SC'15: medians with nonparametric
+    intervals). The other is Student's t of the visits' medians. Its variance is moderated by that of the run's other
+    cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two visits may agree by chance. From three visits on,
+    it is at least the cell's own variance. A common drift of all cells is not averaged away.
+
+    Raises ValueError without samples.
     """
     blocks = _blocks(visits)
     if not blocks:
@@ -175,24 +172,23 @@ def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS)
     if sum(len(visit) for visit in blocks) == 1:
         low, high = float(everything.min()), float(everything.max())
     else:
-        low, high = (
-            float(end) for end in np.percentile(_resampled_medians(blocks, _resamples(everything)), [2.5, 97.5])
-        )
+        low, high = np.percentile(_resampled_medians(blocks, _resamples(everything)), [2.5, 97.5]).tolist()
     by_visits, drift = _half_widths(blocks, spread)
     least = math.hypot(by_visits, drift)
-    # However little is known of it, a time is more than nothing.
+    # The lower end is exponential, since a time is positive.
     return Estimate(median, min(low, median * math.exp(-least)), max(high, median * (1 + least)), everything.size)
 
 
 def narrow_enough(time_s: Estimate, visits: int, half_width: float = TARGET_HALF_WIDTH) -> bool:
-    """Whether a cell's interval, of so many visits, needs no further one."""
+    """Return whether a cell's interval after `visits` visits needs no further one."""
     return visits >= LEAST_VISITS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES
 
 
 def student_t(freedom: float) -> float:
-    """The end of the middle 95 % of Student's t (Abramowitz & Stegun 26.7.5; 3 % short at two degrees of freedom).
+    """Return the 97.5 % quantile of Student's t for `freedom` degrees of freedom.
 
-    With one degree it is Cauchy's distribution, whose quantile is a tangent.
+    The series is Abramowitz & Stegun 26.7.5, which is 3 % too low at two degrees. With one degree the distribution is
+    Cauchy's, whose quantile is a tangent.
     """
     if freedom == 1:
         return math.tan(0.475 * math.pi)
@@ -206,7 +202,7 @@ def student_t(freedom: float) -> float:
 
 
 def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSpread) -> tuple[float, float]:
-    """Half of the interval as shares of the median: what more visits average away, and what they do not."""
+    """Half-widths of the interval, as shares of the median: the part that more visits reduce, and the drift."""
     medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in visits])
     free = medians.size - 1
     freedom = spread.freedom + free
@@ -214,12 +210,12 @@ def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitS
     moderated = (spread.freedom * spread.visit**2 + free * own) / freedom
     few = medians.size < _FEW_VISITS
     variance, inefficiency = (moderated, 1.0) if few else (max(own, moderated), _MEDIAN_OVER_MEAN)
-    alone = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
-    return student_t(freedom) * inefficiency * alone, _DRIFT_COVERAGE * spread.drift
+    error = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
+    return student_t(freedom) * inefficiency * error, _DRIFT_COVERAGE * spread.drift
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
-    """Each visit's samples, cut into blocks of neighbours; visits without samples are left out."""
+    """The samples of each visit, in blocks of neighbours; visits without samples are left out."""
     return [
         [
             np.asarray(visit[start : start + BLOCK_STEPS], dtype=np.float64)
@@ -235,7 +231,7 @@ def _resamples(*samples: NDArray[np.float64]) -> int:
 
 
 def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:
-    """Medians of visits drawn with replacement, and of as many blocks drawn from each of them as it has."""
+    """Medians of resamples: visits drawn with replacement, and from each drawn visit as many blocks as it has."""
     blocks = [block for visit in visits for block in visit]
     counts = np.array([len(visit) for visit in visits])
     firsts = np.cumsum(counts) - counts
@@ -246,7 +242,7 @@ def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resample
     taken = np.arange(counts.max()) < many
     draws = np.arange(resamples)[:, None, None] * len(blocks) + picked
     times = np.bincount(draws[taken], minlength=resamples * len(blocks)).reshape(resamples, len(blocks))
-    # All samples are sorted once; how often each was drawn then tells where a draw's middle lies.
+    # All samples are sorted once; the counts of draws then give the middle of each resample.
     samples, owner = np.concatenate(blocks), np.repeat(np.arange(len(blocks)), [block.size for block in blocks])
     order = np.argsort(samples, kind="stable")
     samples, owner = samples[order], owner[order]
@@ -262,7 +258,7 @@ def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resample
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """How far a cell's figure can be trusted, and why no further."""
+    """The noise grade of a cell's time, and its reasons."""
 
     grade: Noise
     reasons: tuple[str, ...]
@@ -278,10 +274,8 @@ def noise_report(
 ) -> NoiseReport:
     """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
 
-    `time_s` is what `estimate` says of these visits; `machine_drift` is by how much a sentinel, the same work again and
-    again, changed its time over the run.
-
-    Nothing is thrown away: a disturbed cell keeps all its samples and says what is wrong with them.
+    `time_s` is the `estimate` of these visits; `machine_drift` is the drift probe's change over the run, as a share. A
+    disturbed cell keeps all its samples.
     """
     half_width = time_s.half_width
     reasons = []
@@ -299,9 +293,9 @@ def noise_report(
     samples = np.concatenate([np.asarray(visit, dtype=np.float64) for visit in visits])
     if (modes := two_modes(samples)) is not None:
         reasons.append(f"two modes, {1e3 * modes[0]:.3g} and {1e3 * modes[1]:.3g} ms")
-    far = outliers(samples)
-    if far > _MANY_OUTLIERS * samples.size:
-        reasons.append(f"{far} outliers in {samples.size} samples")
+    outlier_count = outliers(samples)
+    if outlier_count > _MANY_OUTLIERS * samples.size:
+        reasons.append(f"{outlier_count} outliers in {samples.size} samples")
     if foreign_cores is not None and foreign_cores > MOST_FOREIGN_CORES:
         reasons.append(f"others kept {foreign_cores:.1f} cores busy")
     if machine_drift > _MACHINE_DRIFT:
@@ -313,14 +307,14 @@ def noise_report(
 
 
 def outliers(samples: NDArray[np.float64]) -> int:
-    """Samples whose modified z-score exceeds 14.8 (hyperfine's threshold)."""
+    """Return the number of samples with a modified z-score above 14.8 (hyperfine's threshold)."""
     deviations = np.abs(samples - np.median(samples))
     sigma = 1.4826 * np.median(deviations)
     return int((deviations > _OUTLIER_Z * sigma).sum()) if sigma > 0 else 0
 
 
 def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
-    """The centres of two clearly separate groups of samples, or None."""
+    """Return the medians of two clearly separate groups of samples; None if there are none."""
     ordered = np.sort(samples)
     least = max(2, math.ceil(_MODE_SHARE * ordered.size))
     if ordered.size < _FEWEST_FOR_MODES:
@@ -330,16 +324,16 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
     low, high = ordered[:cut], ordered[cut:]
     distance = float(np.median(high) - np.median(low))
     spread = max(float(np.std(low)), float(np.std(high)))
-    apart = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
-    return (float(np.median(low)), float(np.median(high))) if apart else None
+    separate = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
+    return (float(np.median(low)), float(np.median(high))) if separate else None
 
 
 def difference(
     left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS
 ) -> Estimate:
-    """median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`.
+    """Return median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`.
 
-    Both were visited in turn, so that a drift of the machine falls on both alike.
+    Both were visited alternately, so a drift of the machine affects both equally.
     """
     sides = [_blocks(left), _blocks(right)]
     everything = [np.concatenate([block for visit in side for block in visit]) for side in sides]
@@ -347,8 +341,10 @@ def difference(
     medians = [float(np.median(samples)) for samples in everything]
     low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
     middle = medians[0] - medians[1]
-    together = replace(spread, drift=0.0)
-    least = math.hypot(*(_half_widths(side, together)[0] * median for median, side in zip(medians, sides, strict=True)))
+    without_drift = replace(spread, drift=0.0)
+    least = math.hypot(
+        *(_half_widths(side, without_drift)[0] * median for median, side in zip(medians, sides, strict=True))
+    )
     return Estimate(
         middle, min(float(low), middle - least), max(float(high), middle + least), min(s.size for s in everything)
     )
@@ -356,12 +352,12 @@ def difference(
 
 NANOSECOND_S = 1e-9
 NOTCH = 1.57
-"""Half the notch of a box plot over IQR / sqrt(n)."""
+"""Half of a box plot's notch, in units of IQR / sqrt(n)."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A median of measured seconds, and how far it may be off."""
+    """A median of measured seconds, and the half-width of its interval."""
 
     median_s: float
     half_width_s: float
@@ -369,7 +365,7 @@ class Timing:
     Larsen, The American Statistician 32, 1978)."""
 
     def times(self, count: int) -> Timing:
-        """The time of `count` such calls."""
+        """Return the time of `count` such calls."""
         return Timing(count * self.median_s, count * self.half_width_s)
 
 
@@ -377,7 +373,7 @@ NOTHING = Timing(0.0, 0.0)
 
 
 def timing_of(samples: Sequence[float]) -> Timing:
-    """The median of `samples` seconds with its half-width; that of a single one is not known and given as 0."""
+    """Return the median of `samples` in seconds, with its half-width; 0 for a single sample, where it is unknown."""
     median_s = statistics.median(samples)
     if len(samples) < 2:
         return Timing(median_s, 0.0)
@@ -387,25 +383,24 @@ def timing_of(samples: Sequence[float]) -> Timing:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """The lowest quartile of seconds that were measured for a moment (of four the least): a neighbour makes some of
-    them slower, and none of them faster."""
+    """The lower quartile of short measurements in seconds (the least of four), since contention only adds time."""
 
     quartile_s: float
     half_width_s: float
-    """The half-width of their median (see `Timing`)."""
+    """Half-width of the interval of their median (see `Timing`)."""
 
 
 def undisturbed(samples: Sequence[float]) -> Undisturbed:
-    """What parts and trials take where no neighbour is in their way."""
+    """Return the lower quartile of `samples`, which estimates their time without contention."""
     return Undisturbed(sorted(samples)[(len(samples) - 1) // 4], timing_of(samples).half_width_s)
 
 
 SAME = 0.03
-"""A change whose whole interval is smaller than this is none."""
+"""A change whose whole interval is within this share counts as none."""
 
 
 def change_verdict(low: float, high: float) -> ChangeVerdict:
-    """What a change claims whose 95 % interval, of after / before - 1, is this."""
+    """Return the verdict on a change whose 95 % interval of after / before - 1 is `low` to `high`."""
     if low > 0:
         return "slower"
     if high < 0:

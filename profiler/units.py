@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them; inside the program all is seconds, bytes and FLOPs."""
+"""Numbers and texts in readable form; all other code uses seconds, bytes and FLOPs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def scaled(value: float, unit: str, digits: int = 3) -> str:
-    """`4.3e12, "B/s"` -> `4.3 TB/s`; decimal prefixes, as datasheets use."""
+    """Return a value with a decimal prefix, as in datasheets: `4.3e12, "B/s"` -> `4.3 TB/s`."""
     for size, prefix in _PREFIXES:
         if abs(value) >= size:
             return f"{significant(value / size, digits)} {prefix}{unit}"
@@ -19,7 +19,7 @@ def scaled(value: float, unit: str, digits: int = 3) -> str:
 
 
 def short_count(value: float) -> str:
-    """`7241732096` -> `7.24 B`, as parameters are told: thousands, millions, billions."""
+    """Return a count as for parameters, in thousands, millions or billions: `7241732096` -> `7.24 B`."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{significant(value / size)} {letter}"
@@ -27,7 +27,7 @@ def short_count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.0035` -> `3.50 ms`."""
+    """Return a time with its unit: `0.0035` -> `3.50 ms`; `-` for NaN."""
     if math.isnan(seconds):
         return "-"
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
@@ -37,33 +37,33 @@ def duration(seconds: float) -> str:
 
 
 def signed_duration(seconds: float) -> str:
-    """`0.0021` -> `+2.10 ms`."""
+    """Return a time with its sign and unit: `0.0021` -> `+2.10 ms`."""
     return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def clock_time(seconds: float) -> str:
-    """`95` -> `1:35`."""
+    """Return minutes and seconds: `95` -> `1:35`."""
     whole = max(0, round(seconds))
     return f"{whole // 60}:{whole % 60:02d}"
 
 
 def several(number: int, one: str, many: str) -> str:
-    """`1, "cell is", "cells are"` -> `1 cell is`; `2` -> `2 cells are`."""
+    """Return a number with singular or plural: `1, "cell is", "cells are"` -> `1 cell is`; `2` -> `2 cells are`."""
     return f"{number} {one if number == 1 else many}"
 
 
 def processors(number: int, kind: str) -> str:
-    """What a device of a kind has so many of: `1, "cpu"` -> `1 thread`; `40, "cuda"` -> `40 SMs`."""
+    """Return a number of threads (CPU) or SMs (GPU): `1, "cpu"` -> `1 thread`; `40, "cuda"` -> `40 SMs`."""
     return several(number, "thread", "threads") if kind == "cpu" else several(number, "SM", "SMs")
 
 
 def percent(share: float) -> str:
-    """`0.923` -> `92 %`."""
+    """Return a share in percent: `0.923` -> `92 %`."""
     return f"{100 * share:.0f} %"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, never in scientific notation: 1234, 12.3, 0.123."""
+    """Return a number with `digits` significant digits, never in scientific notation: 1234, 12.3, 0.123."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -71,8 +71,10 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def visible(text: str) -> str:
-    """A text on one line, in which nothing acts on what shows it: control characters (a terminal's escapes, NUL), signs
-    that turn the direction of writing and lone surrogates stand as their escapes, line ends and tabs as spaces.
+    """Return a text as one line that is safe to show.
+
+    Control characters (a terminal's escapes, NUL), signs that change the direction of writing and lone surrogates
+    become escapes; line ends and tabs become spaces.
     """
     if text.isprintable():
         return text
@@ -80,34 +82,34 @@ def visible(text: str) -> str:
 
 
 def plain(text: str) -> bool:
-    """Whether a whole file is printable ASCII without an escape, in which `visible_in` would find nothing to change."""
+    """Return whether a whole file is printable ASCII without escapes, where `visible_in` would change nothing."""
     return _NOT_PLAIN.search(text) is None
 
 
 def visible_in(content: Any) -> Any:
-    """Parsed JSON with every text and key in it `visible`. Raises RecursionError for what is nested too deeply."""
+    """Return parsed JSON with every text and key `visible`. Raises RecursionError if it is nested too deeply."""
     if isinstance(content, str):
         return visible(content)
     if isinstance(content, dict):
         if all(isinstance(part, str) and part.isprintable() for pair in content.items() for part in pair):
-            return content  # hardly any text is anything but plain, and a table may have a million
+            return content  # the usual case, and a table may have a million rows
         return {visible_in(key): visible_in(value) for key, value in content.items()}
     if isinstance(content, list):
         return [visible_in(value) for value in content]
     return content
 
 
-# https://owasp.org/www-community/attacks/CSV_Injection: what a spreadsheet takes for the beginning of a formula.
+# Characters that begin a formula in a spreadsheet: https://owasp.org/www-community/attacks/CSV_Injection.
 _FORMULA = ("=", "+", "-", "@")
 
 
 def escape_formula(text: str) -> str:
-    """A text of a CSV file with a quote before it where a spreadsheet would take it for a formula."""
+    """Return a text for a CSV file, with a quote before it if a spreadsheet would read it as a formula."""
     return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
 
 
 def unescape_formula(text: str) -> str:
-    """What `escape_formula` was given."""
+    """Return the text before `escape_formula`."""
     return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
 
 

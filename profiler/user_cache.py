@@ -11,14 +11,14 @@ from typing import Any
 
 
 def cache_path(kind: str, facts: Mapping[str, Any]) -> Path:
-    """Where a thing of this kind is kept that follows from `facts`, and from nothing else."""
+    """Return the path of a cached file of this kind; `facts` must determine its content."""
     base = os.environ.get("XDG_CACHE_HOME")
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return (Path(base) if base else Path.home() / ".cache") / "roofscope" / kind / f"{key}.json"
 
 
 def write_cache(path: Path, content: bytes) -> None:
-    """Write a file whole, or where the disk does not take it not at all."""
+    """Write a file atomically; do nothing if the disk refuses it."""
     draft = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
