@@ -1,4 +1,4 @@
-"""A GPU profile: its roofs and the efficiency of products, attention and dispatch, and times from it."""
+"""Read a GPU profile, and derive kernel and step times from its products, attention, dispatch and roofs."""
 
 from __future__ import annotations
 
@@ -26,128 +26,123 @@ from profiler.predict.predict import Fitted
 from profiler.units import visible_in
 
 _SAMPLING = 0.02
-"""How well the median of a few dozen calls is known, as a share."""
+"""Standard deviation of the median of a few dozen calls, as a share."""
 _NS = 1e9
 _OCTAVES_OF_WIDTH = 0.5
-"""A doubling of a width changes a kernel's share of its roof about half as much as a doubling of rows does."""
+"""Distance of a doubling of a width: it changes a kernel's share of its roof half as much as a doubling of rows."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What kernels of a kind take of what they would: the log of their time over roof and least time."""
+    """Times of one kind of kernel: a surface of log(time / (roof + shortest time)) over sizes."""
 
     surface: Surface
     least_s: float
-    """The shortest that one of them took: its call, or its launch."""
+    """The shortest time measured, which is that of a call or a launch."""
 
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds at these sizes, never below the roof; beyond the sizes that were measured the share stays."""
+        """Seconds [n] at `sizes` [n, d], at least the roof; beyond the measured sizes the ratio is constant."""
         return np.asarray(np.maximum(roof_s, np.exp(self.surface.level(sizes)) * (roof_s + self.least_s)))
-
-
-def _reached(sizes: Array, seconds: Array, roof_s: Array, least_s: float) -> Reached:
-    ratios = np.log(seconds / (roof_s + least_s))
-    return Reached(surface(sizes, ratios, np.full(len(seconds), _SAMPLING)), least_s)
 
 
 @dataclass(frozen=True)
 class Products:
-    """What products take over their roof: the log of it, over widths at each number of rows that was measured.
+    """Times of matrix products: log(time / roof) over widths, one surface per measured number of rows.
 
-    A library may take another kernel for two rows than for one (MKL's float32 ones lost 63 ms of a decode step of
-    SmolLM2-135M to two rows, 30 to one and 48 to four): nothing is smoothed over rows, and between two numbers of rows
-    the line is straight.
+    A library may use different kernels for one row and for two. MKL's float32 kernels lost 30 ms of a decode step of
+    SmolLM2-135M at one row, 63 ms at two and 48 ms at four. So nothing is smoothed over rows; between two measured
+    numbers of rows the ratio is interpolated linearly.
     """
 
     by_rows: Mapping[int, Surface]
     measured: Mapping[tuple[int, int, int], float]
-    """By rows, in and out features: as they were measured. A library has kernels for some widths, and a surface takes
-    what is one width's own for noise."""
+    """Measured log ratios by (rows, in features, out features). They take precedence over the surface, which smooths
+    away the special kernels that a library has for some widths."""
 
     def log_ratio(self, rows: Array, in_features: int, out_features: int) -> Array:
-        """At these rows [n]; beyond those that were measured it stays."""
-        at = _widths(in_features, out_features)
-        known = sorted(self.by_rows)
+        """log(time / roof) [n] at `rows` [n]; constant beyond the measured rows."""
+        widths = _widths(in_features, out_features)
+        measured_rows = sorted(self.by_rows)
         ratios = [
-            self.measured.get((count, in_features, out_features), float(self.by_rows[count].level(at)[0]))
-            for count in known
+            self.measured.get((count, in_features, out_features), float(self.by_rows[count].level(widths)[0]))
+            for count in measured_rows
         ]
-        return np.asarray(np.interp(np.log2(np.maximum(rows, 1)), np.log2(known), ratios))
+        return np.asarray(np.interp(np.log2(np.maximum(rows, 1)), np.log2(measured_rows), ratios))
 
     def sigma(self, rows: int, in_features: int, out_features: int) -> float:
-        """How far off the log may be at rows that were measured."""
+        """Standard deviation of the log ratio, at a measured number of rows."""
         return float(self.by_rows[rows].value(_widths(in_features, out_features))[1][0])
 
 
 @dataclass(frozen=True)
 class ProfileKernels:
-    """The kernels of a model on a profiled card: shares of the roof over rows and widths."""
+    """Kernel times of a model on a profiled GPU."""
 
     ceilings: Ceilings
     products: Mapping[tuple[str, str], Products]
-    """By dtype and format."""
+    """By (dtype, format)."""
     attentions: Mapping[str, Reached]
-    """By dtype: over batch, queries, keys and heads."""
+    """By dtype, over (batch, queries, keys, width of all query heads)."""
     layers: int
-    """Of the model that is forecast."""
+    """Layers of the model that is forecast."""
     least_small_s: float = 0.0
-    """Seconds that the small kernels of a step take at least, by their number; 0 on a CPU, where that is dispatch."""
+    """Lower bound in seconds of a step's small kernels, from their number; 0 on a CPU, where dispatch includes it."""
     small: Line | None = None
-    """What those of a layer take over their traffic, over that traffic; None where they were not run alone."""
+    """One layer's small kernels in a prefill: time / traffic time over traffic in ns; None if not profiled."""
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """Their traffic, or the time that their number takes; in a prefill as they were when they were run alone."""
+        """Seconds of all small kernels per step: by the profile in a prefill, else traffic or the lower bound."""
         if self.small is None:
             return np.maximum(self.least_small_s, traffic_s)
         alone_s = np.exp(self.small.log_ratio(_NS * from_memory_s / self.layers)) * from_memory_s
         return np.where(steps.prefill, alone_s, traffic_s)
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
-        """Seconds of one instance at each step; None for what was not profiled.
+        """Seconds of one instance at each step [n]; None for an operator that was not profiled.
 
-        All were measured with operands from memory. A cache that holds a model's spares it the traffic, not what its
-        kernels lose besides: a 4-bit kernel unpacks no faster there.
+        The profile's operands came from memory. A cache that holds a model's operands saves the traffic, but not the
+        kernels' other losses: a 4-bit kernel unpacks no faster. So the profiled loss is added to `roof_s`.
         """
         memory_s = column.model_bytes / self.ceilings.memory_bytes_per_s
         from_memory_s = np.maximum(column.flops / self.ceilings.compute_flops_per_s(column.dtype), memory_s)
         from_memory_s = from_memory_s / column.count
         if column.heads is not None:
-            known = self.attentions.get(column.dtype)
-            if known is None:
+            attention = self.attentions.get(column.dtype)
+            if attention is None:
                 return None
-            heads = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
-            alone_s = known.seconds(_sizes(steps.batch, steps.query, steps.depth, heads), from_memory_s)
+            width = np.full(len(steps), column.heads.query_heads * column.heads.head_dim)
+            profiled_s = attention.seconds(_log_sizes(steps.batch, steps.query, steps.depth, width), from_memory_s)
         else:
-            if column.shape is None:
+            if (shape := column.shape) is None:
                 return None
-            own = self.products.get((column.dtype, column.shape.format)) or self.products.get((column.dtype, "dense"))
-            if own is None:
+            products = self.products.get((column.dtype, shape.format)) or self.products.get((column.dtype, "dense"))
+            if products is None:
                 return None
-            log_ratio = own.log_ratio(column.rows, column.shape.in_features, column.shape.out_features)
-            alone_s = np.exp(log_ratio) * from_memory_s
-        return np.asarray(roof_s + np.maximum(0.0, alone_s - from_memory_s))
+            log_ratio = products.log_ratio(column.rows, shape.in_features, shape.out_features)
+            profiled_s = np.exp(log_ratio) * from_memory_s
+        return np.asarray(roof_s + np.maximum(0.0, profiled_s - from_memory_s))
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Conversions are inside of a format's products."""
+        """Zeros [n], since a format's products include its conversions."""
         return np.zeros(len(steps))
 
 
 def kernels_of(profile: CardProfile, dtype: str, layers: int) -> ProfileKernels:
-    """The surfaces through all points of a profile, for a model of so many layers."""
+    """Kernel times by all points of a profile, for a model of `dtype` with `layers` layers."""
     ceilings = profile.ceilings
     products = {
-        key: _products_reached([point for point in profile.products if (point.dtype, point.format) == key], ceilings)
+        key: _products([point for point in profile.products if (point.dtype, point.format) == key], ceilings)
         for key in dict.fromkeys((point.dtype, point.format) for point in profile.products)
     }
     attentions = {
-        kind: _attentions_reached([point for point in profile.attentions if point.dtype == kind], ceilings)
+        kind: _attention([point for point in profile.attentions if point.dtype == kind], ceilings)
         for kind in dict.fromkeys(point.dtype for point in profile.attentions)
     }
     least_s = layers * _SMALL_KERNELS * ceilings.launch.get("device_s", 0.0)
-    return ProfileKernels(ceilings, products, attentions, layers, least_s, _smalls(profile, dtype))
+    return ProfileKernels(ceilings, products, attentions, layers, least_s, _small_line(profile, dtype))
 
 
-def _smalls(profile: CardProfile, dtype: str) -> Line | None:
+def _small_line(profile: CardProfile, dtype: str) -> Line | None:
     points = [point for point in profile.smalls if point.dtype == dtype]
     if not points:
         return None
@@ -155,22 +150,21 @@ def _smalls(profile: CardProfile, dtype: str) -> Line | None:
     return line(_NS * traffic_s, seconds, traffic_s)
 
 
-def _products_reached(points: Sequence[ProductPoint], ceilings: Ceilings) -> Products:
+def _products(points: Sequence[ProductPoint], ceilings: Ceilings) -> Products:
+    log_ratios = {point: math.log(point.seconds / _product_roof_s(point, ceilings)) for point in points}
     by_rows: dict[int, list[ProductPoint]] = {}
     for point in points:
         by_rows.setdefault(point.rows, []).append(point)
-    measured = {(point.rows, point.in_features, point.out_features): _log_ratio(point, ceilings) for point in points}
-    return Products({rows: _over_widths(some, ceilings) for rows, some in by_rows.items()}, measured)
-
-
-def _over_widths(points: Sequence[ProductPoint], ceilings: Ceilings) -> Surface:
-    at = np.concatenate([_widths(point.in_features, point.out_features) for point in points])
-    ratios = np.array([_log_ratio(point, ceilings) for point in points])
-    return surface(at, ratios, np.full(len(points), _SAMPLING))
-
-
-def _log_ratio(point: ProductPoint, ceilings: Ceilings) -> float:
-    return math.log(point.seconds / _product_roof_s(point, ceilings))
+    surfaces = {
+        rows: surface(
+            np.concatenate([_widths(point.in_features, point.out_features) for point in row_points]),
+            np.array([log_ratios[point] for point in row_points]),
+            np.full(len(row_points), _SAMPLING),
+        )
+        for rows, row_points in by_rows.items()
+    }
+    measured = {(point.rows, point.in_features, point.out_features): ratio for point, ratio in log_ratios.items()}
+    return Products(surfaces, measured)
 
 
 def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
@@ -178,14 +172,17 @@ def _product_roof_s(point: ProductPoint, ceilings: Ceilings) -> float:
     return floor_s(flops, point.weight_bytes, ceilings.compute_flops_per_s(point.dtype), ceilings.memory_bytes_per_s)
 
 
-def _attentions_reached(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Reached:
+def _attention(points: Sequence[AttentionPoint], ceilings: Ceilings) -> Reached:
     shapes = [(point.batch, point.query, point.keys, point.query_heads * point.head_dim) for point in points]
-    seconds, roofs = ([point.seconds for point in points], [_attention_roof_s(point, ceilings) for point in points])
-    return _reached(_sizes(*np.array(shapes).T), np.array(seconds), np.array(roofs), min(seconds))
+    seconds = np.array([point.seconds for point in points])
+    roof_s = np.array([_attention_roof_s(point, ceilings) for point in points])
+    least_s = float(seconds.min())
+    ratios = np.log(seconds / (roof_s + least_s))
+    return Reached(surface(_log_sizes(*np.array(shapes).T), ratios, np.full(len(points), _SAMPLING)), least_s)
 
 
 def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:
-    """As a core is counted: the exact triangle's FLOPs, the cache read and the new tokens written once."""
+    """The roof of an attention core: FLOPs of the exact causal triangle; the cache is read, new tokens written once."""
     past = point.keys - point.query
     pairs = point.batch * (point.query * past + point.query * (point.query + 1) // 2)
     flops = 4.0 * point.query_heads * point.head_dim * pairs
@@ -195,20 +192,21 @@ def _attention_roof_s(point: AttentionPoint, ceilings: Ceilings) -> float:
 
 
 def _widths(in_features: int, out_features: int) -> Array:
-    """[1, 2]"""
+    """The point [1, 2] of a weight on a surface over widths."""
     return np.asarray(_OCTAVES_OF_WIDTH * np.log2([[float(in_features), float(out_features)]]))
 
 
-def _sizes(*columns: Array) -> Array:
+def _log_sizes(*columns: Array) -> Array:
+    """Columns [n] in octaves: [n, columns]."""
     return np.log2(np.stack(columns, axis=1).astype(np.float64))
 
 
 def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
-    """A model of so many layers on a profiled card: its split's terms, with nothing learnt from a run of it."""
+    """A fit of a model with `layers` layers on a profiled GPU, without any measurement of the model itself."""
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
-    near = dtype if any(point.dtype == dtype for point in profile.dispatches) else "float32"
+    profiled_dtype = dtype if any(point.dtype == dtype for point in profile.dispatches) else "float32"
     for point in profile.dispatches:
-        if point.dtype == near:
+        if point.dtype == profiled_dtype:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
     device = DeviceRates(profile.ceilings, dtype, dispatch, profile.overlaps, profile.memory_bytes)
@@ -216,32 +214,33 @@ def fitted_on(profile: CardProfile, dtype: str, layers: int) -> Fitted:
 
 
 _SMALL_KERNELS = 32
-"""Kernels a layer of a dense model beside its seven products and its attention: transformers 5.23 runs some 40 a layer
-(counted on fake tensors: 9 multiplications, 6 additions, 4 concatenations, 4 casts, 2 each of pow, mean, rsqrt, neg,
-copies). Each takes the device at least as long as a tiny one does in a replayed graph."""
+"""Kernels per layer of a dense model besides its seven products and its attention.
+
+transformers 5.23 runs about 40 per layer (counted on fake tensors: 9 multiplications, 6 additions, 4 concatenations, 4
+casts, 2 each of pow, mean, rsqrt, neg, copies). Each takes at least as long as a tiny kernel in a replayed graph."""
 
 
 def held_out_kernels(profile: CardProfile, dtype: str) -> HeldOut:
-    """How far off the profile is of its own products of a width that is left out."""
+    """The errors of the profile's dense products, each weight shape forecast from the other shapes."""
     points = [point for point in profile.products if point.dtype == dtype and point.format == "dense"]
     errors: list[float] = []
     widths: list[float] = []
-    guessed: list[float] = []
+    forecasts_s: list[float] = []
     for shape in dict.fromkeys((point.in_features, point.out_features) for point in points):
         inside = [point for point in points if (point.in_features, point.out_features) == shape]
         others = [point for point in points if point not in inside]
         if len(others) < 3:
             continue
-        found = _products_reached(others, profile.ceilings)
+        products = _products(others, profile.ceilings)
         for point in inside:
-            if point.rows not in found.by_rows:
+            if point.rows not in products.by_rows:
                 continue
-            ratio = float(np.exp(found.log_ratio(np.array([point.rows]), *shape)[0]))
+            ratio = float(np.exp(products.log_ratio(np.array([point.rows]), *shape)[0]))
             seconds = max(1.0, ratio) * _product_roof_s(point, profile.ceilings)
-            guessed.append(seconds)
+            forecasts_s.append(seconds)
             errors.append(abs(seconds / point.seconds - 1))
-            widths.append(abs(float(np.log(seconds / point.seconds))) / found.sigma(point.rows, *shape))
-    return HeldOut(np.array(errors), np.array(widths), np.arange(len(errors)), np.array(guessed))
+            widths.append(abs(float(np.log(seconds / point.seconds))) / products.sigma(point.rows, *shape))
+    return HeldOut(np.array(errors), np.array(widths), np.arange(len(errors)), np.array(forecasts_s))
 
 
 FOLDER = Path(__file__).parents[1] / "data" / "profiles"
@@ -252,39 +251,39 @@ _LEFT_OUT: Any = {"ceilings": {**dict.fromkeys(("compute", "memory", "links"), _
 
 
 def profile_json(profile: CardProfile) -> str:
-    """The text of a profile; single samples are left out, so that it is small enough to share."""
+    """The JSON text of a profile, without samples, which keeps the file small enough to share."""
     return _ADAPTER.dump_json(profile, indent=1, exclude=_LEFT_OUT).decode() + "\n"
 
 
 def read_profile(path: Path) -> CardProfile:
-    """Read a profile. Raises RequestError for a file that is none, or of another version."""
+    """Read a profile. Raises RequestError if the file is missing, is not a profile, or has another schema version."""
     try:
         content = visible_in(json.loads(path.read_text(encoding="utf-8")))
     except OSError:
         raise RequestError(
-            f"there is no card profile at {path}; `roofscope ceilings --out {path}` makes one."
+            f"there is no card profile at {path}; make one: `roofscope ceilings --out {path}`."
         ) from None
     except (ValueError, RecursionError):
-        raise RequestError(f"{path} is no card profile: it is not JSON.") from None
+        raise RequestError(f"{path} is not a card profile: it is not JSON.") from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != PROFILE_SCHEMA:
-        told = f"of version {version}, and this roofscope reads {PROFILE_SCHEMA}" if version else "no card profile"
-        raise RequestError(f"{path} is {told}; measure the card again: `roofscope ceilings --out {path}`.")
+        problem = f"has version {version}, not {PROFILE_SCHEMA}" if version else "is not a card profile"
+        raise RequestError(f"{path} {problem}; measure the card again: `roofscope ceilings --out {path}`.")
     try:
         return _ADAPTER.validate_python(content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise RequestError(f"{path} is a damaged card profile: {where}: {problem['msg']}.") from None
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{path} is a damaged card profile: {key}: {first['msg']}.") from None
 
 
 def profiles(folder: Path = FOLDER) -> dict[str, Path]:
-    """The profiles of a folder by their file's name."""
+    """The paths of a folder's profiles, by file name without suffix."""
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
 def profile_called(name: str) -> CardProfile:
-    """A profile by its path, or one that comes with roofscope by its name. Raises RequestError."""
+    """Read a profile by its path, or one of roofscope's own by its name. Raises RequestError for an unknown name."""
     path = Path(name)
     if path.suffix == ".json" or path.exists():
         return read_profile(path)
@@ -292,6 +291,6 @@ def profile_called(name: str) -> CardProfile:
     if name in known:
         return read_profile(known[name])
     raise RequestError(
-        f"no card profile is called {name!r}.{near_misses(name, known)} Known: {', '.join(known) or 'none'}; measure"
-        " yours with `roofscope ceilings --out card.json`."
+        f"unknown card profile {name!r}.{near_misses(name, known)} Known: {', '.join(known) or 'none'}; measure yours"
+        " with `roofscope ceilings --out card.json`."
     )

@@ -11,20 +11,19 @@ from profiler.predict.operator_arrays import Array
 from profiler.predict.published_efficiency import Range
 
 _MILLION = 1e6
-
-_BATCHES_A_LINE = 60
+_BATCHES_PER_LINE = 60
 
 
 @dataclass(frozen=True)
 class Span:
-    """A figure with the range that holds nine in ten."""
+    """A figure with its 90 % range."""
 
     low: float
     typical: float
     high: float
 
     def times(self, factor: float) -> Span:
-        """This span in another unit."""
+        """The span multiplied by `factor`, as for another unit."""
         return Span(factor * self.low, factor * self.typical, factor * self.high)
 
     @property
@@ -37,7 +36,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Cost:
-    """USD a million tokens at a load: that share of the batch is in flight."""
+    """USD per million input and output tokens, with a share `load` of the largest batch in flight."""
 
     load: float
     batch: int
@@ -47,7 +46,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Curve:
-    """A card's ranges at every batch size that fits it."""
+    """The ranges of a GPU at every batch size that fits, from 1 to `largest`."""
 
     card: str
     usd_per_s: float
@@ -56,13 +55,13 @@ class Curve:
     largest: int
 
     def output_usd(self) -> Array:
-        """USD of one output token at each batch size."""
+        """USD per output token at each batch size [largest]."""
         return np.asarray(self.usd_per_s * self.tpot.typical_s / np.arange(1, self.largest + 1))
 
 
 @dataclass(frozen=True)
 class CostLine:
-    """What an output token costs on one card in one precision, over the sequences in flight."""
+    """Cost of an output token on one GPU in one precision, over the sequences in flight."""
 
     card: str
     precision: str
@@ -70,10 +69,10 @@ class CostLine:
     batches: tuple[int, ...]
     usd_per_million: tuple[Span, ...]
     crossover_batch: int | None
-    """From here on it undercuts a card of these that is cheaper an hour."""
+    """The batch from which it costs less than one of the other GPUs that is cheaper per hour."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what cannot be drawn: a kept file may hold anything."""
+        """Raises ValueError for a line that cannot be drawn, since a file may contain any values."""
         ends = [end for span in self.usd_per_million for end in span.ends]
         drawable = self.batches and len(self.batches) == len(self.usd_per_million)
         if not drawable or not all(0 < value < math.inf for value in (*self.batches, *ends)):
@@ -82,7 +81,7 @@ class CostLine:
 
 @dataclass(frozen=True)
 class CostOverLoad:
-    """The best offers of an answer as lines over the load."""
+    """Cost over the load, one line per offer."""
 
     model: str
     prompt_len: int
@@ -91,49 +90,40 @@ class CostOverLoad:
 
 
 def cost_line(curve: Curve, precision: str, usd_per_h: float, crossover_batch: int | None) -> CostLine:
-    """USD a million output tokens on a card, at batches evenly apart by their logarithm and at its crossover."""
-    sizes = np.geomspace(1, curve.largest, _BATCHES_A_LINE).astype(int)
-    batches = np.unique(np.append(sizes, [crossover_batch or 1]))
-    factor, tpot = _MILLION * curve.usd_per_s / batches, curve.tpot
-    times_s = (tpot.low_s[batches - 1], tpot.typical_s[batches - 1], tpot.high_s[batches - 1])
-    spans = zip(*(factor * time_s for time_s in times_s), strict=True)
-    return CostLine(
-        curve.card,
-        precision,
-        usd_per_h,
-        tuple(map(int, batches)),
-        tuple(Span(*map(float, span)) for span in spans),
-        crossover_batch,
-    )
+    """USD per million output tokens on a GPU, at log-spaced batches and at its crossover."""
+    sizes = np.geomspace(1, curve.largest, _BATCHES_PER_LINE).astype(int)
+    batches = np.unique(np.append(sizes, [crossover_batch or 1])).tolist()
+    spans = tuple(span_at(curve.tpot, batch).times(_MILLION * curve.usd_per_s / batch) for batch in batches)
+    return CostLine(curve.card, precision, usd_per_h, tuple(batches), spans, crossover_batch)
 
 
 def price_crossover(dearer: Curve, cheaper: Curve) -> int | None:
-    """The batch from which a token costs less on the card that is dearer an hour; None: it never does.
+    """The batch from which a token costs less on the GPU that costs more per hour; None if there is none.
 
-    More sequences than the cheaper card holds wait for it, or for another one of its kind: its cost a token stays.
+    Sequences beyond the cheaper GPU's largest batch wait, or run on a second one, so its cost per token stays constant.
     """
-    theirs = cheaper.output_usd()
+    cheaper_usd = cheaper.output_usd()
     batches = np.arange(1, dearer.largest + 1)
-    undercuts = dearer.output_usd() < theirs[np.minimum(batches, cheaper.largest) - 1]
-    if not undercuts.any() or not undercuts[-1]:
+    undercuts = dearer.output_usd() < cheaper_usd[np.minimum(batches, cheaper.largest) - 1]
+    if not undercuts[-1:].any():
         return None
-    never = np.flatnonzero(~undercuts)
-    return int(never[-1]) + 2 if len(never) else 1
+    at_least_as_dear = np.flatnonzero(~undercuts)
+    return int(at_least_as_dear[-1]) + 2 if len(at_least_as_dear) else 1
 
 
-def cost_at(made: Curve, load: float, full: int, prompt_len: int) -> Cost:
-    """Of a prompt's and of an output token where `load` of `full` sequences are in flight."""
+def cost_at(curve: Curve, load: float, full: int, prompt_len: int) -> Cost:
+    """Cost of a prompt token and of an output token, with a share `load` of `full` sequences in flight."""
     batch = max(1, round(load * full))
-    usd = made.usd_per_s * _MILLION
+    usd = curve.usd_per_s * _MILLION
     return Cost(
         load,
         batch,
-        span_at(made.ttft, batch).times(usd / (batch * prompt_len)),
-        span_at(made.tpot, batch).times(usd / batch),
+        span_at(curve.ttft, batch).times(usd / (batch * prompt_len)),
+        span_at(curve.tpot, batch).times(usd / batch),
     )
 
 
-def span_at(told: Range, batch: int) -> Span:
-    """A range's figure at one batch size."""
-    at = batch - 1
-    return Span(float(told.low_s[at]), float(told.typical_s[at]), float(told.high_s[at]))
+def span_at(seconds: Range, batch: int) -> Span:
+    """The span of a range at one batch size."""
+    index = batch - 1
+    return Span(float(seconds.low_s[index]), float(seconds.typical_s[index]), float(seconds.high_s[index]))

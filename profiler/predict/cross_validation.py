@@ -1,4 +1,4 @@
-"""The error of forecasts, by leaving measured cells out, and the intervals that follow."""
+"""Cross-validated error of forecasts, and the prediction intervals that follow from it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from profiler.grid.cells import Phase
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
-from profiler.predict.predict import NORMAL_95, Fitted, Forecast, fit, predicted_regimes
+from profiler.predict.predict import NORMAL_95, Fitted, Forecast, Terms, fit, predicted_regimes
 
 HELD_OUT_SHARE = 0.9
-"""An interval holds nine in ten."""
+"""Coverage of an interval."""
 LEAST_CELLS = 6
-"""With fewer cells held out, no error can be told."""
-# Standard deviations of an interval where too few cells were held out to say how far off they come.
+"""The fewest held-out cells from which an error is reported."""
+# Half width of an interval in standard deviations, if too few cells were held out.
 _UNSEEN_WIDTHS = 3.0
 _MOST_FOLDS = 32
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How far off forecasts are of measured cells that were left out, one at a time or the extremes together."""
+    """Forecasts of measured cells that were left out of the fit, with their errors; arrays are [n]."""
 
     errors: Array
     """|forecast / measured - 1| of each left-out cell."""
     widths: Array
-    """|log(forecast / measured)| in the standard deviations that the forecast gave itself."""
+    """|log(forecast / measured)| in standard deviations of the forecast."""
     index: Array
-    """Which of the measured cells each was."""
+    """The index of each among the measured cells."""
     seconds: Array
-    """What each was forecast to take."""
+    """The forecast time of each."""
 
     @property
     def median(self) -> float:
@@ -45,13 +45,15 @@ class HeldOut:
 
     @property
     def told(self) -> bool:
-        """Whether there are enough of them to tell an error."""
+        """Whether there are enough cells, at least `LEAST_CELLS`, to report an error."""
         return len(self.errors) >= LEAST_CELLS
 
     @property
     def half_width(self) -> float:
-        """Standard deviations that hold nine in ten of what was left out (split conformal prediction: Lei et al.,
-        JASA 113, 2018: the ceil((n + 1) * 0.9)-th smallest)."""
+        """Half width of the 90 % interval in standard deviations of a forecast.
+
+        Split conformal prediction: the ceil((n + 1) * 0.9)-th smallest of `widths` (Lei et al., JASA 113, 2018).
+        """
         if not self.told:
             return _UNSEEN_WIDTHS
         rank = math.ceil((len(self.widths) + 1) * HELD_OUT_SHARE)
@@ -59,25 +61,25 @@ class HeldOut:
 
 
 def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
-    """Forecast each group (indices) from all cells outside of it."""
+    """Forecast each group of cells, given as indices, from a fit to all cells outside the group."""
     errors: list[Array] = []
     widths: list[Array] = []
     seconds: list[Array] = []
     for group in groups:
-        kept = np.setdiff1d(np.arange(len(measured)), group)
-        found = fit(measured.at(kept), device).forecast(measured.demanded.at(group))
-        ratio = found.latency_s / measured.latency_s[group]
-        own = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
+        others = np.setdiff1d(np.arange(len(measured)), group)
+        forecast = fit(measured.at(others), device).forecast(measured.demanded.at(group))
+        ratio = forecast.latency_s / measured.latency_s[group]
+        measured_sigma = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
         errors.append(np.abs(ratio - 1))
-        seconds.append(found.latency_s)
-        widths.append(np.abs(np.log(ratio)) / np.hypot(found.sigma, own))
+        seconds.append(forecast.latency_s)
+        widths.append(np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma))
     if not groups:
         return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
     return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
 
 
 def one_at_a_time(measured: MeasuredCells) -> list[Array]:
-    """Every cell by itself; of very many, so many groups that each holds cells far from each other."""
+    """Groups of one cell each, or 32 groups of cells that are far apart if there are more cells."""
     cells = np.arange(len(measured))
     if len(cells) < 3:
         return []
@@ -86,7 +88,7 @@ def one_at_a_time(measured: MeasuredCells) -> list[Array]:
 
 
 def outermost_cells(measured: MeasuredCells) -> list[Array]:
-    """The largest batch of each phase, and its longest prompt or context: what a forecast beyond the grid is like."""
+    """Groups of each phase's largest batch and of its longest prompt or context, to test extrapolation."""
     steps, groups = measured.demanded.steps, []
     for _, chosen in by_phase(steps):
         for sizes in (steps.batch, np.where(steps.prefill, steps.query, steps.context)):
@@ -98,81 +100,85 @@ def outermost_cells(measured: MeasuredCells) -> list[Array]:
 
 @dataclass(frozen=True)
 class Trained:
-    """A fit with its own held-out errors."""
+    """A fit to measured cells, with its held-out errors."""
 
     fitted: Fitted
     measured: MeasuredCells
     within: HeldOut
-    """Leave one out."""
+    """Errors of leaving one cell out."""
     outside: HeldOut
-    """Leave the largest batch out, and the longest context."""
+    """Errors of leaving out the largest batch, and the longest context."""
 
     def bounds(self, forecast: Forecast) -> tuple[Array, Array]:
-        """Seconds between which nine in ten forecasts of this kind came to lie."""
+        """The 90 % interval of each forecast in seconds: (low [n], high [n])."""
         within = self.within.half_width
         widths = np.where(self.unseen(forecast.demanded.steps), max(within, self.outside.half_width), within)
         spread = np.exp(widths * forecast.sigma)
         return forecast.latency_s / spread, forecast.latency_s * spread
 
     def unseen(self, steps: StepArrays) -> Array:
-        """Whether a step lies outside of the batches, prompts and contexts that were measured in its phase."""
+        """bool[n]: whether a step is outside the batches, prompts and contexts measured in its phase."""
         larger, longer = self.reaches(steps)
         return larger | longer
 
     def reaches(self, steps: StepArrays) -> tuple[Array, Array]:
-        """(batches, lengths) that lie outside of what was measured in their phase."""
-        seen = self.measured.demanded.steps
+        """bool[n] each: whether (the batch, the length) of a step is outside those measured in its phase."""
+        measured = self.measured.demanded.steps
         batch, length = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
         for phase, chosen in by_phase(steps):
-            known = seen.prefill == (phase == "prefill")
-            if not known.any():
+            of_phase = measured.prefill == (phase == "prefill")
+            if not of_phase.any():
                 batch[chosen] = length[chosen] = True
                 continue
-            for outside, sizes, of in (
-                (batch, steps.batch, seen.batch[known]),
-                (length, steps.depth, seen.depth[known]),
+            for outside, sizes, measured_sizes in (
+                (batch, steps.batch, measured.batch[of_phase]),
+                (length, steps.depth, measured.depth[of_phase]),
             ):
-                outside[chosen] = (sizes[chosen] < of.min()) | (sizes[chosen] > of.max())
+                outside[chosen] = (sizes[chosen] < measured_sizes.min()) | (sizes[chosen] > measured_sizes.max())
         return batch, length
 
     def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
-        """What carries each forecast beyond what was measured; empty where nothing needs to."""
+        """The assumptions of each forecast that goes beyond the measured cells, as sentences; empty for the others."""
         steps = forecast.demanded.steps
         batch, length = self.reaches(steps)
-        binding, seen = self._binding(forecast), self._seen()
-        cached, kept = self._resident(forecast.demanded), self._resident(self.measured.demanded)
-        found: list[tuple[str, ...]] = []
+        binding, measured_binding = _binding(forecast.terms), self._measured_binding()
+        resident, all_resident = self._resident(forecast.demanded), self._resident(self.measured.demanded).all()
+        assumptions: list[tuple[str, ...]] = []
         for index in range(len(steps)):
             phase: Phase = "prefill" if steps.prefill[index] else "decode"
-            words = []
+            sentences = []
             if batch[index]:
-                words.append("kernels keep the share of their roof that they had at the nearest batch measured")
+                sentences.append("kernels keep the share of their roof that they had at the nearest batch measured")
             if length[index]:
-                words.append("attention keeps the share of its roof that it had at the nearest length measured")
-            if binding[index] not in seen.get(phase, {binding[index]}):
-                words.append(f"{binding[index]} decides, as in no measured {phase}: its roof carries the forecast")
-            if not cached[index] and kept.all():
-                words.append("the weights and the cache leave the last-level cache: the memory roof carries it")
-            found.append(tuple(words))
-        return found
+                sentences.append("attention keeps the share of its roof that it had at the nearest length measured")
+            if binding[index] not in measured_binding.get(phase, {binding[index]}):
+                sentences.append(f"{binding[index]} dominates, as in no measured {phase}: the forecast uses its roof")
+            if not resident[index] and all_resident:
+                sentences.append(
+                    "the weights and the KV cache exceed the last-level cache: the forecast uses the memory roof"
+                )
+            assumptions.append(tuple(sentences))
+        return assumptions
 
-    def _binding(self, forecast: Forecast) -> list[str]:
-        return [regime.removesuffix("-bound") for regime in predicted_regimes(forecast.terms)]
-
-    def _seen(self) -> dict[Phase, set[str]]:
+    def _measured_binding(self) -> dict[Phase, set[str]]:
         terms = self.fitted.terms(self.measured.demanded)
-        found: dict[Phase, set[str]] = {}
-        for prefill, regime in zip(self.measured.demanded.steps.prefill, predicted_regimes(terms), strict=True):
-            found.setdefault("prefill" if prefill else "decode", {"mixed"}).add(regime.removesuffix("-bound"))
-        return found
+        binding: dict[Phase, set[str]] = {}
+        for prefill, name in zip(self.measured.demanded.steps.prefill, _binding(terms), strict=True):
+            binding.setdefault("prefill" if prefill else "decode", {"mixed"}).add(name)
+        return binding
 
     def _resident(self, demanded: OperatorArrays) -> Array:
+        """bool[n]: whether the working set of a step fits a cache that is faster than the memory."""
         roof = self.fitted.device.memory_bytes_per_s(demanded.working_set_bytes)
         return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
 
 
+def _binding(terms: Terms) -> list[str]:
+    return [regime.removesuffix("-bound") for regime in predicted_regimes(terms)]
+
+
 def train(measured: MeasuredCells, device: DeviceRates) -> Trained:
-    """Fit all cells, and each again without itself."""
+    """Fit all measured cells, and cross-validate the fit."""
     return Trained(
         fit(measured, device),
         measured,

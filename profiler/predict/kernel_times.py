@@ -27,18 +27,18 @@ from profiler.predict.operator_arrays import (
 )
 
 NO_ROOF_S = 1e-9
-"""Conversions, and what small kernels lose to their number, have no roof of their own: a time that none falls below."""
+"""The roof of conversions and small kernels, which have none: shorter than any of their times."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Steps of which kernels were run alone; arrays are [m]."""
+    """Steps whose kernels were replayed in isolation; arrays are [m]."""
 
     demanded: OperatorArrays
     seconds: Mapping[str, Array]
-    """Of one instance of an operator; NaN where it was not replayed."""
+    """By operator, seconds of one instance; NaN if it was not replayed."""
     conversion_s: Mapping[str, Array]
-    """The part of them that only converts between formats."""
+    """The part of `seconds` that converts between formats."""
 
     def at(self, chosen: Array) -> Replayed:
         """The steps that `chosen` (bool or int [n]) picks."""
@@ -51,15 +51,16 @@ class Replayed:
 
 @dataclass(frozen=True)
 class MeasuredCells:
-    """Cells that have a time, with what was replayed at their shapes; arrays are [m]."""
+    """Measured cells, with the replays at their shapes; arrays are [m]."""
 
     replayed: Replayed
     latency_s: Array
     half_width_s: Array
-    """Of the 95 % interval."""
+    """Half width of the 95 % interval."""
     faults: Array
+    """Page faults of a step."""
     between: Replayed | None = None
-    """Linears at numbers of rows between those of the cells."""
+    """Replays of linears at numbers of rows between those of the cells."""
 
     @property
     def demanded(self) -> OperatorArrays:
@@ -80,63 +81,64 @@ class MeasuredCells:
 
 
 class KernelTimes(Protocol):
-    """What kernels take alone."""
+    """Times of kernels that run in isolation."""
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """Seconds that all small kernels of a step take together.
+        """Seconds [n] of all small kernels of each step.
 
-        `traffic_s` is what their bytes demand of the cache that serves them, `from_memory_s` of the memory: that one
-        grows with the tokens alone, and knows no step where a cache ends.
+        `traffic_s` is the time of their traffic at the bandwidth of the cache that serves it, `from_memory_s` that at
+        the memory's. The latter grows with the tokens only, without a jump at the size of a cache.
         """
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
-        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that is not known."""
+        """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an unknown operator."""
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Seconds of one instance that only convert between formats."""
+        """Seconds [n] of one instance that are spent converting between formats."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the kernels of a model take alone at other shapes, from those at which they were replayed."""
+    """Kernel times of a model at new shapes, interpolated from its replays."""
 
     lines: Mapping[str, Line]
-    """By operator: its time over its roof, over rows."""
+    """By operator: time and roof over rows."""
     surfaces: Mapping[str, Surface]
-    """By operator: the log of its time over its roof and its least time, over batch, query and depth (attention)."""
+    """By attention operator: log(time / (roof + shortest time)) over batch, query and depth."""
     least_s: Mapping[str, float]
-    """The shortest that such an operator was seen to take: its call, or its launch."""
+    """By operator: the shortest time replayed, which is that of a call or a launch."""
     conversions: Mapping[str, Line]
+    """By operator: the time of conversions over rows."""
     small: Line | None = None
-    """Of all kernels that are not replayed one by one, over tokens: their time over their traffic from memory or their
-    least time; None where they were not run alone."""
+    """All kernels that are not replayed individually: their time, with the larger of their traffic from memory and
+    their shortest time as the roof, over tokens; None if they were not replayed."""
     small_in_decode: bool = False
-    """Whether they were in a decode step; on a CPU those are next to nothing beside their dispatch."""
+    """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to dispatch."""
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
-        """Seconds of one instance at each step, where its roof is `roof_s`; None for one that was never replayed."""
+        """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an operator without replays."""
         if column.operator in self.surfaces:
             least_s = self.least_s[column.operator]
             ratio = np.exp(self.surfaces[column.operator].level(octaves(steps)))
             return np.asarray(np.maximum(roof_s, ratio * (roof_s + least_s)))
-        known = self.lines.get(column.operator)
-        return None if known is None else known.seconds(column.rows, roof_s)
+        times = self.lines.get(column.operator)
+        return None if times is None else times.seconds(column.rows, roof_s)
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """As they were when they were run alone: so long as their number takes, or as their traffic, which a cache may
-        serve."""
+        """Seconds [n] of all small kernels of each step: as replayed, or `traffic_s` if they were not replayed."""
         if self.small is None:
             return traffic_s
-        alone_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
-        return np.where(steps.prefill | self.small_in_decode, alone_s, traffic_s)
+        replayed_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_s[REST])
+        return np.where(steps.prefill | self.small_in_decode, replayed_s, traffic_s)
 
     def converting_s(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array:
-        """Seconds of one instance that only convert between formats."""
-        known = self.conversions.get(column.operator)
-        return np.zeros(len(steps)) if known is None else known.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
+        """Seconds [n] of one instance that are spent converting between formats."""
+        times = self.conversions.get(column.operator)
+        return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
 
 
 def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
+    """Interpolate the kernel times of a run's replays."""
     replayed = measured.replayed
     lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
     surfaces: dict[str, Surface] = {}
@@ -165,34 +167,34 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
 
 
 def _lines(parts: Sequence[Replayed], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
-    """Of every operator over rows, wherever it was replayed: (its time over its roof, what it converts)."""
-    found: dict[str, list[tuple[Array, Array, Array]]] = {}
-    converting: dict[str, list[tuple[Array, Array, Array]]] = {}
+    """(kernel times, conversion times) over rows, by operator, from all its replays."""
+    kernels: dict[str, list[tuple[Array, Array, Array]]] = {}
+    conversions: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
         for column in (column for column in part.demanded.columns if column.heads is None):
             roof_s = instance_roof_s(column, part.demanded, device)
             if (known := _known(part.seconds, column)) is not None:
                 points = column.rows[known], part.seconds[column.operator][known], roof_s[known]
-                found.setdefault(column.operator, []).append(points)
+                kernels.setdefault(column.operator, []).append(points)
             if (known := _known(part.conversion_s, column)) is not None:
-                none_s = np.full(int(known.sum()), NO_ROOF_S)
-                points = column.rows[known], part.conversion_s[column.operator][known], none_s
-                converting.setdefault(column.operator, []).append(points)
-    whole, converted = (
-        {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in each.items()}
-        for each in (found, converting)
+                no_roof_s = np.full(int(known.sum()), NO_ROOF_S)
+                points = column.rows[known], part.conversion_s[column.operator][known], no_roof_s
+                conversions.setdefault(column.operator, []).append(points)
+    kernel_lines, conversion_lines = (
+        {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in by_operator.items()}
+        for by_operator in (kernels, conversions)
     )
-    return whole, converted
+    return kernel_lines, conversion_lines
 
 
 def _known(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
-    """bool[m]: where an operator has a time; None where it has none at all."""
-    found = seconds.get(column.operator)
-    return None if found is None or not (found > 0).any() else np.asarray(found > 0)
+    """bool[m]: the steps at which an operator has a time; None if it has none at any."""
+    times_s = seconds.get(column.operator)
+    return None if times_s is None or not (times_s > 0).any() else np.asarray(times_s > 0)
 
 
 def instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
-    """Seconds that one instance of an operator would take at its roof."""
+    """Seconds [n] of one instance of an operator at its roof."""
     bandwidth = device.memory_bytes_per_s(demanded.working_set_bytes)
     roof_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
     return np.maximum(np.asarray(roof_s) / column.count, 1e-12)
@@ -203,19 +205,19 @@ _READ_AND_WRITTEN = 2
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """What a forecast knows of a device beyond single kernels."""
+    """A device's rates beyond single kernels: roofs, bandwidths and dispatch."""
 
     ceilings: Ceilings
     dtype: str
-    """The model's."""
+    """The model's dtype."""
     dispatch: Mapping[Phase, Mapping[int, Dispatch]]
-    """By batch size; empty where it was not measured."""
+    """Dispatch of a step by phase and batch size; empty if it was not measured."""
     overlaps: bool
     memory_bytes: int
     fetch_s: float = 0.0
 
     def memory_bytes_per_s(self, working_set_bytes: Array) -> Array:
-        """`Ceilings.memory_bytes_per_s_for` of many working sets."""
+        """`Ceilings.memory_bytes_per_s_for` for an array of working sets."""
         ceilings = self.ceilings
         if not ceilings.curve:
             return np.full(len(working_set_bytes), ceilings.memory_bytes_per_s)
@@ -226,10 +228,10 @@ class DeviceRates:
         return np.asarray(ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
     def between_bytes_per_s(self, demanded: OperatorArrays) -> Array:
-        """Bytes/s between kernels: what one writes the next reads, from the cache that holds both where one does.
+        """Bytes/s [n] of data that one kernel writes and the next reads, possibly from a cache that holds both.
 
-        The curve's small sizes are read in less time than a call takes, which is no cache's speed: what a larger size
-        reaches, a smaller one does.
+        The measured curve drops at small sizes, whose reads take less time than a call. So a size counts with the
+        highest bandwidth of any larger or equal size.
         """
         if demanded.handed_bytes is None or not self.ceilings.curve:
             return self.memory_bytes_per_s(demanded.working_set_bytes)
@@ -242,28 +244,30 @@ class DeviceRates:
         return np.asarray(self.ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
     def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
-        """What the host spends on each step, between the batch sizes at which it was measured."""
-        whole, inside, converting = (np.zeros(len(steps)) for _ in range(3))
+        """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""
+        step_s, in_kernels_s, in_conversions_s = (np.zeros(len(steps)) for _ in range(3))
         for phase, chosen in by_phase(steps):
-            known = sorted(self.dispatch.get(phase, {}).items())
-            if known:
-                batches = np.log2([batch for batch, _ in known])
+            measured = sorted(self.dispatch.get(phase, {}).items())
+            if measured:
+                batches = np.log2([batch for batch, _ in measured])
                 at = np.log2(steps.batch[chosen])
-                whole[chosen] = np.interp(at, batches, [item.step_s for _, item in known])
-                inside[chosen] = np.interp(at, batches, [item.in_kernels_s for _, item in known])
-                converting[chosen] = np.interp(at, batches, [item.in_conversions_s for _, item in known])
-        return HostTime(whole, inside, converting)
+                step_s[chosen] = np.interp(at, batches, [item.step_s for _, item in measured])
+                in_kernels_s[chosen] = np.interp(at, batches, [item.in_kernels_s for _, item in measured])
+                in_conversions_s[chosen] = np.interp(at, batches, [item.in_conversions_s for _, item in measured])
+        return HostTime(step_s, in_kernels_s, in_conversions_s)
 
 
 def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
-    """Seconds that the memory would take for all traffic that no replay has paid for: between the operators, and of
-    those that are not `replayed` themselves."""
+    """Seconds [n] of all traffic that no replay includes, at the memory's bandwidth.
+
+    That is the traffic between operators, and all traffic of operators that are not `replayed`.
+    """
     parts = [unpaid_from_memory_s(column, device, replayed(column)) for column in demanded.columns]
     return np.asarray(sum(parts, np.zeros(len(demanded.steps))))
 
 
 def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: bool) -> Array:
-    """DRAM time of one operator's traffic that its replay has not paid for."""
+    """Seconds [n] of one operator's traffic that its replay does not include, at the memory's bandwidth."""
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
     own_s = 0.0 if replayed else column.model_bytes / bandwidth
     copies = device.ceilings.copy_share * bandwidth
@@ -271,10 +275,10 @@ def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: 
 
 
 def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between: Array, replayed: bool) -> Array:
-    """Seconds of an operator's avoidable work that its own replay has not paid for.
+    """Seconds [n] of an operator's avoidable work that its replay does not include.
 
-    What one kernel writes the next one finds (`between` bytes/s); of a cache that is copied (`copies`) the old one lies
-    where the step before left it.
+    Data passes between kernels at `between` bytes/s. A cache is copied at `copies` bytes/s from where the previous step
+    wrote it.
     """
     moved = {Cause.OPERANDS: column.activation_bytes, **column.avoidable_bytes}
     total = np.zeros(len(between))

@@ -1,4 +1,4 @@
-"""Work of every operator over all cells as arrays: FLOPs and bytes by operator and step."""
+"""The work of every operator over many steps, as arrays of FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepArrays:
-    """Steps of one length of arrays: whole prompts, or single tokens after a cache."""
+    """Prefill and decode steps as arrays of one length n."""
 
     prefill: Array
     """bool[n]"""
     batch: Array
     prompt_len: Array
-    """int64[n]; 0 where the cache was filled directly."""
+    """int64[n]; 0 if the cache was filled directly."""
     context: Array
     """int64[n]: cached tokens at the step, 0 in a prefill."""
     new_tokens: Array
@@ -48,17 +48,17 @@ class StepArrays:
 
     @property
     def query(self) -> Array:
-        """New tokens a sequence."""
+        """New tokens per sequence and step."""
         return np.where(self.prefill, self.prompt_len, 1)
 
     @property
     def tokens(self) -> Array:
-        """Tokens that a step processes."""
+        """New tokens per step, over all sequences."""
         return self.batch * self.query
 
     @property
     def depth(self) -> Array:
-        """Keys that the last query sees."""
+        """Keys that the last query attends to."""
         return self.query + self.context
 
     def __len__(self) -> int:
@@ -77,17 +77,17 @@ class StepArrays:
 
 @dataclass(frozen=True)
 class Shape:
-    """The weight of a linear, by which a card profile knows its kernel."""
+    """The weight of a linear, by which a GPU profile identifies its kernel."""
 
     in_features: int
     out_features: int
     format: str
-    """Its dtype, how it is packed, or `transposed`."""
+    """`dense`, `transposed`, or the quantisation format."""
 
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The shape of an attention core, by which a card profile knows its kernel."""
+    """The shape of an attention core, by which a GPU profile identifies its kernel."""
 
     query_heads: int
     kv_heads: int
@@ -97,14 +97,14 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class OperatorColumn:
-    """What one operator must do in each of many steps, all its `count` equal instances together; arrays are [n]."""
+    """The work of one operator in each of many steps, summed over its `count` equal instances; arrays are [n]."""
 
     operator: str
     group: str
     count: int
     dtype: str
     rows: Array
-    """Rows that its kernel is given; for attention, the keys of the whole batch."""
+    """Rows of a linear's product; for other operators, the new tokens of the step."""
     flops: Array
     weight_bytes: Array
     kv_bytes: Array
@@ -112,7 +112,7 @@ class OperatorColumn:
     avoidable_flops: Mapping[Cause, Array] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Array] = field(default_factory=dict)
     last_rows: bool = False
-    """Whether it sees the last position of each prompt alone, handed over as a slice (LM head)."""
+    """Whether it processes only the last position of each prompt, as the LM head does."""
     shape: Shape | None = None
     heads: HeadShape | None = None
 
@@ -142,24 +142,24 @@ class OperatorColumn:
 
 @dataclass(frozen=True)
 class OperatorArrays:
-    """Steps with their work and the peak memory that each needs."""
+    """Steps with their work by operator, and the peak memory of each; arrays are [n]."""
 
     steps: StepArrays
     columns: tuple[OperatorColumn, ...]
     peak_bytes: Array
     collective_s: Array | None = None
-    """Seconds that the ranks of a group exchange results in; None: one device works alone."""
+    """Seconds of the collectives of a tensor-parallel group; None on a single device."""
     handed_bytes: Array | None = None
-    """Of the hidden states that one kernel hands to the next; None where nothing tells their width."""
+    """Bytes of the hidden states that pass from one kernel to the next; None if their width is unknown."""
 
     @property
     def working_set_bytes(self) -> Array:
-        """Bytes that each step must read and write."""
+        """Bytes of weights and cache per step."""
         return np.asarray(sum((column.model_bytes for column in self.columns), np.zeros(len(self.steps))))
 
     @property
     def written_bytes(self) -> Array:
-        """Bytes of operands and intermediates, of which the system may have to find fresh pages for some."""
+        """Bytes of operands and intermediates per step, for some of which the system may map new pages."""
         total = np.zeros(len(self.steps))
         for column in self.columns:
             total += column.activation_bytes + sum(column.avoidable_bytes.values(), np.zeros(len(self.steps)))
@@ -167,6 +167,7 @@ class OperatorArrays:
 
     @property
     def exchanged_s(self) -> Array:
+        """Seconds of collectives per step; 0 on a single device."""
         return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
 
     def at(self, chosen: Array) -> OperatorArrays:
@@ -178,6 +179,7 @@ class OperatorArrays:
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
+    """(phase, bool[n] of its steps) for each phase that has any."""
     return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
 
 
@@ -190,16 +192,16 @@ Paths = Mapping[Phase, ExecutionPath]
 
 
 def path_of(engine: EngineKind | None, attention: Attention) -> ExecutionPath:
-    """How an engine runs a model on a card that is not here; `attention` is that of plain transformers."""
+    """The execution path of an engine on a GPU that is not present; `attention` is that of plain transformers."""
     return ExecutionPath(attention=attention) if engine == "eager" else ExecutionPath()
 
 
 def operator_arrays(
     work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int, link: Link | None = None
 ) -> OperatorArrays:
-    """What every operator of a model must do in each of `steps`, and the peak memory of each.
+    """The work of every operator of a model in each of `steps`, and the peak memory of each step.
 
-    Of one rank's share (`parallel.walk_rank`) the collectives take their time over `link`.
+    For one rank's share of a model (`counting.tensor_parallel.walk_rank`), `link` gives the time of the collectives.
     """
     count = len(steps)
     phases = [(phase, np.flatnonzero(steps.prefill == (phase == "prefill"))) for phase in PHASES]
@@ -213,13 +215,15 @@ def operator_arrays(
             peaks[chosen] = predicted_peak_bytes(
                 work, weight_bytes, steps.batch[chosen], depth[chosen], steps.new_tokens[chosen], paths[phase]
             )
-    looked_up = [columns[index].activation_bytes for index, op in enumerate(names) if isinstance(op, Embedding)]
-    collective_s = None if link is None else _exchanged_s(work, parts, link, count)
-    return OperatorArrays(steps, columns, peaks, collective_s, looked_up[0] if looked_up else None)
+    handed_bytes = next(
+        (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
+    )
+    collective_s = None if link is None else _collective_s(work, parts, link, count)
+    return OperatorArrays(steps, columns, peaks, collective_s, handed_bytes)
 
 
-def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
-    """Seconds of all collectives, one after the other: each waits for the operator behind it, and the next for each."""
+def _collective_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]], link: Link, count: int) -> Array:
+    """Seconds [n] of all collectives. None overlaps another operator, since each uses the result of the one before."""
     total = np.zeros(count)
     for operator in work.operators:
         if isinstance(operator, Collective):
@@ -231,7 +235,7 @@ def _exchanged_s(work: ModelWork, parts: list[tuple[Array, Step, ExecutionPath]]
 
 
 def _step(steps: StepArrays, path: ExecutionPath) -> tuple[Step, ExecutionPath]:
-    """The steps of one phase as they are counted; a static cache is as long as each needs it."""
+    """The steps of one phase in the form that operators count; a static cache is as long as each step needs."""
     if path.cache == "static":
         filled = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context - steps.new_tokens // 2)
         slots: Any = filled + steps.new_tokens
@@ -250,10 +254,10 @@ def _column(
         rows[chosen] = operator.executed(step, path) if isinstance(operator, Linear) else step.tokens
         for key, value in _amounts(work).items():
             sums[key][chosen] = value
-        for found, causes in zip(by_cause, (work.avoidable_flops, work.avoidable_bytes), strict=True):
+        for totals, causes in zip(by_cause, (work.avoidable_flops, work.avoidable_bytes), strict=True):
             for cause, amount in causes.items():
                 if np.any(np.asarray(amount) != 0):
-                    found.setdefault(cause, np.zeros(count))[chosen] = amount
+                    totals.setdefault(cause, np.zeros(count))[chosen] = amount
     shape, heads = _shape(operator)
     return OperatorColumn(
         name,
@@ -282,9 +286,8 @@ def _amounts(work: Work) -> dict[str, Count]:
 def _shape(operator: Operator) -> tuple[Shape | None, HeadShape | None]:
     if isinstance(operator, Linear):
         weight: Any = operator.weight
-        return Shape(
-            weight.in_features, weight.out_features, "transposed" if weight.transposed else weight.format
-        ), None
+        format_ = "transposed" if weight.transposed else weight.format
+        return Shape(weight.in_features, weight.out_features, format_), None
     if isinstance(operator, AttentionCore):
         return None, HeadShape(operator.query_heads, operator.kv_heads, operator.qk_dim, operator.window)
     return None, None

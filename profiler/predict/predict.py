@@ -1,4 +1,4 @@
-"""Forecast cells that were not measured: the time breakdown, filled in from measured cells."""
+"""Forecast the time breakdown of cells that were not measured, from measured ones."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from profiler.predict.operator_arrays import (
 
 PAGE_BYTES = 4096
 USABLE_MEMORY_SHARE = 0.95
-"""Of a device's memory that a step may need at most: the rest is the driver's, the allocator's and fragmentation's."""
+"""The most of a device's memory that a step may use; the driver, the allocator and fragmentation take the rest."""
 NORMAL_95 = 1.96
-# A term that takes half of a step decides it.
+# The share of a step from which a term determines its regime.
 _BINDS = 0.5
 
 
@@ -43,50 +43,50 @@ Terms = StepTerms[Floats]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model on a device as far as its measured cells tell of it."""
+    """A model on a device, fitted to measured cells."""
 
     device: DeviceRates
     kernels: KernelTimes
     faults: Mapping[Phase, tuple[Array, Array]]
-    """Octaves of measured steps and the share of the pages they touched that were new."""
+    """By phase: (measured steps [m, 3] in octaves, page faults as a share of the pages that each wrote [m])."""
     residuals: Mapping[Phase, Surface] = field(default_factory=dict)
-    """The log of what was measured over what the split's terms add up to."""
+    """By phase: log(measured time / sum of the terms)."""
 
     def terms(self, demanded: OperatorArrays) -> Terms:
-        """The split of steps that nobody measured."""
+        """The time breakdown of any steps, measured or not."""
         steps, device = demanded.steps, self.device
         bandwidth, between = device.memory_bytes_per_s(demanded.working_set_bytes), device.between_bytes_per_s(demanded)
         copies = device.ceilings.copy_share * bandwidth
         demands: list[Demand[Floats]] = []
-        outside_s, own_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))
+        outside_s, unreplayed_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))
         for column in demanded.columns:
             demand = self._demand(column, steps, bandwidth)
             demands.append(demand)
             replayed = demand.replayed_s is not None
             if not replayed:
-                own_s += demand.roof_s(bandwidth)
+                unreplayed_s += demand.roof_s(bandwidth)
             outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, between, replayed)
             from_memory_s += unpaid_from_memory_s(column, device, replayed)
         any_replayed = any(demand.replayed_s is not None for demand in demands)
-        beyond_s = self.kernels.small_s(steps, own_s + outside_s, from_memory_s) - own_s - outside_s
+        beyond_s = self.kernels.small_s(steps, unreplayed_s + outside_s, from_memory_s) - unreplayed_s - outside_s
         faults_s = self._faults(demanded) * device.ceilings.page_fault_s
-        none = np.zeros(len(steps))
-        demands.append(Demand(REST, "other", none, none, none, 1.0, np.maximum(0.0, beyond_s - faults_s)))
+        zeros = np.zeros(len(steps))
+        demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s - faults_s)))
         layers = sum(column.count for column in demanded.columns if column.group in LAYERED)
         host = device.dispatched(steps)
         return step_terms(
             demands,
             bandwidth,
-            host if any_replayed else replace(host, in_kernels_s=none, in_conversions_s=none),
+            host if any_replayed else replace(host, in_kernels_s=zeros, in_conversions_s=zeros),
             avoidable_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s,
-            padding_s=none,
+            padding_s=zeros,
             link_s=device.fetch_s + demanded.exchanged_s,
             overlaps=device.overlaps,
             idle_share=steps.prefill * idle_share(layers),
         )
 
     def _demand(self, column: OperatorColumn, steps: StepArrays, bandwidth: Array) -> Demand[Floats]:
-        """An operator's demand in each step, with the time of its kernels where that is known."""
+        """An operator's demand in each step, with the time of its kernels if it is known."""
         demand = Demand(
             name=column.operator,
             group=LAST if column.last_rows else column.group,
@@ -103,41 +103,42 @@ class Fitted:
         return replace(demand, replayed_s=column.count * each_s, dequantise_s=column.count * converting_s)
 
     def _faults(self, demanded: OperatorArrays) -> Array:
-        """Pages touched for the first time: the share of those written that were new in the nearest measured step."""
-        found = np.zeros(len(demanded.steps))
+        """Page faults [n] of each step: as many per written page as in the nearest measured step."""
+        faults = np.zeros(len(demanded.steps))
         pages = demanded.written_bytes / PAGE_BYTES
         for phase, chosen in by_phase(demanded.steps):
             if phase in self.faults:
                 points, shares = self.faults[phase]
                 at = octaves(demanded.steps.at(chosen))
                 distance = sum(np.abs(at[:, axis, None] - points[None, :, axis]) for axis in range(at.shape[1]))
-                found[chosen] = shares[np.argmin(np.asarray(distance), axis=1)] * pages[chosen]
-        return found
+                faults[chosen] = shares[np.argmin(np.asarray(distance), axis=1)] * pages[chosen]
+        return faults
 
     def forecast(self, demanded: OperatorArrays) -> Forecast:
-        """Seconds of each step and by how much they may be off, one standard deviation as a share."""
+        """Forecast any steps: seconds, and their standard deviation as a share."""
         terms = self.terms(demanded)
         log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
         for phase, chosen in by_phase(demanded.steps):
             if phase in self.residuals:
-                found = self.residuals[phase].value(octaves(demanded.steps.at(chosen)))
-                log_ratio[chosen], sigma[chosen] = found
-        # What the split left unexplained on one device says nothing of a link between several.
-        own_s = terms.total_s - demanded.exchanged_s
-        return Forecast(demanded, terms, own_s * np.exp(log_ratio) + demanded.exchanged_s, sigma)
+                residual = self.residuals[phase].value(octaves(demanded.steps.at(chosen)))
+                log_ratio[chosen], sigma[chosen] = residual
+        # Residuals were measured on one device, so they do not apply to the link between several.
+        device_s = terms.total_s - demanded.exchanged_s
+        return Forecast(demanded, terms, device_s * np.exp(log_ratio) + demanded.exchanged_s, sigma)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Many forecast steps; arrays are [n]."""
+    """Forecasts of many steps; arrays are [n]."""
 
     demanded: OperatorArrays
     terms: Terms
     latency_s: Array
     sigma: Array
+    """Standard deviation of log(latency)."""
 
     def fits(self, memory_bytes: int) -> Array:
-        """Whether a step finds room: out of memory is a forecast, too."""
+        """bool[n]: whether a step fits into a device's memory."""
         return np.asarray(self.demanded.peak_bytes <= USABLE_MEMORY_SHARE * memory_bytes)
 
     @property
@@ -146,14 +147,14 @@ class Forecast:
 
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> Fitted:
-    """What the measured cells tell of the kernels, of faults, and of what the split leaves unexplained."""
+    """Fit kernel times, page faults and residuals to measured cells."""
     bare = Fitted(device, replayed_kernels(measured, device), _fault_shares(measured))
     terms_s = bare.terms(measured.demanded).total_s
     residuals: dict[Phase, Surface] = {}
     for phase, chosen in by_phase(measured.demanded.steps):
         values = np.log(measured.latency_s[chosen] / terms_s[chosen])
-        own = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
-        residuals[phase] = surface(octaves(measured.demanded.steps.at(chosen)), values, own)
+        noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
+        residuals[phase] = surface(octaves(measured.demanded.steps.at(chosen)), values, noise)
     return replace(bare, residuals=residuals)
 
 
@@ -175,7 +176,7 @@ _REGIMES = {
 
 
 def predicted_regimes(terms: Terms) -> list[str]:
-    """What each step would mostly wait for: the terms that take half of it, else `mixed`."""
+    """The regime of each step: that of the terms that take at least half of it, else `mixed`."""
     shares = np.stack([sum(getattr(terms, name) for name in names) / terms.total_s for names in _REGIMES.values()])
     largest = np.argmax(shares, axis=0)
     names = list(_REGIMES)
@@ -185,18 +186,19 @@ def predicted_regimes(terms: Terms) -> list[str]:
 def variant_factor(
     steps: StepArrays, ratios: Sequence[tuple[Phase, int, int, int, float, float]]
 ) -> tuple[Array, Array] | None:
-    """What another form makes of each step's time, and how far off that may be (log), from where it was tried.
+    """The time of a variant over that of the run at each step: (ratio [n], half width of its log [n]).
 
-    `ratios` are (phase, batch, query, depth, ratio, half width); None where a phase was never tried.
+    `ratios` are measured: (phase, batch, query, depth, ratio, half width). None if the variant was not tried in a phase
+    of `steps`.
     """
-    factor, off = np.ones(len(steps)), np.zeros(len(steps))
+    factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     for phase, chosen in by_phase(steps):
-        known = [item for item in ratios if item[0] == phase]
-        if not known:
+        tried = [item for item in ratios if item[0] == phase]
+        if not tried:
             return None
-        points = np.log2(np.array([item[1:4] for item in known], dtype=np.float64))
-        values = np.log(np.array([item[4] for item in known]))
-        own = np.array([item[5] / item[4] for item in known]) / NORMAL_95
-        log_ratio, sigma = surface(points, values, own).value(octaves(steps.at(chosen)))
-        factor[chosen], off[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
-    return factor, off
+        points = np.log2(np.array([item[1:4] for item in tried], dtype=np.float64))
+        values = np.log(np.array([item[4] for item in tried]))
+        noise = np.array([item[5] / item[4] for item in tried]) / NORMAL_95
+        log_ratio, sigma = surface(points, values, noise).value(octaves(steps.at(chosen)))
+        factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
+    return factor, half_width

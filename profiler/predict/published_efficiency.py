@@ -1,4 +1,4 @@
-"""Ranges of efficiency that published results attained, by GPU, engine and format."""
+"""Ranges of step times on any GPU, from the efficiency that published results attained by engine and format."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from profiler.predict.operator_arrays import Array, OperatorArrays
 from profiler.quant.registry import published_as
 
 RANGE_SHARE = 0.9
-"""A range is to hold nine in ten."""
+"""Coverage of a range."""
 StepKind = Literal["prefill", "one sequence", "several sequences"]
-"""Of a step. Decoding one sequence streams weights, and figures of it lie close together; several also read caches, of
-lengths that sources seldom state, beside prompts that are read between steps."""
+"""The kinds of steps that differ in spread. Decoding one sequence streams weights, and published figures agree closely.
+Decoding several also reads caches of lengths that sources seldom state, and prefills may run between the steps."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What an engine attains with a format, wherever it runs."""
+    """The efficiency of an engine with a format, on any GPU."""
 
     memory: float
-    """Of the datasheet's bandwidth, while it streams weights and cache."""
+    """Share of the datasheet's bandwidth, while it streams weights and cache."""
     compute: float
-    """Of its dense peak, while it multiplies."""
+    """Share of the datasheet's dense peak, in products."""
     layer_s: float = 0.0
-    """Seconds that the host needs to dispatch a layer, where it dispatches: below that no card makes a step faster."""
+    """Seconds of host dispatch per layer, a lower bound on any GPU; 0 for graphs and C++."""
     layer_cycles: float = 0.0
-    """Cycles of the card in each layer in which nothing streams: its kernels start, drain and wait for each other."""
+    """GPU clock cycles per layer without streaming, in which kernels start, drain and wait for each other."""
 
     def compute_bound(self, work: CardSteps) -> Array:
-        """Whether the arithmetic of its linears takes longer than streaming them."""
+        """bool[n]: whether the arithmetic of the linears takes longer than streaming their weights."""
         return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
 
     def step_s(self, work: CardSteps) -> Array:
-        """Seconds of each step: the device's, or the host's where that is longer."""
+        """Seconds [n] of each step: the larger of the device's and the host's."""
         linears_s = np.maximum(
             work.flops / (self.compute * work.peak), work.weight_bytes / (self.memory * work.bandwidth)
         )
@@ -56,29 +56,30 @@ class Shares:
 
 @dataclass(frozen=True)
 class CardSteps:
-    """Steps on cards; arrays of one length."""
+    """Steps, each with its work and the GPU that executes it; arrays are [n]."""
 
     flops: Array
     weight_bytes: Array
     kv_bytes: Array
     layers: Array
     peak: Array
-    """FLOP/s of the dtype that it multiplies in, dense."""
+    """Dense FLOP/s in the dtype of the products."""
     bandwidth: Array
+    """Bytes/s by the datasheet."""
     clock: Array
-    """Hz, as rated."""
+    """Rated clock in Hz."""
     host_index: Array
-    """How many times as long as the typical host of the published figures dispatch takes."""
+    """Dispatch time relative to the typical host of the published figures."""
     batch: Array
 
     def floor_s(self) -> Array:
-        """The datasheet's own floor."""
+        """Lower bound of each step [n] by the datasheet."""
         return np.asarray(np.maximum(self.flops / self.peak, (self.weight_bytes + self.kv_bytes) / self.bandwidth))
 
 
 @dataclass(frozen=True)
 class Range:
-    """Seconds between which nine in ten published figures of this kind lie; arrays of one length."""
+    """90 % ranges of step times in seconds; arrays are [n]."""
 
     low_s: Array
     typical_s: Array
@@ -87,22 +88,22 @@ class Range:
 
 @dataclass(frozen=True)
 class Attained:
-    """Shares of one engine kind and format family, and how far published figures stray from them."""
+    """The efficiency of an engine kind with a format family, and how far published figures deviate from it."""
 
     kind: EngineKind
     family: str
     shares: Shares
     spread: dict[StepKind, tuple[float, float]]
-    """(low, high) factors around the typical time, by kind of step."""
+    """(low, high) factors of the typical time, by kind of step."""
     points: int
     cards: int
     models: int
 
     def range_s(self, work: CardSteps, phase: Phase) -> Range:
-        """The range of each step; never below the datasheet's floor.
+        """The range of each step of a phase, at least the datasheet's lower bound.
 
-        Published decodes stream their weights. One whose batch is so large that arithmetic binds it strays as prefills
-        do as well.
+        Published decode steps are bound by streaming weights. A decode step of so large a batch that arithmetic binds
+        it gets the wider of the ranges of decode and prefill.
         """
         typical, floor = self.shares.step_s(work), work.floor_s()
         low, high = (np.full(len(typical), value) for value in self.spread["prefill"])
@@ -118,21 +119,21 @@ class Attained:
 
 
 def family_of(format_: str, batch: int, query: int) -> str:
-    """Formats whose kernels behave alike. bitsandbytes' 4-bit kernel of one row is another than that of several."""
+    """The family of formats with similar kernels. bitsandbytes has different 4-bit kernels for one row and several."""
     if published_as(format_) == "nf4":
         return "nf4, one row" if batch * query == 1 else "nf4, several rows"
     return format_
 
 
 _WITH_COPIES = 3
-"""Bytes moved of a cache that is copied (read and written) before it is read, as a multiple of it."""
+"""Bytes moved for a cache that is copied before it is read, in multiples of its size."""
 
 
 def steps_of(points: Sequence[Published]) -> CardSteps:
-    """The work of published figures on their cards, as their engines execute it.
+    """The work of published figures on their GPUs, as their engines execute it.
 
-    Plain transformers read and write each cached token once more than they need (a dynamic cache concatenates), in any
-    step: `executed` counts the same of a model.
+    In each step, plain transformers read and write the whole cache once more than necessary, since a dynamic cache
+    concatenates. `executed` counts a model the same way.
     """
     sheets = {sheet.gpu: sheet for sheet in gpus()}
     return CardSteps(
@@ -150,29 +151,30 @@ def steps_of(points: Sequence[Published]) -> CardSteps:
 
 _SMALL_INSTANCES = ("P4", "P100", "V100", "T4", "L4", "A10", "A16", "A2")
 SMALL_INSTANCE_INDEX = 1.4
-"""Cards that are mostly rented with a few virtual cores of an older server, and how much longer these dispatch a layer:
-eager steps that no roof explains take 1.06 ms a layer of gemma-2b on an A10G and 1.08 of Qwen2.5-3B on a T4, against
-0.66 to 0.78 on the hosts of an RTX 4090 and of an A100 (published.csv)."""
+"""Dispatch time per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server.
+
+Eager steps far above their roofs take 1.06 ms per layer for gemma-2b on an A10G and 1.08 ms for Qwen2.5-3B on a T4,
+compared with 0.66 to 0.78 ms on the hosts of an RTX 4090 and an A100 (published.csv)."""
 
 
 def host_index_of(gpu: str) -> float:
-    """How long the host that a card is mostly rented with dispatches, against those of larger cards."""
+    """Dispatch time of the host with which a GPU is mostly rented, relative to the hosts of larger GPUs."""
     word = gpu.split()[0]
     return SMALL_INSTANCE_INDEX if word in (*_SMALL_INSTANCES, "A10G") else 1.0
 
 
 def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
-    """The dense peak that products of this format run under, in a model of this dtype.
+    """The dense peak in FLOP/s of products in a format, in a model of `dtype`.
 
-    16 bits where the card has no unit of fewer. float32 is that of plain float32: torch takes no TF32 for its products
-    unless told. Raises RequestError where the table has no rate of it.
+    It is that of 16 bits if the GPU has no units for the format. For float32 it excludes TF32, which torch does not use
+    for products by default. Raises RequestError if the datasheet has no such peak.
     """
     if format_ == "fp8" and sheet.peak_fp8_flops_per_s:
         return sheet.peak_fp8_flops_per_s
     peak = sheet.peak_fp32_flops_per_s if dtype == "float32" else sheet.peak_fp16_flops_per_s
     if peak is None:
         raise RequestError(
-            f"{sheet.gpu}: the table has no rate of its products in {dtype}; ask for --dtype bfloat16 or another card."
+            f"{sheet.gpu}: the datasheet has no peak for products in {dtype}; use --dtype bfloat16 or another card."
         )
     return peak
 
@@ -184,39 +186,43 @@ _GRIDS = {
     "layer_cycles": np.geomspace(3e4, 6e5, 16),
 }
 _FINER = np.geomspace(0.87, 1.15, 13)
-"""Around the best of a grid, as factors of it: each grid's steps are less than twice as wide."""
+"""Factors of a grid's best value for a second, finer grid; they span more than a step of the first."""
 _LEAST_POINTS = 12
 _LEAST_CARDS = 4
-"""Below these, the points of both kinds of decode, or of all formats of the engine, tell how far figures stray."""
+"""With fewer points or GPUs, the spread is that of both kinds of decode, or of all formats of the engine."""
 _PULL = 0.6
-"""How much a share that the points do not tell is pulled towards what is known of others: a factor of e costs as much
-as the points of one card being off by a factor of e to the power of this."""
-_OUTSIDE = {
+"""Weight of the prior: a share that is off by a factor of e costs as much as one GPU's points off by e**0.6."""
+_PRIOR = {
     "eager": Shares(0.75, 0.60, layer_s=7e-4),
     "compiled": Shares(0.75, 0.60, layer_cycles=1e5),
     "llama.cpp": Shares(0.75, 0.60, layer_cycles=1e5),
 }
-"""Before any point is seen: what healthy cards reach in copies and large products (gpus.csv); some 40 launches a layer
-at 10 to 20 us with Python in between, and where a graph or C++ launches some ten kernels that take 5 us each to start
-and drain, at 2 GHz. An engine either keeps its card waiting for the host or it does not: the other share is none."""
+"""The shares assumed without any point: what healthy GPUs reach in copies and large products (gpus.csv).
+
+Eager engines launch about 40 kernels per layer from Python, at 10 to 20 us each. Graphs and C++ launch about ten
+kernels per layer, which take 5 us each to start and drain at 2 GHz. An engine is limited by one of the two, so the
+other is 0."""
 
 
 def fit_efficiency(points: Sequence[Published], near: Shares) -> Shares:
-    """The shares that come nearest to the points: the least |log(published / predicted)|, every card counting alike,
-    and pull towards `near`. On a grid, then on a finer one around its best: streaming and layers together, since a step
-    tells them apart by its model's size alone."""
+    """The shares that fit published points best, starting from the prior `near`.
+
+    They minimise the sum of |log(published / predicted)|, in which every GPU has the same weight, plus a penalty for
+    the distance to `near`. The search is on a grid, then on a finer one around its best. Streaming and layer overhead
+    are fitted together, since only the size of a model separates them.
+    """
     work, log_s = steps_of(points), np.log([point.latency_s for point in points])
-    of_card = Counter(point.gpu for point in points)
-    weight = np.array([1 / of_card[point.gpu] for point in points])
+    points_per_gpu = Counter(point.gpu for point in points)
+    weight = np.array([1 / points_per_gpu[point.gpu] for point in points])
     streaming = ("memory", "layer_s" if near.layer_s else "layer_cycles")
 
     def best_of(values: dict[str, Array], shares: Shares) -> Shares:
         axes = np.meshgrid(*values.values(), indexing="ij")
-        every: dict[str, Any] = {name: axis.reshape(-1, 1) for name, axis in zip(values, axes, strict=True)}
-        off = (weight * np.abs(log_s - np.log(replace(shares, **every).step_s(work)))).sum(axis=1)
-        pull = sum(_PULL * np.log(tried[:, 0] / getattr(near, name)) ** 2 for name, tried in every.items())
-        chosen: dict[str, Any] = {name: float(tried[np.argmin(off + pull), 0]) for name, tried in every.items()}
-        return replace(shares, **chosen)
+        candidates: dict[str, Any] = {name: axis.reshape(-1, 1) for name, axis in zip(values, axes, strict=True)}
+        error = (weight * np.abs(log_s - np.log(replace(shares, **candidates).step_s(work)))).sum(axis=1)
+        penalty = sum(_PULL * np.log(tried[:, 0] / getattr(near, name)) ** 2 for name, tried in candidates.items())
+        best_index = np.argmin(error + penalty)
+        return replace(shares, **{name: float(tried[best_index, 0]) for name, tried in candidates.items()})
 
     best = near
     for names in (streaming, ("compute",)):
@@ -226,15 +232,15 @@ def fit_efficiency(points: Sequence[Published], near: Shares) -> Shares:
 
 
 def dense_shares(points: Sequence[Published], kind: EngineKind) -> Shares:
-    """What one engine kind attains with dense weights, which most figures are of."""
+    """The shares of an engine kind with dense weights, for which there are most figures."""
     dense = [point for point in points if point.kind == kind and _family(point) == "dense"]
-    return fit_efficiency(dense, _OUTSIDE[kind]) if dense else _OUTSIDE[kind]
+    return fit_efficiency(dense, _PRIOR[kind]) if dense else _PRIOR[kind]
 
 
 def shares_of(points: Sequence[Published], kind: EngineKind, family: str, dense: Shares) -> Shares:
-    """What it attains with one format family; `dense` tells of what its points leave open."""
-    own = [point for point in points if point.kind == kind and _family(point) == family]
-    return fit_efficiency(own, dense) if own and family != "dense" else dense
+    """The shares of an engine kind with a format family, with the `dense` shares as the prior."""
+    family_points = [point for point in points if point.kind == kind and _family(point) == family]
+    return fit_efficiency(family_points, dense) if family_points and family != "dense" else dense
 
 
 def _family(point: Published) -> str:
@@ -242,97 +248,95 @@ def _family(point: Published) -> str:
 
 
 def residuals(points: Sequence[Published], shares: Shares) -> Array:
-    """log(published / typical) of each."""
+    """log(published / typical time) [n] of each point."""
     return np.asarray(np.log([point.latency_s for point in points]) - np.log(shares.step_s(steps_of(points))))
 
 
 @dataclass(frozen=True)
 class Stray:
-    """How far a published figure lies from what a fit says that has not seen its card, or its model."""
+    """A published figure's deviation from a fit that left out its GPU, or its model."""
 
     point: Published
     log_ratio: float
+    """log(published / typical time)."""
     without: Literal["gpu", "model"]
 
 
 def strays(points: Sequence[Published], kind: EngineKind) -> list[Stray]:
-    """Every point of an engine kind twice: by a fit without its card, and by one without its model."""
-    found: list[Stray] = []
-    of_kind = [point for point in points if point.kind == kind]
+    """Two deviations of every point of an engine kind: from a fit without its GPU, and from one without its model."""
+    deviations: list[Stray] = []
+    kind_points = [point for point in points if point.kind == kind]
     axes: tuple[Literal["gpu", "model"], ...] = ("gpu", "model")
     for name in axes:
-        for value in sorted({getattr(point, name) for point in of_kind}):
-            inside = [point for point in of_kind if getattr(point, name) == value]
-            others = [point for point in of_kind if getattr(point, name) != value]
+        for value in sorted({getattr(point, name) for point in kind_points}):
+            left_out = [point for point in kind_points if getattr(point, name) == value]
+            others = [point for point in kind_points if getattr(point, name) != value]
             dense = dense_shares(others, kind)
-            for family in sorted({_family(point) for point in inside}):
-                chosen = [point for point in inside if _family(point) == family]
-                shares = shares_of(others, kind, family, dense)
-                found += [
-                    Stray(*pair, name) for pair in zip(chosen, map(float, residuals(chosen, shares)), strict=True)
-                ]
-    return found
+            for family in sorted({_family(point) for point in left_out}):
+                chosen = [point for point in left_out if _family(point) == family]
+                log_ratios = residuals(chosen, shares_of(others, kind, family, dense)).tolist()
+                deviations += [Stray(*pair, name) for pair in zip(chosen, log_ratios, strict=True)]
+    return deviations
 
 
 def attained_by(
     points: Sequence[Published], kind: EngineKind, family: str, left_out: Sequence[Stray] | None = None
 ) -> Attained:
-    """What one engine kind attains with one format family, from these points alone."""
-    found = strays(points, kind) if left_out is None else left_out
-    own = [stray for stray in found if _family(stray.point) == family]
-    kinds: tuple[StepKind, ...] = get_args(StepKind)
-    spread = {kind: _spread(own, found, kind) for kind in kinds}
-    mine = {stray.point for stray in own}
+    """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
+    kind_strays = strays(points, kind) if left_out is None else left_out
+    family_strays = [stray for stray in kind_strays if _family(stray.point) == family]
+    step_kinds: tuple[StepKind, ...] = get_args(StepKind)
+    family_points = {stray.point for stray in family_strays}
     return Attained(
         kind,
         family,
         shares_of(points, kind, family, dense_shares(points, kind)),
-        spread,
-        len(mine),
-        len({point.gpu for point in mine}),
-        len({point.model for point in mine}),
+        {step_kind: _spread(family_strays, kind_strays, step_kind) for step_kind in step_kinds},
+        len(family_points),
+        len({point.gpu for point in family_points}),
+        len({point.model for point in family_points}),
     )
 
 
-def _kind(point: Published) -> StepKind:
+def _step_kind(point: Published) -> StepKind:
     if point.phase == "prefill":
         return "prefill"
     return "one sequence" if point.batch == 1 else "several sequences"
 
 
-def _spread(own: Sequence[Stray], of_engine: Sequence[Stray], kind: StepKind) -> tuple[float, float]:
-    """Factors (low, high) that are to hold nine in ten of a card, or a model, that was not seen: as far to one side as
-    to the other, since too few cards tell each side's own tail.
+def _spread(family: Sequence[Stray], engine: Sequence[Stray], kind: StepKind) -> tuple[float, float]:
+    """Factors (low, high) that cover nine in ten figures of a GPU, or a model, that was left out.
 
-    The figures of one card are not independent, so that the number of cards (and of models) decides how much wider than
-    the left-out figures themselves the range must be: as Student's t is than the normal distribution.
+    They are symmetric in the logarithm, since there are too few GPUs to estimate each tail. Figures of one GPU are not
+    independent. So the range is wider than that of the left-out figures, as Student's t distribution for the number of
+    GPUs (or models) is wider than the normal distribution.
     """
     phase: Phase = "prefill" if kind == "prefill" else "decode"
-    chosen = [stray for stray in of_engine if stray.point.phase == phase]
-    nearer = (
-        [stray for stray in own if _kind(stray.point) == kind],
-        [stray for stray in own if stray.point.phase == phase],
+    chosen = [stray for stray in engine if stray.point.phase == phase]
+    narrower = (
+        [stray for stray in family if _step_kind(stray.point) == kind],
+        [stray for stray in family if stray.point.phase == phase],
     )
-    for some in nearer:
-        if len(some) >= _LEAST_POINTS and len({stray.point.gpu for stray in some}) >= _LEAST_CARDS:
-            chosen = some
+    for candidates in narrower:
+        if len(candidates) >= _LEAST_POINTS and len({stray.point.gpu for stray in candidates}) >= _LEAST_CARDS:
+            chosen = candidates
             break
     if len({stray.point.gpu for stray in chosen}) < _LEAST_KIND_CARDS:
         return _UNKNOWN
     spread = _LEAST_SPREAD
     for name in ("gpu", "model"):
-        of_axis = [stray for stray in chosen if stray.without == name]
-        if not of_axis:
+        left_out = [stray for stray in chosen if stray.without == name]
+        if not left_out:
             continue
-        off = np.abs([stray.log_ratio for stray in of_axis])
-        wider = _student(len({getattr(stray.point, name) for stray in of_axis}))
-        spread = max(spread, wider * float(np.quantile(off, RANGE_SHARE)))
+        log_errors = np.abs([stray.log_ratio for stray in left_out])
+        factor = _student(len({getattr(stray.point, name) for stray in left_out}))
+        spread = max(spread, factor * float(np.quantile(log_errors, RANGE_SHARE)))
     return math.exp(-spread), math.exp(spread)
 
 
 _LEAST_KIND_CARDS = 3
 _UNKNOWN = (0.5, 2.0)
-"""Of fewer cards no spread can be told: half to twice is what calculators are off by."""
+"""The factors with fewer GPUs than `_LEAST_KIND_CARDS`: the usual error of calculators."""
 _LEAST_SPREAD = math.log(1.05)
 _STUDENT = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02, 7: 1.94, 8: 1.89, 9: 1.86, 10: 1.83}
 _NORMAL = 1.645
@@ -340,13 +344,13 @@ _MOST_WIDER = 1.8
 
 
 def _student(groups: int) -> float:
-    """The 95th percentile of Student's t of so many groups over the normal distribution's."""
+    """95th percentile of Student's t for a number of groups, over that of the normal distribution; at most 1.8."""
     return min(_MOST_WIDER, _STUDENT.get(groups, 1.8 if groups > 10 else 6.31) / _NORMAL)
 
 
 @cache
 def attained(kind: EngineKind, family: str) -> Attained:
-    """Shares fitted to all published points."""
+    """The efficiency of an engine kind with a format family, from all published points."""
     return attained_by(published(), kind, family, _strays(kind))
 
 
@@ -357,12 +361,12 @@ def _strays(kind: EngineKind) -> list[Stray]:
 
 @dataclass(frozen=True)
 class WorkAt:
-    """The work of many steps, as arrays of one length."""
+    """The work of many steps as an engine executes them; arrays are [n]."""
 
     flops: Array
     weight_bytes: Array
     kv_bytes: Array
-    """Of the cache: read, written, and what plain transformers move of it besides."""
+    """Bytes of the cache that are read and written, including the copies of plain transformers."""
 
     def at(self, chosen: Array) -> WorkAt:
         """The steps that `chosen` (bool or int [n]) picks."""
@@ -370,10 +374,10 @@ class WorkAt:
 
 
 def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
-    """The algorithm's work; of plain transformers (`eager`) also what their cache and attention add with the context:
-    copies, a latent expanded again, heads and scores written out.
+    """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
-    What else they do beyond the algorithm (operands between kernels, dequantising) is in what they attain.
+    The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Other
+    avoidable work (operands between kernels, dequantisation) is part of the fitted efficiency.
     """
     zeros = np.zeros(len(needed.steps))
     causes = OF_CONTEXT if engine == "eager" else frozenset()
@@ -386,20 +390,20 @@ def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
 
 
 CONTEXT_BYTES = 600_000_000
-"""What CUDA, its modules and cuBLAS's workspace take beside a model (0.5 to 0.8 GB on cards of the last years)."""
-NO_MIXTURE = "No published figure of a mixture of experts is behind these ranges: how often they hold one is not known."
+"""Memory of CUDA, its modules and cuBLAS's workspace besides the model (0.5 to 0.8 GB on recent GPUs)."""
+NO_MIXTURE = "No published figure of a mixture of experts is in these ranges, so their coverage of one is unknown."
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
-    """The engine whose published figures tell of a format: the one asked for, or the one that has some."""
-    has = {point.kind for point in published() if point.format == format_}
-    return engine if engine in has else "compiled" if "compiled" in has else None
+    """The engine kind whose published figures cover a format: `engine`, else `compiled`; None if neither does."""
+    kinds = {point.kind for point in published() if point.format == format_}
+    return engine if engine in kinds else "compiled" if "compiled" in kinds else None
 
 
 def card_steps(
     sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float
 ) -> CardSteps:
-    """Steps of that work as a card's range wants them; `peak` is that of what they multiply in (`peak_of`)."""
+    """Steps of `work` on one GPU; `peak` is in FLOP/s (`peak_of`), `batch` is [n]."""
 
     def each(value: float) -> Array:
         return np.full(len(batch), float(value))

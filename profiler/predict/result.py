@@ -20,7 +20,7 @@ BETWEEN_CELLS = "between measured cells"
 
 @dataclass(frozen=True)
 class ForecastCell:
-    """One forecast cell as it is told."""
+    """The forecast of one cell."""
 
     phase: Phase
     batch_size: int
@@ -29,43 +29,43 @@ class ForecastCell:
     latency_s: float
     low_s: float
     high_s: float
-    """Nine in ten such forecasts come to lie between these."""
+    """`low_s` and `high_s` are the ends of the 90 % interval."""
     tokens_per_s: float
     regime: str
     basis: str
-    """`between measured cells`, `measured`, or what carries the forecast beyond them."""
+    """`between measured cells`, `measured`, or the assumptions of a forecast beyond them."""
     fits: bool = True
-    """Whether the memory model finds room for it."""
+    """Whether the cell fits the device's memory, by the memory model."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each term of its split, what they leave unexplained included."""
+    """Seconds of each term of the time breakdown, including the unexplained rest."""
 
 
 @dataclass(frozen=True)
 class ForecastError:
-    """How far off such forecasts are, from cells that they had not seen."""
+    """Cross-validated error of forecasts, as |forecast / measured - 1|; None if there are too few cells."""
 
     median: float | None
     p90: float | None
     cells: int
     how: str
-    """What was left out of what."""
+    """Which cells were left out."""
 
 
 @dataclass(frozen=True)
 class MeasuredPoint:
-    """A measured cell, with what it was forecast to take from the others."""
+    """A measured cell, with its forecast from the other cells."""
 
     phase: Phase
     batch_size: int
     depth: int
     latency_s: float
     unseen_s: float | None
-    """None where it was not held out."""
+    """Seconds forecast from the other cells; None if the cell was not held out."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A forecast with its basis and its error."""
+    """The result of a forecast: its cells, its basis and its error."""
 
     source: str
     model: str
@@ -80,7 +80,7 @@ class Answer:
 
 
 def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
-    """The error of held-out cells; none where there are too few of them."""
+    """The error of held-out cells, without figures if there are too few of them."""
     if not held.told:
         return ForecastError(None, None, len(held.errors), how)
     return ForecastError(held.median, held.p90, len(held.errors), how)
@@ -89,27 +89,27 @@ def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
 def cells_of(
     trained: Trained, forecast: Forecast, factor: Array | None = None, off: Array | None = None
 ) -> tuple[ForecastCell, ...]:
-    """Every forecast cell; `factor` multiplies times for another form, `off` is by how much it may be off (log)."""
+    """Forecast cells; `factor` [n] scales the times for a variant, and `off` [n] is the half width of its log."""
     low_s, high_s = trained.bounds(forecast)
     latency_s = forecast.latency_s
     if factor is not None and off is not None:
         spread = np.exp(np.hypot(np.log(high_s / latency_s), off))
         latency_s = latency_s * factor
         low_s, high_s = latency_s / spread, latency_s * spread
-    carried = ["; ".join(words) or BETWEEN_CELLS for words in trained.assumptions(forecast)]
+    basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
     fits = forecast.fits(trained.fitted.device.memory_bytes)
-    return forecast_cells(forecast, latency_s, (low_s, high_s), carried, fits)
+    return forecast_cells(forecast, latency_s, (low_s, high_s), basis, fits)
 
 
 def _terms_at(terms: Terms, index: int, latency_s: float) -> dict[str, float]:
-    found = {item.name: float(getattr(terms, item.name)[index]) for item in fields(terms) if item.name != "padding_s"}
-    return {**found, "unexplained_s": latency_s - sum(found.values())}
+    seconds = {item.name: float(getattr(terms, item.name)[index]) for item in fields(terms) if item.name != "padding_s"}
+    return {**seconds, "unexplained_s": latency_s - sum(seconds.values())}
 
 
 def forecast_cells(
     forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], fits: Array
 ) -> tuple[ForecastCell, ...]:
-    """Forecast steps as they are told, one by one."""
+    """Forecast cells from arrays [n]: latencies, ends of the intervals, the basis of each, and whether it fits."""
     steps = forecast.demanded.steps
     return tuple(
         ForecastCell(
@@ -131,11 +131,9 @@ def forecast_cells(
 
 
 def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
-    """Every measured cell with its forecast from the others."""
-    steps, unseen = (
-        trained.measured.demanded.steps,
-        dict(zip(trained.within.index, trained.within.seconds, strict=True)),
-    )
+    """Every measured cell, with its forecast from the other cells."""
+    steps = trained.measured.demanded.steps
+    unseen = dict(zip(trained.within.index, trained.within.seconds, strict=True))
     depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context)
     return tuple(
         MeasuredPoint(
@@ -151,23 +149,24 @@ def points_of(trained: Trained) -> tuple[MeasuredPoint, ...]:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One cell, forecast and measured."""
+    """One cell, with its forecast and its measurement."""
 
     forecast: ForecastCell
     measured: CellResult
 
     @property
     def error(self) -> float:
-        """forecast / measured - 1"""
+        """Forecast / measured - 1."""
         return self.forecast.latency_s / self.measured.latency_s - 1
 
     @property
     def inside(self) -> bool:
+        """Whether the measurement is inside the forecast's 90 % interval."""
         return self.forecast.low_s <= self.measured.latency_s <= self.forecast.high_s
 
     @property
     def terms(self) -> dict[str, float]:
-        """Seconds by which each term was forecast too long."""
+        """Forecast minus measured seconds of each term."""
         return {
             name: self.forecast.terms.get(name, 0.0) - getattr(self.measured, name)
             for name in TERMS
@@ -177,6 +176,6 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class Checked:
-    """All cells of a check."""
+    """All cells of a forecast that was checked by a measurement."""
 
     rows: tuple[CheckRow, ...]

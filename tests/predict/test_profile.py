@@ -1,4 +1,4 @@
-"""A card's profile against a planted card: kernels of other widths, dispatch by layers, and what a file may hold."""
+"""Forecasts from a profile of a simulated GPU: kernels of other widths, dispatch per layer, and damaged files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def roof(per_s: float) -> Roof:
 
 
 def share(rows: float, width: float) -> float:
-    """What the planted card's kernels attain: more with more rows, a little less for narrow weights."""
+    """The simulated GPU's efficiency: higher with more rows, and slightly lower for narrow weights."""
     return min(0.95, 0.35 + 0.05 * np.log2(rows) + 0.02 * np.log2(width / 512))
 
 
 def planted() -> CardProfile:
-    """A card whose every kernel is known."""
+    """The profile of a GPU whose kernel times are known."""
     products = [
         ProductPoint("float32", "dense", rows, ins, outs, 4.0 * ins * outs,
                      floor_s(2.0 * rows * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S) / share(rows, ins))
@@ -66,7 +66,7 @@ def planted() -> CardProfile:
 
 
 def test_kernels_of_other_widths_are_forecast() -> None:
-    """Each width from the others, on a card whose truth is known."""
+    """Each width is forecast from the others, on a GPU whose times are known."""
     held = held_out_kernels(planted(), "float32")
     assert len(held.errors) == 48
     assert held.median < 0.05
@@ -74,7 +74,7 @@ def test_kernels_of_other_widths_are_forecast() -> None:
 
 
 def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
-    """SmolLM2-135M on the planted card: its linears at their planted share, its layers' dispatch, added on a CPU."""
+    """SmolLM2-135M: its linears at the planted efficiency plus the dispatch of its layers, in sequence as on a CPU."""
     path = tmp_path / "card.json"
     path.write_text(profile_json(planted()))
     wanted = ForecastRequest(prompt_lens="64", batch_sizes="1,4", dtype="float32")
@@ -88,16 +88,15 @@ def test_a_model_that_never_ran_there_is_forecast(tmp_path: Path) -> None:
             seen = cell.batch_size if outs == 49152 else rows
             least = floor_s(2.0 * seen * ins * outs, 4.0 * ins * outs, FLOPS_PER_S, BYTES_PER_S)
             linears_s += least / share(seen, ins)
-        told = cell.terms
-        known = linears_s + 30 * (LAYER_S - CALLS_S)
-        assert cell.latency_s == pytest.approx(known, rel=0.15), cell
-        assert told["dispatch_s"] == pytest.approx(30 * LAYER_S)
+        expected_s = linears_s + 30 * (LAYER_S - CALLS_S)
+        assert cell.latency_s == pytest.approx(expected_s, rel=0.15), cell
+        assert cell.terms["dispatch_s"] == pytest.approx(30 * LAYER_S)
         assert cell.low_s < cell.latency_s < cell.high_s
 
 
-def test_layouts_and_formats_have_kernels_of_their_own(tmp_path: Path) -> None:
-    """Weights that lie the other way round take twice as long here, packed ones half: GPT-2, whose linears are so,
-    takes the former for all but its head, and a model in 4 bits the latter."""
+def test_layouts_and_formats_have_different_kernels(tmp_path: Path) -> None:
+    """Transposed weights take twice as long here, and packed ones half. All linears of GPT-2 but the head are
+    transposed, and a model in 4 bits is packed."""
     card = planted()
     other = [
         replace(point, format=format_, seconds=factor * point.seconds)
@@ -123,8 +122,10 @@ def test_layouts_and_formats_have_kernels_of_their_own(tmp_path: Path) -> None:
 
 
 def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) -> None:
-    """Where they take three times their traffic, a prefill gains twice of it over a card on which they take just that,
-    which is what is assumed of a card that does not tell; a decode step's are its dispatch."""
+    """If they take three times their traffic instead of once, a prefill takes twice that traffic longer.
+
+    Once is assumed for a profile without small kernels. In a decode step they are hidden by its dispatch.
+    """
 
     def times(ratio: float | None) -> dict[str, float]:
         smalls = () if ratio is None else tuple(SmallPoint("float32", s, ratio * s) for s in (1e-6, 1e-4, 1e-2))
@@ -143,8 +144,8 @@ def test_small_kernels_of_a_prefill_take_what_they_took_alone(tmp_path: Path) ->
 
 
 def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
-    """A product at a quarter of the memory roof takes 4 ms there, 3 of them lost. Read from a cache at twice the
-    bandwidth its bytes take half a millisecond, and the loss stays."""
+    """A product at a quarter of the memory roof takes 4 ms from memory, of which it loses 3. From a cache of twice the
+    bandwidth its bytes take half a millisecond, and the loss is the same."""
     points = tuple(
         ProductPoint("float32", "dense", rows, 500, 10_000, 2e7, 4e-3) for rows in (1, 2)
     )  # 20 MB at 20 GB/s: 1 ms
@@ -157,8 +158,7 @@ def test_a_cache_spares_traffic_and_not_what_a_kernel_loses() -> None:
         shape=Shape(500, 10_000, "dense"),
     )  # fmt: skip
     for roof_s, expected_s in ((1e-3, 4e-3), (0.5e-3, 3.5e-3)):
-        found = kernels.seconds(column, steps, roof_s * one)
-        assert found == pytest.approx(expected_s)
+        assert kernels.seconds(column, steps, roof_s * one) == pytest.approx(expected_s)
 
 
 def test_where_host_and_device_overlap_the_longer_holds() -> None:
@@ -175,7 +175,7 @@ def test_a_profile_survives_its_file_and_bad_ones_are_told(tmp_path: Path, roofs
     assert back.products == planted().products
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "schema_version": PROFILE_SCHEMA + 1}))
-    with pytest.raises(RequestError, match=f"of version {PROFILE_SCHEMA + 1}.*measure the card again"):
+    with pytest.raises(RequestError, match=f"has version {PROFILE_SCHEMA + 1}.*measure the card again"):
         read_profile(path)
     path.write_text(json.dumps({**content, "products": 3}))
     with pytest.raises(RequestError, match="damaged"):
@@ -183,12 +183,12 @@ def test_a_profile_survives_its_file_and_bad_ones_are_told(tmp_path: Path, roofs
     path.write_text("{")
     with pytest.raises(RequestError, match="not JSON"):
         read_profile(path)
-    with pytest.raises(RequestError, match="no card profile is called"):
+    with pytest.raises(RequestError, match="unknown card profile"):
         profile_called("nosuchcard")
 
 
 def test_a_card_without_a_profile_gets_a_range() -> None:
-    """Mistral-7B streams 14.2 GB a step: on an L4 of 300 GB/s at least 47 ms."""
+    """Mistral-7B streams 14.2 GB per step, which takes at least 47 ms on an L4 of 300 GB/s."""
     answer = forecast_on("mistral-7b-v0.1", "L4", ForecastRequest(prompt_lens="512", batch_sizes="1"))
     [decode] = [cell for cell in answer.cells if cell.phase == "decode"]
     assert 47e-3 < decode.low_s < decode.latency_s < decode.high_s

@@ -1,4 +1,4 @@
-"""Forecasts of committed runs: trained on 8 of 32 cells, the other 24 must come out as they were measured."""
+"""Forecasts of the reference runs: 24 of 32 cells are forecast from the other 8, and compared with their times."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ FOLDERS = sorted(MORE.glob("smollm2-*"))
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_eight_cells_tell_of_the_other_twenty_four(folder: Path) -> None:
-    known = run_facts(folder)
-    measured, device = known.trained.measured, known.trained.fitted.device
-    chosen = crossed(known)
+    run = run_facts(folder)
+    measured, device = run.trained.measured, run.trained.fitted.device
+    chosen = crossed(run)
     rest = np.setdiff1d(np.arange(len(measured)), chosen)
     assert (len(chosen), len(rest)) == (8, 24)
-    told = fit(as_run(measured, chosen), device).forecast(measured.demanded.at(rest))
-    off = np.abs(told.latency_s / measured.latency_s[rest] - 1)
+    forecast = fit(as_run(measured, chosen), device).forecast(measured.demanded.at(rest))
+    off = np.abs(forecast.latency_s / measured.latency_s[rest] - 1)
     median, nine_in_ten = ASKED
     assert np.median(off) <= median
     assert np.quantile(off, 0.9) <= nine_in_ten
 
 
 def test_between_two_points_a_kernel_keeps_what_it_keeps_at_both() -> None:
-    """A roof of 1 s up to 4 rows and of a quarter of a second a row from there: a kernel at half of it everywhere, and
-    one that loses 0.2 s everywhere, are both foretold at 4 and 8 rows from those of 1 and 64."""
+    """The roof is 1 s up to 4 rows, and 0.25 s per row beyond. From the times at 1 and 64 rows, those at 4 and 8 are
+    forecast for a kernel at half its roof everywhere, and for one that loses 0.2 s everywhere."""
 
     def roof_s(rows: Array) -> Array:
         return np.maximum(1.0, rows / 4)
 
     seen, unseen = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
     for truth in (lambda rows: 2 * roof_s(rows), lambda rows: roof_s(rows) + 0.2):
-        found = line(seen, truth(seen), roof_s(seen))
-        assert found.seconds(unseen, roof_s(unseen)) == pytest.approx(truth(unseen), rel=1e-3)
+        times = line(seen, truth(seen), roof_s(seen))
+        assert times.seconds(unseen, roof_s(unseen)) == pytest.approx(truth(unseen), rel=1e-3)
     halved = line(seen, 2 * roof_s(seen), roof_s(seen))
     assert halved.seconds(np.array([256.0]), np.array([64.0])) == pytest.approx(128.0, rel=1e-3), "beyond all points"
