@@ -1,4 +1,4 @@
-"""A model on rented GPUs: what fits, its range of speed, and the cheapest GPU that meets the limits."""
+"""Offers of a model on rented GPUs: whether it fits, its range of speed, its cost, and their ranking."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Planned:
-    """A model in one precision, counted at every batch size from 1 on; arrays are [batches]."""
+    """A model in one precision, with its work and memory at every batch size from 1; arrays are [batches]."""
 
     precision: str
-    """A format of `--quant` (`none`: 16 bits), or the packed form that the weights are published in (`mxfp4`)."""
+    """A format of `--quant` (`none`: 16 bits), or the packed format in which the weights are published (`mxfp4`)."""
     format: str
-    """As published figures call it."""
+    """The format's name in published figures."""
     layers: int
     prompt_len: int
     new_tokens: int
     weight_bytes: float
-    """As they lie in memory."""
+    """Bytes of the weights in memory."""
     cache_bytes: float
-    """Of one sequence at its full length."""
+    """Bytes of the KV cache of one sequence at its full length."""
     peak_bytes: Array
     work: dict[Phase, WorkAt]
     mixture: bool = False
-    """Of experts."""
+    """Whether it is a mixture of experts."""
 
     @property
     def batches(self) -> Array:
@@ -62,7 +62,7 @@ Meets = Literal["yes", "no", "cannot tell"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What latency is asked for; None: any."""
+    """The user's latency limits; None: no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -70,7 +70,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Offer:
-    """One card in one precision."""
+    """A model on one GPU in one precision."""
 
     card: str
     precision: str
@@ -80,12 +80,12 @@ class Offer:
     price_source: str
     price_age_days: int | None
     price_without: str
-    """What is billed on top of the price; empty: it is whole."""
+    """Parts of the machine that are billed separately; empty if there are none."""
     spot: bool
     vcpus: float | None
     fits: bool
     why: str
-    """What it holds, or what it lacks."""
+    """The memory that the model needs, or the reason why it does not fit or run."""
     largest_batch: int = 0
     batch: int = 0
     ttft_s: Span | None = None
@@ -93,15 +93,16 @@ class Offer:
     tokens_per_s: Span | None = None
     costs: tuple[Cost, ...] = ()
     request_usd: Span | None = None
-    """Of one request at full load: its prompt and its new tokens."""
+    """USD per request at full load: its prompt and its new tokens."""
     meets: Meets = "yes"
     joules_per_token_at_most: float | None = None
-    """Of an output token, if the card took its datasheet's full power all the time."""
+    """Upper bound of the energy per output token, at the datasheet's full power."""
     crossover_batch: int | None = None
+    """The batch from which it costs less per token than `crossover_from`; None if it never does."""
     machine_cards: int = 1
-    """Of the machine that it is rented with."""
+    """GPUs of the machine with which it is rented."""
     crossover_from: str = ""
-    """The cheaper card an hour that it undercuts a token from that batch on."""
+    """The next cheaper GPU per hour in the same precision."""
     verdict: str = ""
     basis: str = ""
 
@@ -111,7 +112,7 @@ _MOST_LINES = 5
 
 @dataclass(frozen=True)
 class Rented:
-    """The whole answer."""
+    """The ranked offers of a model, with their curves."""
 
     model: str
     prompt_len: int
@@ -119,12 +120,12 @@ class Rented:
     limits: Limits
     offers: tuple[Offer, ...]
     curves: Mapping[tuple[str, str], Curve]
-    """By card and precision, of those that fit."""
+    """By (card, precision), for offers that fit."""
     notes: tuple[str, ...] = ()
 
     @property
     def over_load(self) -> CostOverLoad:
-        """What the first offers that fit, in their order, cost over the load."""
+        """The cost over the load of the first five offers that fit."""
         chosen = [offer for offer in self.offers if offer.fits][:_MOST_LINES]
         drawn = {(offer.card, offer.precision) for offer in chosen}
         lines = (
@@ -140,9 +141,9 @@ class Rented:
 
 
 def curve(plan: Planned, sheet: Datasheet, usd_per_h: float, engine: EngineKind, host_index: float | None) -> Curve:
-    """How fast a range a model is on a card, at every batch size that fits."""
-    room = USABLE_MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
-    largest = int(np.searchsorted(plan.peak_bytes, room, side="right"))
+    """The ranges of TTFT and time per token on a GPU, at every batch size that fits."""
+    usable_bytes = USABLE_MEMORY_SHARE * sheet.memory_bytes - CONTEXT_BYTES
+    largest = int(np.searchsorted(plan.peak_bytes, usable_bytes, side="right"))
     host = host_index_of(sheet.gpu) if host_index is None else host_index
     return Curve(
         sheet.gpu,
@@ -156,7 +157,7 @@ def curve(plan: Planned, sheet: Datasheet, usd_per_h: float, engine: EngineKind,
 def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, largest: int, host: float) -> Range:
     work = plan.work[phase]
     query = plan.prompt_len if phase == "prefill" else 1
-    found = [np.zeros(largest) for _ in range(3)]
+    low_s, typical_s, high_s = (np.zeros(largest) for _ in range(3))
     families = np.array([family_of(plan.format, int(batch), query) for batch in plan.batches[:largest]], dtype=object)
     for family in set(families):
         chosen = np.flatnonzero(families == family)
@@ -164,49 +165,44 @@ def _range(plan: Planned, phase: Phase, sheet: Datasheet, engine: EngineKind, la
             sheet, work.at(chosen), plan.batches[chosen], peak=peak_of(sheet, plan.format), layers=plan.layers,
             host_index=host,
         )  # fmt: skip
-        told = attained(engine, str(family)).range_s(steps, phase)
-        for into, values in zip(found, (told.low_s, told.typical_s, told.high_s), strict=True):
-            into[chosen] = values
-    return Range(*found)
+        part = attained(engine, str(family)).range_s(steps, phase)
+        low_s[chosen], typical_s[chosen], high_s[chosen] = part.low_s, part.typical_s, part.high_s
+    return Range(low_s, typical_s, high_s)
 
 
 def unsupported(sheet: Datasheet, format_: str) -> str | None:
-    """Why a card cannot run a format, or None."""
+    """The reason why a GPU cannot run a format; None if it can."""
     needs = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
     if not needs:
         return None
     try:
         has = float(sheet.compute_capability)
     except ValueError:
-        return f"{format_}: no published figure and no torchao kernel that is known for {sheet.vendor}"
+        return f"{format_}: neither published figures nor a known torchao kernel for {sheet.vendor}"
     return f"{format_} needs compute capability {needs}, it has {has}" if has < needs else None
 
 
-def offer(
-    plan: Planned,
-    sheet: Datasheet,
-    bare: Offer,
-    made: Curve,
-    batch: int | None,
-    limits: Limits,
-) -> Offer:
-    """A card's row: `bare` says what it is and costs, the rest is told here."""
-    asked = batch or 1
+def offer(plan: Planned, sheet: Datasheet, priced: Offer, gpu_curve: Curve, batch: int | None, limits: Limits) -> Offer:
+    """The offer `priced`, which has only a price, with its times and costs.
+
+    They are those at `batch`, by default the largest that typically meets the limits.
+    """
     if reason := unsupported(sheet, plan.format):
-        return replace(bare, fits=False, why=reason)
-    if made.largest < asked:
-        return replace(bare, fits=False, why=_lacks(plan, sheet, asked), largest_batch=made.largest)
-    chosen = batch or _chosen(made, limits)
-    ttft, tpot = span_at(made.ttft, chosen), span_at(made.tpot, chosen)
-    costs = tuple(cost_at(made, load, chosen, plan.prompt_len) for load in LOADS)
+        return replace(priced, fits=False, why=reason)
+    largest = gpu_curve.largest
+    if largest < (batch or 1):
+        return replace(priced, fits=False, why=_shortage(plan, sheet, batch or 1), largest_batch=largest)
+    chosen = batch or _best_batch(gpu_curve, limits)
+    ttft, tpot = span_at(gpu_curve.ttft, chosen), span_at(gpu_curve.tpot, chosen)
+    costs = tuple(cost_at(gpu_curve, load, chosen, plan.prompt_len) for load in LOADS)
     request = Span(*(
-        made.usd_per_s * (first + (plan.new_tokens - 1) * step) / chosen  # a prefill gives the first
+        gpu_curve.usd_per_s * (first + (plan.new_tokens - 1) * step) / chosen  # the prefill gives the first token
         for first, step in zip(ttft.ends, tpot.ends, strict=True)
     ))  # fmt: skip
     return replace(
-        bare,
-        why=f"weights {scaled(plan.weight_bytes, 'B')}, KV cache {scaled(plan.cache_bytes, 'B')} a sequence",
-        largest_batch=made.largest,
+        priced,
+        why=f"weights {scaled(plan.weight_bytes, 'B')}, KV cache {scaled(plan.cache_bytes, 'B')} per sequence",
+        largest_batch=largest,
         batch=chosen,
         ttft_s=ttft,
         tpot_s=tpot,
@@ -215,39 +211,39 @@ def offer(
         request_usd=request,
         meets=_meets(ttft, tpot, limits),
         joules_per_token_at_most=sheet.tdp_w * tpot.typical / chosen,
-        basis=bare.basis + _reach(plan, bare.engine, chosen),
+        basis=priced.basis + _extrapolation(plan, priced.engine, chosen),
     )
 
 
-def _reach(plan: Planned, engine: EngineKind, batch: int) -> str:
-    """What a range assumes beyond the batches that were published."""
+def _extrapolation(plan: Planned, engine: EngineKind, batch: int) -> str:
+    """The assumption of a range at a larger batch than any published one; empty at other batches."""
     most = max(
         (point.batch for point in published() if point.kind == engine and point.format == plan.format), default=0
     )
     if batch <= most:
         return ""
-    return f"; published up to batch {most}: beyond, its shares of the roofs are assumed to hold"
+    return f"; published up to batch {most}, beyond which the efficiency is assumed to be the same"
 
 
-def _lacks(plan: Planned, sheet: Datasheet, batch: int) -> str:
-    at = min(batch, len(plan.peak_bytes)) - 1
-    cache = batch * plan.cache_bytes
-    work = max(0.0, float(plan.peak_bytes[at]) - plan.weight_bytes - cache) + CONTEXT_BYTES
+def _shortage(plan: Planned, sheet: Datasheet, batch: int) -> str:
+    peak_bytes = float(plan.peak_bytes[min(batch, len(plan.peak_bytes)) - 1])
+    cache_bytes = batch * plan.cache_bytes
+    workspace_bytes = max(0.0, peak_bytes - plan.weight_bytes - cache_bytes) + CONTEXT_BYTES
     return (
-        f"needs {scaled(float(plan.peak_bytes[at]) + CONTEXT_BYTES, 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV"
-        f" cache {scaled(cache, 'B')}, workspace {scaled(work, 'B')}; has {scaled(sheet.memory_bytes, 'B')}"
+        f"needs {scaled(peak_bytes + CONTEXT_BYTES, 'B')}: weights {scaled(plan.weight_bytes, 'B')}, KV cache"
+        f" {scaled(cache_bytes, 'B')}, workspace {scaled(workspace_bytes, 'B')}; has {scaled(sheet.memory_bytes, 'B')}"
     )
 
 
-def _chosen(made: Curve, limits: Limits) -> int:
-    """The largest batch that typically meets the limits; 1 where none does."""
-    good = np.ones(made.largest, dtype=bool)
+def _best_batch(gpu_curve: Curve, limits: Limits) -> int:
+    """The largest batch that typically meets the limits; 1 if none does."""
+    meets = np.ones(gpu_curve.largest, dtype=bool)
     if limits.ttft_s is not None:
-        good &= made.ttft.typical_s <= limits.ttft_s
+        meets &= gpu_curve.ttft.typical_s <= limits.ttft_s
     if limits.tpot_s is not None:
-        good &= made.tpot.typical_s <= limits.tpot_s
-    met = np.flatnonzero(good)
-    return int(met[-1]) + 1 if len(met) else 1
+        meets &= gpu_curve.tpot.typical_s <= limits.tpot_s
+    indices = np.flatnonzero(meets)
+    return int(indices[-1]) + 1 if len(indices) else 1
 
 
 def _meets(ttft: Span, tpot: Span, limits: Limits) -> Meets:
@@ -258,15 +254,18 @@ def _meets(ttft: Span, tpot: Span, limits: Limits) -> Meets:
 
 
 def ranked(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """What meets the limits first, the cheapest request first; a row that may be the cheapest as well says so."""
+    """Offers that meet the limits first, by typical cost per request, each with its verdict.
+
+    An offer whose range overlaps that of the cheapest gets the verdict `cannot tell`.
+    """
     order = {"yes": 0, "cannot tell": 1, "no": 2}
-    able = sorted(
+    fitting = sorted(
         (each for each in offers if each.fits and each.request_usd is not None),
         key=lambda each: (order[each.meets], each.request_usd.typical if each.request_usd else math.inf),
     )
-    best = able[0].request_usd if able else None
-    told = []
-    for number, each in enumerate(able):
+    best = fitting[0].request_usd if fitting else None
+    rows = []
+    for number, each in enumerate(fitting):
         if each.meets == "no":
             verdict = "too slow"
         elif number == 0:
@@ -275,8 +274,7 @@ def ranked(offers: Sequence[Offer]) -> tuple[Offer, ...]:
             verdict = "cannot tell"
         else:
             verdict = "dearer"
-        told.append(replace(each, verdict=verdict))
-    # Where others may as well be the cheapest, the first is only the first.
-    if len(told) > 1 and any(each.verdict == "cannot tell" for each in told):
-        told[0] = replace(told[0], verdict="typically cheapest")
-    return (*told, *(replace(each, verdict="does not fit") for each in offers if not each.fits))
+        rows.append(replace(each, verdict=verdict))
+    if len(rows) > 1 and any(each.verdict == "cannot tell" for each in rows):
+        rows[0] = replace(rows[0], verdict="typically cheapest")
+    return (*rows, *(replace(each, verdict="does not fit") for each in offers if not each.fits))

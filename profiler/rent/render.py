@@ -1,4 +1,4 @@
-"""Offers as sentences and rows, for the screen and for JSON."""
+"""Print the offers of `rent` as sentences and tables, or as JSON."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from profiler.data.prices import age_words
 from profiler.predict.costs import Span
 from profiler.rent.offers import LOADS, Offer, Rented
 from profiler.report.forecast import forecast_table
-from profiler.units import duration, percent, significant
+from profiler.units import duration, percent, several, significant
 
 RENT_COLUMNS = ("card", "as", "USD/h", "batch", "TTFT", "ms a token", "tokens/s", "in", "out")
 LOAD_COLUMNS = ("card", "as", *(percent(load) for load in LOADS), "J/token", "cheaper from batch")
 _MARKS = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 _MOST_ROWS = 16
-_MOST_LACKING = 6
+_MOST_UNFIT = 6
 
 
-def rent_sentences(found: Rented) -> list[str]:
-    """The answer in a few sentences."""
-    best = found.offers[0]
+def rent_sentences(rented: Rented) -> list[str]:
+    """The answer as sentences: the best offer, others that may be cheaper, the limits, and notes."""
+    best = rented.offers[0]
     assert best.request_usd is not None
     assert best.tpot_s is not None
     head = (
-        f"{found.model}, {found.prompt_len} tokens in and {found.new_tokens} out: {best.card} in {_precision(best)} is"
-        f" {best.verdict}, {significant(1e3 * best.request_usd.typical, 2)} USD a thousand requests at batch"
-        f" {best.batch} ({_span(best.request_usd.times(1e3))}), {duration(best.tpot_s.typical)} a token."
+        f"{rented.model}, {rented.prompt_len} tokens in and {rented.new_tokens} out: {best.card} in"
+        f" {_precision(best)} is {best.verdict}, {significant(1e3 * best.request_usd.typical, 2)} USD per thousand"
+        f" requests at batch {best.batch} ({_span(best.request_usd.times(1e3))}), {duration(best.tpot_s.typical)} per"
+        " token."
     )
-    unsure = sum(offer.verdict == "cannot tell" for offer in found.offers)
+    unsure = sum(offer.verdict == "cannot tell" for offer in rented.offers)
     lines = [head]
     if unsure:
         lines.append(
-            f"{unsure} other rows may be cheaper: their ranges overlap (cannot tell). A run on one of the cards, or its"
-            " profile, narrows it."
+            f"{several(unsure, 'other row', 'other rows')} may be cheaper, since the ranges overlap (cannot tell). A"
+            " run on one of the cards, or its profile, narrows them."
         )
-    asked = [
-        f"{name} up to {duration(limit)}"
-        for name, limit in (("TTFT", found.limits.ttft_s), ("a token", found.limits.tpot_s))
+    limits = [
+        f"{name} of at most {duration(limit)}"
+        for name, limit in (("TTFT", rented.limits.ttft_s), ("time per token", rented.limits.tpot_s))
         if limit is not None
     ]
-    if asked:
-        met = sum(offer.meets == "yes" for offer in found.offers if offer.fits)
-        lines.append(f"Asked for {' and '.join(asked)}: {met} rows meet that over their whole range.")
-    return [*lines, *found.notes]
+    if limits:
+        met = sum(offer.meets == "yes" for offer in rented.offers if offer.fits)
+        lines.append(f"A {' and a '.join(limits)}: {several(met, 'row meets', 'rows meet')} it over the whole range.")
+    return [*lines, *rented.notes]
 
 
 def _precision(offer: Offer) -> str:
@@ -58,12 +59,12 @@ def _span(span: Span, between: str = " to ") -> str:
 
 
 def _usd(value: float) -> str:
-    """Two digits, and no more decimals than a price has."""
+    """Two significant digits, but at most three decimals."""
     return significant(value, 2) if value >= 0.1 else f"{value:.3f}"
 
 
 def rent_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
-    """One row a card and precision that fits: typical figures at full load."""
+    """One row per offer that fits, with typical figures at full load."""
     rows = []
     for offer in offers:
         if offer.ttft_s is None or offer.tpot_s is None or offer.tokens_per_s is None:
@@ -86,15 +87,14 @@ def rent_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
 
 
 def load_rows(offers: tuple[Offer, ...]) -> Sequence[tuple[str, ...]]:
-    """What a million tokens typically cost in and out at each load, and from which batch a card beats its neighbour."""
+    """One row per offer that fits: typical USD per million tokens in and out at each load, energy and crossover."""
     rows = []
     for offer in offers:
         if not offer.costs:
             continue
         crossing = "-"
         if offer.crossover_from:
-            at = offer.crossover_batch
-            crossing = f"{at or 'never'} ({offer.crossover_from})"
+            crossing = f"{offer.crossover_batch or 'never'} ({offer.crossover_from})"
         joules = offer.joules_per_token_at_most
         rows.append(
             (
@@ -119,42 +119,42 @@ def _price(offer: Offer) -> str:
     return f"{offer.card} {significant(offer.usd_per_h, 3)} ({', '.join(word for word in words if word)})"
 
 
-def print_rented(found: Rented, console: Console) -> None:
-    """Print the answer, the cards that fit, what they cost at which load, and why others do not fit."""
+def print_rented(rented: Rented, console: Console) -> None:
+    """Print the answer, the GPUs that fit, their costs by load, and why others do not fit."""
     console.print()
-    for number, sentence in enumerate(rent_sentences(found)):
+    for number, sentence in enumerate(rent_sentences(rented)):
         console.print(Text(sentence, style="bold" if number == 0 else ""))
     console.print()
-    able = tuple(offer for offer in found.offers if offer.fits)
-    console.print(forecast_table(RENT_COLUMNS, rent_rows(able[:_MOST_ROWS])))
-    ranges = "in, out: USD a million tokens. A token's time and USD out are ranges for nine in ten, the rest typical."
+    fitting = tuple(offer for offer in rented.offers if offer.fits)
+    shown = fitting[:_MOST_ROWS]
+    console.print(forecast_table(RENT_COLUMNS, rent_rows(shown)))
+    ranges = "in, out: USD per million tokens. The time per token and USD out are 90 % ranges, the rest is typical."
     console.print(Text(ranges, style="dim"))
-    console.print(
-        Text("> cheapest, ? as cheap for all that is known (cannot tell), ! slower than asked for", style="dim")
-    )
+    marks = "> cheapest, ? may be as cheap, since the ranges overlap (cannot tell), ! misses a limit"
+    console.print(Text(marks, style="dim"))
     console.print()
-    console.print(Text("USD a million tokens in / out, typically, with that share of the batch in flight:"))
-    console.print(forecast_table(LOAD_COLUMNS, load_rows(able[:_MOST_ROWS])))
-    if len(able) > _MOST_ROWS:
-        console.print(Text(f"{len(able) - _MOST_ROWS} more rows: --format json has them all"))
-    priced = dict.fromkeys(_price(offer) for offer in able[:_MOST_ROWS])
-    console.print(Text(f"USD an hour: {'; '.join(priced)}", style="dim"))
-    lacking = [offer for offer in found.offers if not offer.fits]
-    for offer in lacking[:_MOST_LACKING]:
+    console.print(Text("Typical USD per million tokens in / out, with that share of the batch in flight:"))
+    console.print(forecast_table(LOAD_COLUMNS, load_rows(shown)))
+    if len(fitting) > _MOST_ROWS:
+        console.print(Text(f"{len(fitting) - _MOST_ROWS} more rows: --format json has them all"))
+    prices = dict.fromkeys(map(_price, shown))
+    console.print(Text(f"USD per hour: {'; '.join(prices)}", style="dim"))
+    unfit = [offer for offer in rented.offers if not offer.fits]
+    for offer in unfit[:_MOST_UNFIT]:
         console.print(Text(f"{offer.card} ({_precision(offer)}): {offer.why}", style="dim"))
-    if len(lacking) > _MOST_LACKING:
-        console.print(Text(f"{len(lacking) - _MOST_LACKING} more cards do not fit it", style="dim"))
-    for words in dict.fromkeys(offer.basis for offer in able[:_MOST_ROWS]):
-        console.print(Text(f"basis: {words}", style="dim"))
+    if len(unfit) > _MOST_UNFIT:
+        console.print(Text(f"{len(unfit) - _MOST_UNFIT} more cards do not fit the model", style="dim"))
+    for basis in dict.fromkeys(offer.basis for offer in shown):
+        console.print(Text(f"basis: {basis}", style="dim"))
 
 
-def rented_json(found: Rented) -> dict[str, object]:
+def rented_json(rented: Rented) -> dict[str, object]:
     """The document of `roofscope rent --format json`."""
     return {
-        "model": found.model,
-        "prompt_len": found.prompt_len,
-        "new_tokens": found.new_tokens,
-        "limits": asdict(found.limits),
-        "cards": [asdict(offer) for offer in found.offers],
-        "notes": list(found.notes),
+        "model": rented.model,
+        "prompt_len": rented.prompt_len,
+        "new_tokens": rented.new_tokens,
+        "limits": asdict(rented.limits),
+        "cards": [asdict(offer) for offer in rented.offers],
+        "notes": list(rented.notes),
     }

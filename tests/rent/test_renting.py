@@ -1,4 +1,4 @@
-"""What to rent: what fits by arithmetic, what a token costs by hand, crossovers that were planted, bad input."""
+"""`rent`: what fits by arithmetic, costs by hand, planted crossovers, and bad input."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_prices_are_of_cards_in_the_table_and_have_a_source() -> None:
 
 
 def test_what_fits_is_arithmetic(mistral: Rented) -> None:
-    """Mistral-7B holds 14.48 GB of weights in 16 bits and 131,072 bytes of cache a token; a T4 has 16.1 GB."""
+    """Mistral-7B has 14.48 GB of weights in 16 bits and 131,072 bytes of cache per token; a T4 has 16.1 GB."""
     by = {(offer.card, offer.precision): offer for offer in mistral.offers}
     a100 = by["A100 80GB SXM", "none"]
     assert "14.5 GB" in a100.why
     assert "83.9 MB" in a100.why
     assert pytest.approx(83.9e6, rel=1e-3) == 640 * 131_072
     room = 0.95 * 85.9e9 - 0.6e9 - 14.48e9
-    # Beside its cache a prompt of 512 needs up to 512 x (4096 + 5 x 14336) x 2 bytes of activations.
+    # Besides its cache, a prompt of 512 needs up to 512 x (4096 + 5 x 14336) x 2 bytes of activations.
     assert room / (83.9e6 + 512 * (4096 + 5 * 14336) * 2) < a100.largest_batch < room / 83.9e6
     four_bit = by["T4", "nf4"]
     assert four_bit.fits
@@ -62,35 +62,35 @@ def test_what_fits_is_arithmetic(mistral: Rented) -> None:
 
 
 def test_16_bits_are_two_bytes_a_weight() -> None:
-    """Gemma-2-9B's checkpoint is in float32: its 9.242 B weights (arXiv:2408.00118 with its table of 256,000 words) are
-    18.5 GB as anybody rents for them, which an L4 holds."""
-    found = rent("gemma-2-9b", RentRequest(cards="RTX 4090,L4", quants=("none", "nf4")), TODAY)
-    assert {(offer.card, offer.precision) for offer in found.offers if offer.fits} == {
+    """Gemma-2-9B's checkpoint is in float32. In 16 bits its 9.242 B weights (arXiv:2408.00118 with its table of 256,000
+    words) are 18.5 GB, which fit on an L4."""
+    rented = rent("gemma-2-9b", RentRequest(cards="RTX 4090,L4", quants=("none", "nf4")), TODAY)
+    assert {(offer.card, offer.precision) for offer in rented.offers if offer.fits} == {
         (card, precision) for card in ("RTX 4090", "L4") for precision in ("none", "nf4")
     }
-    for offer in found.offers:
+    for offer in rented.offers:
         assert offer.precision == "nf4" or "weights 18.5 GB" in offer.why
-        # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes: whatever the format, the cache has 16 bits.
+        # 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes: the cache has 16 bits in every format.
         assert "KV cache 220 MB" in offer.why
     assert pytest.approx(220e6, rel=1e-3) == 42 * 2 * 8 * 256 * 640 * 2
 
 
 def test_weights_that_are_published_packed_are_called_so(roofscope: Callable[..., Any]) -> None:
-    """gpt-oss-20b has 4.25 bits a weight of its experts: 13.8 GB, not the 41.8 GB of 20.9 B weights in 16 bits."""
+    """gpt-oss-20b has 4.25 bits per weight of its experts: 13.8 GB, not the 41.8 GB of 20.9 B weights in 16 bits."""
     out = roofscope("rent", "gpt-oss-20b", "--cards", "RTX 4090", "--plain").out
     assert "RTX 4090 in mxfp4" in out
     assert "16 bits" not in out.partition("card ")[2].partition("in, out")[0]
-    assert "no figure of it is behind the ranges" in out
+    assert "the ranges have no figure of it" in out
 
 
-def test_no_figure_of_a_mixture_is_behind_its_range(roofscope: Callable[..., Any]) -> None:
-    asked = ("rent", "qwen3-30b-a3b", "--cards", "A100 80GB SXM")
-    assert "No published figure of a mixture of experts" in roofscope(*asked, "--plain").out
-    assert any("mixture" in note for note in json.loads(roofscope(*asked, "--format", "json").out)["notes"])
+def test_a_mixture_of_experts_has_a_note(roofscope: Callable[..., Any]) -> None:
+    command = ("rent", "qwen3-30b-a3b", "--cards", "A100 80GB SXM")
+    assert "No published figure of a mixture of experts" in roofscope(*command, "--plain").out
+    assert any("mixture" in note for note in json.loads(roofscope(*command, "--format", "json").out)["notes"])
     assert not any("mixture" in note for note in rent("qwen3-8b", RentRequest(cards="A100 80GB SXM"), TODAY).notes)
 
 
-def test_no_prompt_is_longer_than_the_model_knows() -> None:
+def test_a_prompt_beyond_the_models_positions_is_refused() -> None:
     """GPT-2 has 1024 positions (its paper's context)."""
     rent("gpt2", RentRequest(prompt_len=1000, new_tokens=24, cards="L4"), TODAY)
     with pytest.raises(RequestError, match=r"1025 tokens, but this model's limit is 1024; use a shorter --prompt"):
@@ -115,35 +115,34 @@ def test_costs_are_price_times_time_over_tokens(mistral: Rented) -> None:
 
 
 def test_the_range_holds_a_figure_that_was_published_since() -> None:
-    """Mistral-7B in 16 bits on an A100 streams 14.2 GB a token: at 2039 GB/s at least 7.0 ms. transformers took 30.4 ms
-    for the 40 layers of Llama-2-13B there (huggingface/optimum, tests/benchmark/README.md): 24 ms for 32."""
-    found = rent("mistral-7b-v0.1", RentRequest(batch=1, cards="A100 80GB SXM"), TODAY)
-    [offer] = found.offers
+    """Mistral-7B in 16 bits streams 14.2 GB per token, at least 7.0 ms on an A100 of 2039 GB/s. There transformers took
+    30.4 ms for the 40 layers of Llama-2-13B (huggingface/optimum, tests/benchmark/README.md), or 24 ms for 32."""
+    [offer] = rent("mistral-7b-v0.1", RentRequest(batch=1, cards="A100 80GB SXM"), TODAY).offers
     assert offer.tpot_s is not None
     assert 7.0e-3 < offer.tpot_s.low < 24.3e-3 < offer.tpot_s.high
 
 
 def test_ranges_that_overlap_cannot_tell(mistral: Rented) -> None:
-    able = [offer for offer in mistral.offers if offer.fits]
-    best = able[0].request_usd
+    fitting = [offer for offer in mistral.offers if offer.fits]
+    best = fitting[0].request_usd
     assert best is not None
-    for offer in able[1:]:
+    for offer in fitting[1:]:
         assert offer.request_usd is not None
         assert (offer.verdict == "cannot tell") == offer.request_usd.overlaps(best)
 
 
 def curve(card: str, usd_per_h: float, fixed_s: float, each_s: float, largest: int) -> Curve:
-    """A card whose step takes so long plus so much a sequence."""
+    """A GPU whose step takes `fixed_s` plus `each_s` per sequence."""
     seconds = fixed_s + each_s * np.arange(1, largest + 1)
-    told = Range(seconds, seconds, seconds)
-    return Curve(card, usd_per_h / 3600, told, told, largest)
+    exact = Range(seconds, seconds, seconds)
+    return Curve(card, usd_per_h / 3600, exact, exact, largest)
 
 
 def test_a_planted_crossover_is_found() -> None:
-    """1 USD/h: 10 ms + 1 ms a sequence. 3 USD/h: 10 ms + 0.2 ms. Equal at (10 + b) = 3 (10 + 0.2 b): b = 50."""
+    """1 USD/h: 10 ms + 1 ms per sequence. 3 USD/h: 10 ms + 0.2 ms. Equal at (10 + b) = 3 (10 + 0.2 b): b = 50."""
     cheaper, dearer = curve("small", 1, 0.010, 0.001, 500), curve("large", 3, 0.010, 0.0002, 500)
     assert price_crossover(dearer, cheaper) == 51
-    # The small card holds 20: what waits for it costs as much a token as its fullest batch, 1 x 30 ms / 20 = 3 x b'.
+    # 20 fit on the small GPU. Sequences that wait cost as much per token as its largest batch, 1 x 30 ms / 20 = 3 x b'.
     assert price_crossover(dearer, curve("small", 1, 0.010, 0.001, 20)) == next(
         batch for batch in range(1, 500) if 3 * (10 + 0.2 * batch) / batch < min(10 + batch, 30) / min(batch, 20)
     )
@@ -151,20 +150,18 @@ def test_a_planted_crossover_is_found() -> None:
 
 
 def test_limits_choose_the_batch_and_your_price_the_order() -> None:
-    asked = RentRequest(cards="L4,A100 80GB SXM", limits=Limits(tpot_s=0.060))
-    found = rent("mistral-7b-v0.1", asked, TODAY)
-    for offer in found.offers:
+    request = RentRequest(cards="L4,A100 80GB SXM", limits=Limits(tpot_s=0.060))
+    for offer in rent("mistral-7b-v0.1", request, TODAY).offers:
         assert offer.tpot_s is not None
         assert offer.tpot_s.typical <= 0.060 or offer.meets == "no"
-    given = rent("mistral-7b-v0.1", replace(asked, prices="A100 80GB SXM=0.01"), TODAY)
-    assert given.offers[0].card == "A100 80GB SXM"
-    assert given.offers[0].provider == "yours"
+    first = rent("mistral-7b-v0.1", replace(request, prices="A100 80GB SXM=0.01"), TODAY).offers[0]
+    assert (first.card, first.provider) == ("A100 80GB SXM", "yours")
 
 
 def test_a_slower_host_makes_eager_steps_dearer() -> None:
-    asked = RentRequest(batch=1, cards="H100 SXM")
+    request = RentRequest(batch=1, cards="H100 SXM")
     plain, slow = (
-        rent("mistral-7b-v0.1", replace(asked, host_index=index), TODAY).offers[0].tpot_s for index in (1.0, 3.0)
+        rent("mistral-7b-v0.1", replace(request, host_index=index), TODAY).offers[0].tpot_s for index in (1.0, 3.0)
     )
     assert plain is not None
     assert slow is not None
@@ -172,10 +169,10 @@ def test_a_slower_host_makes_eager_steps_dearer() -> None:
 
 
 def test_a_card_without_a_price_is_named() -> None:
-    """Nobody rents an RTX 2080 Ti in the table: it is told, and not left out without a word."""
-    found = rent("smollm2-135m", RentRequest(cards="T4,RTX 2080 Ti"), TODAY)
-    assert {offer.card for offer in found.offers} == {"T4"}
-    assert found.notes == ("no price is known of RTX 2080 Ti: give one, --price 'RTX 2080 Ti=USD_PER_HOUR'.",)
+    """The table has no price of an RTX 2080 Ti, and a note says so."""
+    rented = rent("smollm2-135m", RentRequest(cards="T4,RTX 2080 Ti"), TODAY)
+    assert {offer.card for offer in rented.offers} == {"T4"}
+    assert rented.notes == ("no price is known for RTX 2080 Ti: give one, --price 'RTX 2080 Ti=USD_PER_HOUR'.",)
     assert rent("smollm2-135m", RentRequest(cards="T4"), TODAY).notes == ()
 
 
@@ -190,7 +187,7 @@ def test_bad_requests_are_one_line(roofscope: Callable[..., Any]) -> None:
     cases = [
         (("--cards", "L4O"), "L4"),
         (("--price", "T4=0"), "above 0"),
-        (("--price", "T4=0.35EUR"), "USD an hour"),
+        (("--price", "T4=0.35EUR"), "USD per hour"),
         (("--price", "T4"), "CARD=USD_PER_HOUR"),
         (("--quant", "int3"), "--quant"),
         (("--max-tpot-ms", "0.1"), "the fastest"),
@@ -220,18 +217,18 @@ def test_the_table_shows_loads_ages_and_fits(roofscope: Callable[..., Any], tmp_
     assert picture.stat().st_size > 20_000
     folder = tmp_path / "run"
     shutil.copytree(REFERENCE, folder)
-    asked = ("rent", "mistral-7b-v0.1", "--cards", cards, "--keep", str(folder), "--format", "json")
-    told = json.loads(roofscope(*asked).out)
-    assert {row["card"] for row in told["cards"]} == set(cards.split(","))
+    command = ("rent", "mistral-7b-v0.1", "--cards", cards, "--keep", str(folder), "--format", "json")
+    document = json.loads(roofscope(*command).out)
+    assert {row["card"] for row in document["cards"]} == set(cards.split(","))
     page = (folder / "report.html").read_text()
     assert "What a token would cost" in page
-    for row in told["cards"]:
+    for row in document["cards"]:
         assert (f"{row['card']}, 16 bits" in page) == row["fits"]
 
 
 @pytest.mark.parametrize("width", [100, 80])
 def test_no_cell_is_cut(width: int) -> None:
-    """Every sign of every cell is on the screen, of names as long as `never (RTX PRO 6000 Blackwell Server)`."""
+    """Every character of every cell is printed, even of `never (RTX PRO 6000 Blackwell Server)`."""
     offers = rent("smollm2-135m", RentRequest(), TODAY).offers
     console = Console(file=io.StringIO(), width=width)
     for columns, rows in ((RENT_COLUMNS, rent_rows(offers)), (LOAD_COLUMNS, load_rows(offers))):
@@ -252,7 +249,7 @@ def test_a_line_of_costs_is_price_times_time_over_tokens(mistral: Rented) -> Non
 
 
 def test_a_picture_explains_the_marks_that_it_draws_and_no_other(mistral: Rented) -> None:
-    """A cross where a line has one, and no word of it where none has; the marks at the ends always."""
+    """The title explains the crossover mark only if a line has one, and always the marks at the ends."""
     [line, *_] = mistral.over_load.lines
     for batch, crosses in ((None, 0), (line.batches[1], 1)):
         [axes] = cost_figure(replace(mistral.over_load, lines=(replace(line, crossover_batch=batch),))).axes
