@@ -1,4 +1,4 @@
-"""What transformers calls a cache: 5.24 (src/transformers/models/*/modeling_*.py) renamed all names to `cache`."""
+"""The names of cache arguments in transformers: 5.24 (src/transformers/models/*/modeling_*.py) made all `cache`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAMBA = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=32, state_si
 
 
 @pytest.mark.parametrize(("config", "before"), [(LLAMA, "past_key_values"), (MAMBA, "cache_params")])
-def test_the_name_is_the_one_that_the_model_takes(config: PreTrainedConfig, before: str) -> None:
+def test_the_name_is_the_argument_of_the_model(config: PreTrainedConfig, before: str) -> None:
     model = AutoModelForCausalLM.from_config(config)
     assert argument_name(model) == ("cache" if RENAMED else before)
     with torch.inference_mode():
@@ -33,7 +33,7 @@ def test_the_name_is_the_one_that_the_model_takes(config: PreTrainedConfig, befo
     assert cache_of(output) is not None
 
 
-def test_a_step_takes_no_name_that_is_deprecated() -> None:
+def test_a_step_uses_no_deprecated_name() -> None:
     engine = EagerEngine(AutoModelForCausalLM.from_config(LLAMA), HOST)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -41,11 +41,11 @@ def test_a_step_takes_no_name_that_is_deprecated() -> None:
 
 
 @pytest.mark.parametrize("name", ["past_key_values", "cache"])
-def test_a_watched_forward_is_known_by_either_name(name: str) -> None:
+def test_a_watched_forward_accepts_either_name(name: str) -> None:
     model = AutoModelForCausalLM.from_config(LLAMA)
-    held = DynamicCache()
-    held.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
-    named = {"use_cache": True, name: held}
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
+    named = {"use_cache": True, name: cache}
     assert context_len(named) == 7
     settings, _ = ModelSettings().of("forward", model, {**named, name: SimpleNamespace()})
     assert settings["cache_class"] == "SimpleNamespace"

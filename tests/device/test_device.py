@@ -1,4 +1,4 @@
-"""What a device says of itself."""
+"""The description of a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def processor(folder: Path, caches: Iterable[tuple[range, int, str]]) -> None:
-    """A /sys/devices/system/cpu of so many caches, each of (its cores, its index, its size)."""
+    """Write a /sys/devices/system/cpu with these caches, each as (cores, index, size)."""
     for cores, index, size in caches:
         for core in cores:
             cache = folder / f"cpu{core}" / "cache" / f"index{index}"
@@ -38,12 +38,12 @@ def test_the_last_level_caches_of_all_cores_add_up(two_dies: None, monkeypatch: 
     assert describe(CPU).last_level_cache_bytes == 64 * MIB
 
 
-def test_a_process_on_one_die_has_its_cache_alone(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_on_one_die_has_only_its_cache(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {8, 9}, raising=False)
     assert describe(CPU).last_level_cache_bytes == 32 * MIB
 
 
-def test_a_system_that_does_not_say_is_given_a_usual_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_cache_sizes_gets_a_usual_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
     assert describe(CPU).last_level_cache_bytes == 32 * MIB
 
@@ -69,21 +69,21 @@ CPU revision\t: 1
 
 
 @pytest.mark.parametrize(
-    ("told", "processor", "stepping", "vectors"),
+    ("cpuinfo", "processor", "stepping", "vectors"),
     [
         (X86, "AuthenticAMD, family 25, model 17", "1", "avx2 avx512_bf16 avx512f fma"),
         (ARM, "implementer 0x41, variant 0x1, part 0xd40", "1", "asimd bf16 i8mm sve"),
         ("", None, None, None),
     ],
 )
-def test_a_processor_is_told_by_more_than_its_name(
-    told: str,
+def test_a_processor_is_identified_by_more_than_its_name(
+    cpuinfo: str,
     processor: str | None,
     stepping: str | None,
     vectors: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(told)
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
     assert device.processor() == {"processor": processor, "stepping": stepping, "vector_instructions": vectors}

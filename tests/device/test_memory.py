@@ -1,4 +1,4 @@
-"""Memory of the host: what a process has freed is given back."""
+"""Memory of the host: freed memory returns to the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from machines import HOST
 
 from profiler.device import memory
 
-# Blocks below malloc's threshold for pages of their own (128 KiB, mallopt(3)): the last one keeps the others' place.
+# Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
 SCRIPT = """
 from machines import HOST
 import psutil
@@ -27,18 +27,18 @@ print(before - own.memory_info().rss)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
-def test_what_malloc_keeps_is_given_back() -> None:
-    """128 MB of freed blocks below one that is used."""
+def test_freed_memory_returns_to_the_system() -> None:
+    """128 MB of freed blocks below one in use."""
     path = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=path)
     assert int(done.stdout) > 100e6
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_cached_files_are_no_memory_in_use(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container of 64 MiB, 60 of them charged, of which 54 cache a checkpoint that was just read: 58 are left.
+def test_cached_files_are_not_memory_in_use(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of 64 MiB with 60 in use, of which 54 cache a checkpoint that was just read: 58 are available.
 
-    Files as the kernel writes them (admin-guide/cgroup-v2, cgroup-v1/memory); less than any machine here has.
+    The files are in the kernel's format (admin-guide/cgroup-v2, cgroup-v1/memory); any real machine has more memory.
     """
     names = ("memory.max", "memory.current", "memory.stat")
     if version == 1:
@@ -54,7 +54,7 @@ def test_cached_files_are_no_memory_in_use(version: int, tmp_path: Path, monkeyp
     assert HOST.available_bytes() == 4 << 20
 
 
-def test_a_container_without_a_limit_has_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
     monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)

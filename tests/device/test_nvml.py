@@ -1,4 +1,4 @@
-"""NVML through the real nvidia-ml-py, over a library of our own (nvml.c) in the place of the driver's."""
+"""NVML through the real nvidia-ml-py, with a substitute (nvml.c) for the driver's library."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ State = Callable[..., None]
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The library as drivers of today and of 2021 have it."""
+    """The library of current drivers and of those of 2021."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         if os.environ.get("CI"):
@@ -68,7 +68,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def nvml(
     libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> State:
-    """Set what the library answers: devices by number, then the system's own. Marked `old`, the driver is of 2021."""
+    """Set the library's answers: devices by number, then the system. With the parameter `old` the driver is of 2021."""
     library = libraries[getattr(request, "param", "today")]
 
     def opened(name: str) -> ctypes.CDLL:
@@ -96,7 +96,7 @@ def nvml(
     return write
 
 
-def test_every_figure_comes_through(nvml: State) -> None:
+def test_every_figure_is_read(nvml: State) -> None:
     nvml({**H100, "reasons": 0x4 | 0x1})
     source = source_for(CARD)
     reading = source.read()
@@ -141,7 +141,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_each_field_fails_alone(nvml: State, code: int) -> None:
+def test_each_field_fails_separately(nvml: State, code: int) -> None:
     nvml(H100)
     whole = asdict(source_for(CARD).read())
     for functions, (name, fields) in FIELDS.items():
@@ -152,8 +152,8 @@ def test_each_field_fails_alone(nvml: State, code: int) -> None:
 
 
 @pytest.mark.parametrize("nvml", ["old"], indirect=True)
-def test_a_driver_of_2021_tells_the_same_under_older_names(nvml: State) -> None:
-    """Before R535 throttle reasons have another name, before R510 processes another form."""
+def test_a_driver_of_2021_reports_the_same_under_older_names(nvml: State) -> None:
+    """Before R535 throttle reasons have another name, and before R510 processes another format."""
     nvml({**H100, "reasons": 0x40, "processes": 2, "pid.1": 4711}, driver="470.57.02", cuda=11040)
     source = nvml_source(CARD)
     reading = source.read()
@@ -167,7 +167,7 @@ def test_the_second_of_two_cards(nvml: State) -> None:
     assert source_for(CARD).read().clock_hz == 1.98e9
 
 
-def test_a_container_hides_our_own_number(nvml: State) -> None:
+def test_a_container_hides_this_process_id(nvml: State) -> None:
     nvml({**H100, "processes": 2, "pid.0": 99_999_998, "pid.1": 99_999_999})
     assert source_for(CARD).read().other_processes is None
     nvml({**H100, "processes": 0})
@@ -175,7 +175,7 @@ def test_a_container_hides_our_own_number(nvml: State) -> None:
 
 
 def test_a_slice_of_a_card(nvml: State) -> None:
-    """torch gives a slice's own UUID, which NVML knows under `MIG-`; it tells of no clock and no power of its own."""
+    """torch gives the UUID of a slice, which NVML knows with the prefix `MIG-`; a slice has no clock and no power."""
     slice_of_it = {"uuid": f"MIG-{UUIDS[0]}", "memory_used": 1 << 30, "processes": 0}
     nvml(slice_of_it, {**H100, "mig": 1})
     source = source_for(CARD)
@@ -186,7 +186,7 @@ def test_a_slice_of_a_card(nvml: State) -> None:
 
 
 def test_a_card_that_falls_off_the_bus(nvml: State) -> None:
-    """What was read stands, what is asked afterwards is absent, and nothing is made of its silence."""
+    """Earlier readings remain, later ones are empty, and empty ones do not count."""
     nvml({**H100, "reasons": 0x4})
     source = source_for(CARD)
     with Watch(source, interval_s=0.02) as watch:
@@ -197,24 +197,24 @@ def test_a_card_that_falls_off_the_bus(nvml: State) -> None:
     assert (first.clock_hz, first.throttle) == (1.98e9, ("power cap",))
     assert {value for name, value in asdict(last).items() if name != "at_unix_s"} == {None}
     assert source.energy_j() is None
-    found = health(watch.readings)
-    assert found.clock_hz is not None
-    assert found.clock_hz.low == 1.98e9
+    clock_hz = health(watch.readings).clock_hz
+    assert clock_hz is not None
+    assert clock_hz.low == 1.98e9
     assert "(power cap) in 100 % of the readings" in " ".join(complaints(watch.readings))
 
 
 def test_utilisation_is_of_the_last_second(nvml: State) -> None:
-    """A card that has been busy for a tenth of a second says so of a tenth; after a second it is believed."""
+    """After 0.1 s of work, a card reports the share of a longer time; only readings after a second count."""
     shares = []
     for busy_s in (0.1, 5.0):
         nvml({**H100, "sm_percent": 100, "busy_from": time.monotonic() - busy_s})
         reading = replace(source_for(CARD).read(), at_unix_s=busy_s)
         shares.append((reading.sm_active, Timeline([reading]).active([(0.0, busy_s)]).sm))
-    (early, told_early), (late, told_late) = shares
+    (early, early_median), (late, late_median) = shares
     assert early is not None
     assert 0.1 <= early < 0.9
-    assert told_early is None
-    assert late == told_late == 1.0
+    assert early_median is None
+    assert late == late_median == 1.0
 
 
 def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_power_at_rest_over_a_counter_that_ticks(nvml: State) -> None:
-    """400 W that are counted ten times a second: half a second is told within a tick."""
+    """400 W with ten updates per second: the power over 0.5 s is right within one update."""
     nvml(H100)
     watts = idle_power_w(source_for(CARD), seconds=0.5)
     assert watts == pytest.approx(400, rel=0.25)

@@ -1,4 +1,4 @@
-"""Energy counters as Linux shows them: they begin anew, and a machine has several packages."""
+"""Energy counters of Linux: they wrap, and a machine has several packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from profiler.device.telemetry import Rapl
 
 RANGE_UJ = 262_143_328_850
-"""As a Xeon's package gives it: about 2^32 units of 2^-14 J, which are 262,144 J."""
+"""The range of a Xeon's package: about 2^32 units of 2^-14 J, or 262,144 J."""
 
 
 def zone(root: Path, number: str, name: str, energy_uj: int, range_uj: int | None = RANGE_UJ) -> Path:
@@ -22,8 +22,8 @@ def zone(root: Path, number: str, name: str, energy_uj: int, range_uj: int | Non
     return folder
 
 
-def taken(counter: Rapl, *zones: tuple[Path, int]) -> float | None:
-    """Joules between two looks, with the zones at other values at the second."""
+def used_j(counter: Rapl, *zones: tuple[Path, int]) -> float | None:
+    """Joules between two readings, with these values of the zones at the second."""
     before_j = counter.energy_j()
     for folder, energy_uj in zones:
         (folder / "energy_uj").write_text(f"{energy_uj}\n")
@@ -32,31 +32,31 @@ def taken(counter: Rapl, *zones: tuple[Path, int]) -> float | None:
 
 
 def test_all_packages_count_and_neither_their_parts_nor_the_platform(tmp_path: Path) -> None:
-    """3 J of one package and 4 J of the other; its cores' 2 J lie within it, the platform's 9 J hold both."""
+    """3 J of one package and 4 J of the other; the cores' 2 J are part of it, and the platform's 9 J contain both."""
     folders = [
         zone(tmp_path, number, name, 10_000_000)
         for number, name in (("0", "package-0"), ("1", "package-1"), ("0:0", "core"), ("2", "psys"))
     ]
     moved = zip(folders, (13_000_000, 14_000_000, 12_000_000, 19_000_000), strict=True)
-    assert taken(Rapl(tmp_path), *moved) == pytest.approx(7.0)
+    assert used_j(Rapl(tmp_path), *moved) == pytest.approx(7.0)
 
 
-def test_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
-    """0.32885 J up to its range, and 1 J behind it: 1.32885 J, and the next 2 J as ever."""
+def test_a_counter_that_wraps_continues(tmp_path: Path) -> None:
+    """0.32885 J up to its range plus 1 J after it is 1.32885 J; the next 2 J count as usual."""
     package = zone(tmp_path, "0", "package-0", RANGE_UJ - 328_850)
     counter = Rapl(tmp_path)
-    assert taken(counter, (package, 1_000_000)) == pytest.approx(1.32885, abs=1e-4)
-    assert taken(counter, (package, 3_000_000)) == pytest.approx(2.0, abs=1e-4)
+    assert used_j(counter, (package, 1_000_000)) == pytest.approx(1.32885, abs=1e-4)
+    assert used_j(counter, (package, 3_000_000)) == pytest.approx(2.0, abs=1e-4)
 
 
-def test_without_its_range_it_is_not_known_and_only_then(tmp_path: Path) -> None:
+def test_a_wrap_without_a_range_is_unknown_once(tmp_path: Path) -> None:
     package = zone(tmp_path, "0", "package-0", 5_000_000, range_uj=None)
     counter = Rapl(tmp_path)
-    assert taken(counter, (package, 1_000_000)) is None
-    assert taken(counter, (package, 3_000_000)) == pytest.approx(2.0)
+    assert used_j(counter, (package, 1_000_000)) is None
+    assert used_j(counter, (package, 3_000_000)) == pytest.approx(2.0)
 
 
-def test_no_package_and_one_that_cannot_be_read_are_no_energy(tmp_path: Path) -> None:
+def test_no_package_or_an_unreadable_one_gives_no_energy(tmp_path: Path) -> None:
     assert Rapl(tmp_path).energy_j() is None
     zone(tmp_path, "0", "package-0", 1)
     (zone(tmp_path, "1", "package-1", 1) / "energy_uj").unlink()

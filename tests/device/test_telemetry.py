@@ -1,4 +1,4 @@
-"""Telemetry against a card that is made up: throttled, shared, or silent."""
+"""Telemetry of a fake card: throttled, shared, or without answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.facts.telemetry import ActiveShares, Reading, Timeline, complaints
 
 
 class FakeNvml:
-    """An H100 under a power cap with a neighbour; `broken` questions fail."""
+    """An H100 under a power cap with another process; `broken` functions fail."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
@@ -24,7 +24,7 @@ class FakeNvml:
     def __init__(self, broken: tuple[str, ...] = (), pids: tuple[int, ...] = (os.getpid(), -1)) -> None:
         self.broken = broken
         self.pids = pids
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         answers = {
@@ -49,7 +49,7 @@ class FakeNvml:
         }
 
         def answer(*_: object) -> object:
-            self.asked.append(name)
+            self.calls.append(name)
             if name in self.broken:
                 raise RuntimeError("Not Supported")
             return answers[name]
@@ -73,13 +73,13 @@ def test_a_capped_and_shared_card() -> None:
     assert "1 other processes" in text
 
 
-def test_a_container_that_hides_our_own_process_says_nothing_of_others() -> None:
-    """NVML gives the host's process numbers there, among which ours is a stranger's."""
+def test_other_processes_are_unknown_in_a_container_that_hides_this_one() -> None:
+    """There NVML gives the host's process ids, among which this process has another."""
     assert NvmlSource("GPU-0", FakeNvml(pids=(4711,))).read().other_processes is None
     assert NvmlSource("GPU-0", FakeNvml(pids=(os.getpid(),))).read().other_processes == 0
 
 
-def test_a_field_that_fails_is_named_and_the_rest_stands() -> None:
+def test_a_failing_field_is_named_and_the_rest_is_read() -> None:
     source = NvmlSource("GPU-0", FakeNvml(("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")))
     reading = source.read()
     assert reading.power_w is None
@@ -87,8 +87,8 @@ def test_a_field_that_fails_is_named_and_the_rest_stands() -> None:
     assert source.energy_j() is None
     assert set(source.missing) == {"power", "energy"}
     assert source.missing == ("power", "energy")
-    found = health([reading])
-    assert (found.power_w, found.clock_hz.median if found.clock_hz else None) == (None, 1.41e9)
+    summary = health([reading])
+    assert (summary.power_w, summary.clock_hz.median if summary.clock_hz else None) == (None, 1.41e9)
 
 
 def test_nothing_is_ever_set() -> None:
@@ -96,21 +96,21 @@ def test_nothing_is_ever_set() -> None:
     source = NvmlSource("GPU-0", nvml)
     source.read()
     source.energy_j()
-    assert all("Get" in name or name == "nvmlInit" for name in nvml.asked)
+    assert all("Get" in name or name == "nvmlInit" for name in nvml.calls)
 
 
-def test_a_falling_clock_is_noticed() -> None:
+def test_a_falling_clock_is_reported() -> None:
     falling = [Reading(clock_hz=1.9e9 - 0.1e9 * step) for step in range(5)]
     assert "1900 to 1500 MHz" in complaints(falling)[0]
     assert complaints([Reading(clock_hz=1.9e9)] * 5) == []
 
 
-def test_a_source_that_dies_takes_no_run_with_it() -> None:
-    class Dying(HostSource):
+def test_a_failing_source_does_not_end_a_run() -> None:
+    class Failing(HostSource):
         def read(self) -> Reading:
             raise OSError("gone")
 
-    with Watch(Dying(), interval_s=0.01) as watch:
+    with Watch(Failing(), interval_s=0.01) as watch:
         time.sleep(0.05)
     assert watch.readings == []
 
@@ -120,7 +120,7 @@ def test_watching_costs_next_to_nothing() -> None:
     with Watch(source_for(torch.device("cpu")), interval_s=0.05) as watch:
         time.sleep(1.0)
     assert len(watch.readings) >= 5
-    # At the default interval of 0.5 s, 0.5 % of the time is 2.5 ms a reading.
+    # At the default interval of 0.5 s, 0.5 % of the time is 2.5 ms per reading.
     assert watch.cost_s / len(watch.readings) < 2.5e-3
 
 
@@ -139,26 +139,26 @@ def test_a_busy_neighbour_is_seen() -> None:
     assert any("cores busy" in text for text in complaints(watch.readings))
 
 
-def test_activity_is_that_of_the_visits_alone() -> None:
-    """Readings between two visits belong to another cell, and so does what is read in a visit's first second."""
+def test_activity_is_only_that_of_the_visits() -> None:
+    """Readings between two visits belong to another cell, and so do those in the first second of a visit."""
     readings = [
         Reading(sm_active=share, memory_active=share / 2, clock_hz=1e9, at_unix_s=at)
         for at, share in ((0.5, 0.1), (1.5, 0.9), (5.0, 0.1), (10.5, 0.1), (11.5, 0.7), (12.0, 0.8))
     ]
-    found = Timeline(readings).active([(0.0, 2.0), (10.0, 2.0)])
-    assert (found.sm, found.memory) == (0.8, 0.4)
+    shares = Timeline(readings).active([(0.0, 2.0), (10.0, 2.0)])
+    assert (shares.sm, shares.memory) == (0.8, 0.4)
     assert Timeline(readings).active([(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to tell"
     assert Timeline(readings).active([(20.0, 2.0)]) == ActiveShares(None, None)
 
 
-def test_what_held_the_card_back_is_that_of_the_visits_alone() -> None:
+def test_throttling_is_only_that_of_the_visits() -> None:
     readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
     assert Timeline(readings).throttled([(0.0, 1.0)]) == ("power cap",)
     assert Timeline(readings).throttled([(0.0, 1.0), (4.0, 2.0)]) == ("hardware thermal", "power cap")
 
 
-def test_readings_are_those_of_any_span() -> None:
-    """Spans in any order, one within another, one that is less than nothing: as a look at every pair says."""
+def test_readings_of_any_spans() -> None:
+    """Spans in any order, one within another, and one of negative length; compared with a check of every pair."""
     spans = [(30.0, 5.0), (0.0, 12.0), (2.0, 1.0), (40.0, -1.0), (33.0, 9.0)]
     readings = [Reading(clock_hz=float(moment), at_unix_s=moment / 2) for moment in range(1, 100)]
     inside = [r.clock_hz or 0.0 for r in readings if any(a <= r.at_unix_s <= a + s for a, s in spans)]

@@ -1,6 +1,6 @@
-"""`forked.py RANKS FOUND run ...`: session.py as so many ranks, forks of one process, as torchrun would start them.
+"""`forked.py RANKS FOUND run ...`: session.py on several ranks, like torchrun, but as forks of one process.
 
-Importing torch and transformers is most of what a rank costs; here it is paid once.
+Most of a rank's start is the import of torch and transformers, which happens only once here.
 """
 
 from __future__ import annotations

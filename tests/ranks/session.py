@@ -1,7 +1,7 @@
-"""Run under torchrun: `session.py FOUND run MODEL ...` is this program with made roofs, as one of several ranks.
+"""Run under torchrun: `session.py FOUND run MODEL ...` is roofscope with fake roofs, as one of several ranks.
 
-Roofs and dispatch take most of a minute on a shared machine and are not what is tested here: made ones stand for them.
-What the ranks generate, hold and run is written to FOUND as soon as they are loaded.
+Roofs and dispatch take most of a minute on a shared machine and are not under test, so they are fake. The tokens,
+bytes and operators of the ranks are written to FOUND as soon as they are loaded.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ IDS = torch.arange(24).reshape(2, 12) % 100
 SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)
 
 
-def made_roofs(*_: Any, **__: Any) -> Ceilings:
-    roof = Roof(1e10, 1e10, 1e10, 9, "made")
+def fake_roofs(*_: Any, **__: Any) -> Ceilings:
+    roof = Roof(1e10, 1e10, 1e10, 9, "fake")
     compute = dict.fromkeys(("float32", "bfloat16"), roof)
     return Ceilings(compute, {"read": roof}, 1 << 28, True)
 
 
-def look(ranks: Any, found: Path) -> None:
-    """What each rank generates, holds, runs in a prefill, could not train, and where it runs, as JSON by rank 0."""
+def write_state(ranks: Any, found: Path) -> None:
+    """Write each rank's tokens, bytes, frozen parameters, products, cores and scheduling as JSON, on rank 0."""
     joined, alone = ranks.share.joined, ranks.share.alone.module
     tokens = greedy_tokens(EagerEngine(joined, ranks.machine), IDS, 12)
     every = ranks.group.gather(
@@ -51,11 +51,10 @@ def look(ranks: Any, found: Path) -> None:
 
 
 def products_of(model: Any) -> dict[str, int]:
-    """How often a prefill of several prompts runs each of torch's matrix products and attention kernels; its logits are
-    those of the last tokens."""
-    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as taken:
+    """Count matrix products and attention kernels in a prefill of several prompts with logits of the last tokens."""
+    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(IDS, logits_to_keep=1)
-    counts = {event.key: event.count for event in taken.key_averages() if event.key.startswith("aten::")}
+    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("aten::")}
     return {name: counts[name] for name in sorted(counts) if name.endswith("mm") or "attention" in name}
 
 
@@ -74,14 +73,14 @@ def _local(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def run(found: Path) -> None:
-    plain = job.Ranks.__init__
+    original = job.Ranks.__init__
 
-    def looked_at(self: Any, *args: Any) -> None:
-        plain(self, *args)
-        look(self, found)
+    def init(self: Any, *args: Any) -> None:
+        original(self, *args)
+        write_state(self, found)
 
-    job.Ranks.__init__ = looked_at  # type: ignore[method-assign]
-    job.measure = made_roofs  # type: ignore[attr-defined]
+    job.Ranks.__init__ = init  # type: ignore[method-assign]
+    job.measure = fake_roofs  # type: ignore[attr-defined]
     job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
     job._LINK_S = 0.3
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES

@@ -1,6 +1,6 @@
-"""`torchrun tests/ranks/slowed.py ALPHA_US GB_PER_S run ...`: this program behind a link that is slowed on purpose.
+"""`torchrun tests/ranks/slowed.py ALPHA_US GB_PER_S run ...`: the run over an artificially slow link.
 
-Every all-reduce first waits as long as a link of that latency and bandwidth would need, on top of gloo's own time.
+Every all-reduce first waits for the time of a link with this latency and bandwidth, in addition to gloo's time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def slow(alpha_s: float, bytes_per_s: float) -> None:
 
     def all_reduce(tensor: Any, *args: Any, **options: Any) -> Any:
         nbytes = tensor.nbytes * 2 * (dist.get_world_size() - 1) / dist.get_world_size()
-        time.sleep(alpha_s + nbytes / bytes_per_s)  # a core is left to the other rank
+        time.sleep(alpha_s + nbytes / bytes_per_s)  # sleeping leaves the core to the other rank
         return plain(tensor, *args, **options)
 
     dist.all_reduce = all_reduce

@@ -1,8 +1,8 @@
-"""Whether 95 % intervals hold the truth: machines whose noise is known, through the sweep's own stopping rule.
+"""Coverage of 95 % intervals on machines with known noise, also under the sweep's stopping rule.
 
-Not that two intervals overlap, which those of 83 % coverage do nine times in ten. A visit is 31 steps; the true time of
-every cell is 1. At least 90 % is asked under every kind of noise from four visits on, for a cell alone and among
-others, and where the sweep itself decides when to stop.
+The overlap of two intervals is not tested: those of 83 % coverage overlap nine times in ten. A visit is 31 steps; the
+true time of every cell is 1. Coverage must be at least 90 % for every kind of noise from four visits on, for a single
+cell and among others, and if the sweep decides when to stop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUNDS = 8
 LOOK_SIGMA = 0.007
 Steps = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Iterator[Steps]]
-"""The steps of one cell, visit after visit; so many steps of others lie between two of its visits."""
+"""A generator of one cell's steps, visit by visit, with the number of other cells' steps between two visits."""
 
 
 def independent(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
@@ -47,7 +47,7 @@ def between(sigma: float) -> Noise:
 
 
 def autoregressive(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
-    """AR(1) with 0.98 from step to step and 3 % in all, which goes on between visits."""
+    """AR(1) with 0.98 from step to step and a standard deviation of 3 %, which continues between visits."""
     rho, sigma = 0.98, 0.03
     powers = np.arange(1, STEPS + 1)
     weights = np.tril(rho ** np.maximum(0, powers[:, None] - powers[None, :])) * sigma * math.sqrt(1 - rho**2)
@@ -81,11 +81,11 @@ NOISES: dict[str, tuple[Noise, float]] = {
     "two modes, 20 steps": (modes, 0.0),
     "slow drift of +-3 %": (steady, 0.03),
 }
-"""The noise of each cell, and the amplitude of a slow wave that the whole machine goes through."""
+"""The noise of each cell, and the amplitude of a slow wave of the whole machine."""
 
 
 class World:
-    """A machine whose noise is known, and its clock: a visit takes one second."""
+    """A machine with known noise, and its clock; a visit takes one second."""
 
     def __init__(self, name: str, cells: int, wave_s: float, seed: int) -> None:
         noise, self._amplitude = NOISES[name]
@@ -104,7 +104,7 @@ class World:
         return Visit(cell, round_number, None, (steps[0], *steps), 1.0, (), None, 0.0)
 
     def look(self) -> float:
-        """The sentinel's: the machine's own time, and what it scatters itself."""
+        """Return the swing of the drift probe: the time of the machine, with the probe's noise."""
         memory, compute = self._machine(self.now_s) * self._rng.normal(1.0, LOOK_SIGMA, 2)
         self._looks.append(DriftReading(float(memory), float(compute)))
         return swing(self._looks)
@@ -113,27 +113,30 @@ class World:
         return 1 + self._amplitude * math.sin(2 * math.pi * at_s / self._wave_s + self._phase)
 
 
-def covered(visits: dict[Cell, list[Visit]], swung: float, of_cells: Sequence[Cell]) -> float:
-    """Of how many of these cells the interval holds the truth, as a run is judged at its end."""
-    spread = spread_of((phase_medians("decode", known) for known in visits.values()), swung)
-    found = [estimate(phase_samples("decode", visits[cell]), spread) for cell in of_cells]
-    return float(np.mean([item.low_s <= 1.0 <= item.high_s for item in found]))
+def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequence[Cell]) -> float:
+    """Return the share of these cells whose interval contains the true time, as judged at the end of a run."""
+    spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
+    estimates = [estimate(phase_samples("decode", visits[cell]), spread) for cell in cells]
+    return float(np.mean([item.low_s <= 1.0 <= item.high_s for item in estimates]))
 
 
 def with_visits(name: str, cells: int, count: int, seed: int) -> float:
-    """Every cell visited so often; the run sees half of the slow wave."""
+    """Return the coverage with `count` visits of every cell; the run covers half of the slow wave."""
     world = World(name, cells, 2 * cells * count, seed)
     visits: dict[Cell, list[Visit]] = {cell: [] for cell in world.grid.cells}
     for number in range(count):
         world.look()
-        for cell in np.random.default_rng(seed + number).permutation(cells):
-            known = world.grid.cells[cell]
-            visits[known].append(world.visit(known, number))
-    return covered(visits, world.look(), world.grid.cells[::3])
+        for index in np.random.default_rng(seed + number).permutation(cells):
+            cell = world.grid.cells[index]
+            visits[cell].append(world.visit(cell, number))
+    return coverage(visits, world.look(), world.grid.cells[::3])
 
 
-def as_it_stops(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The sweep decides; a slow wave takes twice the rounds before which no cell is done, or the truth itself moves."""
+def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the coverage if the sweep decides when to stop.
+
+    A slow wave lasts twice the least rounds of a cell; otherwise the true time would change.
+    """
     world = World(name, cells, 2 * cells * LEAST_VISITS, seed)
     monkeypatch.setattr(sweep, "visit_safely", lambda engine, cell, number, bench: world.visit(cell, number))
     visits: dict[Cell, list[Visit]] = {}
@@ -143,41 +146,41 @@ def as_it_stops(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPatc
     for outcome in sweep.sweep(engines, plan, machine=machine, vocab_size=1, on_round=world.look):
         assert isinstance(outcome, Visit)
         visits.setdefault(outcome.cell, []).append(outcome)
-    return covered(visits, world.look(), world.grid.cells[::3])
+    return coverage(visits, world.look(), world.grid.cells[::3])
 
 
-def asked_for(runs: int) -> float:
-    """90 %, less two standard errors of a share found in so many runs."""
+def least_coverage(runs: int) -> float:
+    """Return 90 % minus two standard errors of a share over `runs` runs."""
     return 0.90 - 2 * math.sqrt(0.9 * 0.1 / runs)
 
 
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of them, which moves an end of an interval by a hundredth of its width."""
+    """Use a fifth of the resamples, which moves an end of an interval by a hundredth of its width."""
     monkeypatch.setattr(sampling, "RESAMPLES", 200)
 
 
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "runs"), [(1, 300), (POOLED, 100)])
-def test_intervals_of_four_visits_hold_the_truth(name: str, cells: int, runs: int) -> None:
-    found = [with_visits(name, cells, 4, seed) for seed in range(runs)]
-    assert np.mean(found) >= asked_for(runs)
+def test_intervals_of_four_visits_contain_the_truth(name: str, cells: int, runs: int) -> None:
+    shares = [with_visits(name, cells, 4, seed) for seed in range(runs)]
+    assert np.mean(shares) >= least_coverage(runs)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "runs"), [(1, 300), (4, 100), (POOLED, 100)])
-def test_intervals_of_six_visits_hold_the_truth(name: str, cells: int, runs: int) -> None:
-    found = [with_visits(name, cells, 6, seed) for seed in range(runs)]
-    assert np.mean(found) >= asked_for(runs)
+def test_intervals_of_six_visits_contain_the_truth(name: str, cells: int, runs: int) -> None:
+    shares = [with_visits(name, cells, 6, seed) for seed in range(runs)]
+    assert np.mean(shares) >= least_coverage(runs)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "runs"), [(1, 200), (4, 60), (POOLED, 60)])
-def test_stopping_does_not_pick_lucky_visits(name: str, cells: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [as_it_stops(name, cells, seed, monkeypatch) for seed in range(runs)]
-    assert np.mean(found) >= asked_for(runs)
+def test_stopping_selects_no_lucky_visits(name: str, cells: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = [with_stopping(name, cells, seed, monkeypatch) for seed in range(runs)]
+    assert np.mean(shares) >= least_coverage(runs)

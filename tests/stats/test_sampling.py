@@ -1,4 +1,4 @@
-"""Medians, intervals and grades, against what statistics says they must be."""
+"""Medians, intervals and grades against statistical theory."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_median_of_all_samples() -> None:
 
 
 def test_tens_of_thousands_of_samples_of_a_cell() -> None:
-    """1,000 visits of 34 steps of 1 s, 2 % noise: a median within a thousandth, in 200 MB at most."""
+    """1,000 visits of 34 steps of 1 s with 2 % noise: the median is right within 0.1 %, in at most 200 MB."""
     visits = np.random.default_rng(0).normal(1.0, 0.02, size=(1000, 34)).tolist()
     tracemalloc.start()
-    found = estimate(visits)
+    time_s = estimate(visits)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.median_s == pytest.approx(1.0, abs=1e-3)
-    assert found.low_s < 1.0 < found.high_s
-    assert found.half_width < 0.005
+    assert time_s.median_s == pytest.approx(1.0, abs=1e-3)
+    assert time_s.low_s < 1.0 < time_s.high_s
+    assert time_s.half_width < 0.005
     assert most_bytes < 200e6
 
 
@@ -57,8 +57,8 @@ def test_interval_covers_the_true_median_about_95_times_in_100() -> None:
     hits = 0
     for _ in range(200):
         visits = [list(rng.normal(1.0, 0.05, 8)) for _ in range(12)]
-        found = estimate(visits)
-        hits += found.low_s <= 1.0 <= found.high_s
+        time_s = estimate(visits)
+        hits += time_s.low_s <= 1.0 <= time_s.high_s
     assert 0.88 <= hits / 200 <= 0.99
 
 
@@ -92,8 +92,8 @@ def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_distur
     assert spread_of([*run, *disturbed]).visit == pytest.approx(0.02, rel=0.12)
 
 
-def test_two_visits_do_not_decide_how_far_all_lie_apart() -> None:
-    """Nothing visited twice: 1 %, what visits usually differ by. A pair 6 % apart: not much more, and never 6."""
+def test_two_visits_do_not_decide_the_spread_of_all() -> None:
+    """Without second visits the spread is the usual 1 %; with a pair 6 % apart it is only slightly more."""
     nothing = spread_of([by_round(1.0), by_round(1.1)])
     assert nothing.visit == pytest.approx(0.01, rel=0.1)
     disturbed, calm = by_round(0.959, 1.021), by_round(1.000, 1.002)
@@ -101,14 +101,14 @@ def test_two_visits_do_not_decide_how_far_all_lie_apart() -> None:
     assert spread_of([calm] * 20).visit < 0.3 * nothing.visit
 
 
-def test_other_cells_stand_behind_a_spread_and_a_cell_not_behind_itself() -> None:
+def test_the_freedom_of_a_spread_counts_only_the_other_cells() -> None:
     pair = by_round(1.00, 1.01)
     assert spread_of([pair]).freedom == spread_of([]).freedom
     assert spread_of([pair] * 4).freedom == spread_of([]).freedom + 3
 
 
-def test_a_drift_of_the_machine_is_what_all_cells_did_together() -> None:
-    """Twelve cells that rise by 2 % a round: 1, 1.02, 1.04, 1.06 have a standard deviation of 2.5 % of their mean."""
+def test_a_drift_of_the_machine_is_the_common_drift_of_all_cells() -> None:
+    """Twelve cells that rise by 2 % per round: 1, 1.02, 1.04, 1.06 have a standard deviation of 2.5 % of their mean."""
     rng = np.random.default_rng(8)
     ramp = np.array([1.00, 1.02, 1.04, 1.06])
     drifting = [by_round(*(level * ramp * rng.normal(1.0, 0.003, 4))) for level in range(1, 13)]
@@ -117,8 +117,8 @@ def test_a_drift_of_the_machine_is_what_all_cells_did_together() -> None:
     assert spread_of(calm).drift < 0.01
 
 
-def test_few_cells_drifted_as_far_as_a_sentinel_saw_it() -> None:
-    """A single cell's visits 0.97 to 1.03 are drift if the machine's own time changed by as much, else chance."""
+def test_the_drift_of_few_cells_is_limited_by_the_drift_probe() -> None:
+    """Visits of a single cell from 0.97 to 1.03 are drift if the probe changed by as much, else chance."""
     cell = by_round(0.97, 0.99, 1.01, 1.03)
     assert spread_of([cell]).drift == 0.0
     assert spread_of([cell], swing=0.01).drift == 0.005
@@ -134,26 +134,26 @@ def test_more_visits_do_not_average_a_drift() -> None:
 
 
 def test_a_cell_is_done_after_four_visits_at_the_earliest() -> None:
-    """Two that agree to a thousandth prove nothing."""
+    """Fewer visits that agree within 0.1 % prove nothing."""
     quiet = [[1.0, 1.001, 0.999, 1.0]] * 4
     assert not narrow_enough(estimate(quiet[:3]), 3)
     assert narrow_enough(estimate(quiet), 4)
     assert not narrow_enough(estimate([[1.0], [1.0], [1.0], [1.0]]), 4), "fewer samples than an interval needs"
 
 
-def test_a_difference_is_no_surer_than_its_sides() -> None:
-    """100 against 90 ms, two visits each that agree; others say 2 % from visit to visit with ten degrees of freedom.
+def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
+    """100 against 90 ms, with two equal visits each; other cells have 2 % between visits with ten degrees of freedom.
 
-    Moderated by the cell's own nothing, with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
+    Moderated by the cell's variance of 0 with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
     """
-    found = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, VisitSpread(0.02, 10.0))
-    assert found.median_s == pytest.approx(0.01)
+    change = difference([[0.1] * 4] * 2, [[0.09] * 4] * 2, VisitSpread(0.02, 10.0))
+    assert change.median_s == pytest.approx(0.01)
     sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
-    assert found.high_s - found.median_s == pytest.approx(2.201 * sigma, rel=1e-3)
+    assert change.high_s - change.median_s == pytest.approx(2.201 * sigma, rel=1e-3)
 
 
-def graded(visits: list[list[float]], **told: Any) -> NoiseReport:
-    return noise_report(visits, estimate(visits), **told)
+def graded(visits: list[list[float]], **options: Any) -> NoiseReport:
+    return noise_report(visits, estimate(visits), **options)
 
 
 def test_grades() -> None:
@@ -171,7 +171,7 @@ def test_grades() -> None:
     assert graded(quiet, throttled=["power cap"]).grade == "noisy"
 
 
-def test_two_modes_are_named_and_a_wide_single_one_is_not() -> None:
+def test_two_modes_are_found_and_a_wide_single_one_is_not() -> None:
     rng = np.random.default_rng(3)
     low, high = rng.normal(1.0, 0.01, 40), rng.normal(1.3, 0.01, 30)
     modes = two_modes(np.concatenate([low, high]))
@@ -179,7 +179,7 @@ def test_two_modes_are_named_and_a_wide_single_one_is_not() -> None:
     assert modes[0] == pytest.approx(1.0, abs=0.01)
     assert modes[1] == pytest.approx(1.3, abs=0.01)
     assert two_modes(rng.normal(1.0, 0.1, 70)) is None
-    assert two_modes(np.concatenate([rng.normal(1.0, 0.01, 69), [1.5]])) is None  # one outlier is no mode
+    assert two_modes(np.concatenate([rng.normal(1.0, 0.01, 69), [1.5]])) is None  # one outlier is not a mode
 
 
 def test_outliers_by_the_modified_z_score() -> None:
@@ -188,7 +188,7 @@ def test_outliers_by_the_modified_z_score() -> None:
 
 
 def test_the_difference_of_two_engines_covers_the_truth() -> None:
-    """A true difference of 0.1 s lies in about 95 of 100 intervals; two equal engines differ by nothing as often."""
+    """About 95 of 100 intervals contain a true difference of 0.1 s, and as many contain 0 for equal engines."""
     rng = np.random.default_rng(5)
     covered = level = 0
     for _ in range(100):
@@ -200,8 +200,8 @@ def test_the_difference_of_two_engines_covers_the_truth() -> None:
     assert level >= 85
 
 
-def test_a_time_is_more_than_nothing_however_little_is_known_of_it() -> None:
+def test_the_lower_end_of_a_time_is_positive() -> None:
     """Two visits that differ by a factor of ten: the interval is wide, and its lower end above zero."""
-    found = estimate([[1.0] * 8, [10.0] * 8])
-    assert 0 < found.low_s <= 1.0
-    assert found.high_s > 10.0
+    time_s = estimate([[1.0] * 8, [10.0] * 8])
+    assert 0 < time_s.low_s <= 1.0
+    assert time_s.high_s > 10.0
