@@ -141,7 +141,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_each_field_fails_separately(nvml: State, code: int) -> None:
+def test_each_field_fails_alone(nvml: State, code: int) -> None:
     nvml(H100)
     whole = asdict(source_for(CARD).read())
     for functions, (name, fields) in FIELDS.items():
