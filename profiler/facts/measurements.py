@@ -1,4 +1,4 @@
-"""What passes other than the sweep measure: replays, hooks, traces, trials, cold starts, quality."""
+"""Measurements outside the sweep: replays, hooks, traces, trials, cold starts, quality."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replay:
-    """Seconds that one instance of an operator took alone, at one cell's shape."""
+    """Seconds of one instance of an operator in isolation, at one cell's shape."""
 
     operator: str
     seconds: tuple[float, ...]
     conversion_seconds: tuple[float, ...] = ()
-    """Of its kernels that only convert between formats, where it has some."""
+    """Seconds of its kernels that only convert between formats; empty without any."""
     without_faults: bool = False
-    """Whether the time of its own page faults is taken off (CPU): those of a step are counted in the step."""
+    """Whether the time of its page faults is subtracted (CPU); the step itself counts those of a step."""
 
     @property
     def whole(self) -> Timing:
@@ -37,7 +37,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Hooked(Fact, kind="hooks"):
-    """A step cut at the entry and exit of every known module: seconds by group, step by step."""
+    """Seconds of steps by group of modules, cut at the entry and exit of every known module."""
 
     key: CellKey
     groups: Mapping[str, tuple[float, ...]]
@@ -48,12 +48,12 @@ class Hooked(Fact, kind="hooks"):
 
 @dataclass(frozen=True)
 class Activity(Fact, kind="activity"):
-    """What ran during one step: kernels on CUDA, operators on a CPU (where each is a call of the host)."""
+    """Kernels of one step on CUDA; on a CPU its operators, each of which is a call of the host."""
 
     key: CellKey
     kernels: int
     busy_s: float
-    """Time in which at least one of them ran."""
+    """Seconds in which at least one of them ran."""
     gaps: int
     """Pauses of more than a microsecond between them."""
     gap_s: float
@@ -62,14 +62,14 @@ class Activity(Fact, kind="activity"):
 
     @property
     def busy_share(self) -> float:
-        """Share of the span from the first to the last kernel in which one ran."""
+        """Share of the time from the first to the last kernel in which one ran."""
         span_s = self.busy_s + self.gap_s
         return self.busy_s / span_s if span_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CellPeak:
-    """The peak memory that was predicted for a cell."""
+    """The predicted peak memory of a cell."""
 
     cell: Cell
     peak_bytes: int
@@ -77,7 +77,7 @@ class CellPeak:
 
 @dataclass(frozen=True)
 class PredictedPeaks(Fact, kind="predicted_peaks"):
-    """What every cell of the grid was predicted to need."""
+    """The predicted peak memory of every cell of the grid."""
 
     peaks: tuple[CellPeak, ...]
 
@@ -87,20 +87,20 @@ class PredictedPeaks(Fact, kind="predicted_peaks"):
 
 @dataclass(frozen=True)
 class Replays(Fact, kind="replay"):
-    """Operators that were run alone, at the shape that these cells share."""
+    """Replays of operators at one shape, which these cells share."""
 
     keys: tuple[CellKey, ...]
     operators: tuple[Replay, ...]
 
     def merge_into(self, merged: MergedFacts) -> None:
         for key in self.keys:
-            known = merged.replays.setdefault(key, {})
-            known.update({item.operator: _faster(item, known.get(item.operator)) for item in self.operators})
+            replays = merged.replays.setdefault(key, {})
+            replays.update({item.operator: _faster(item, replays.get(item.operator)) for item in self.operators})
 
 
 @dataclass(frozen=True)
 class Readings(Fact, kind="readings"):
-    """What the device reported since the last such record."""
+    """Telemetry readings since the last such record."""
 
     readings: tuple[Reading, ...]
 
@@ -110,32 +110,32 @@ class Readings(Fact, kind="readings"):
 
 @dataclass(frozen=True)
 class Stepped:
-    """Steps of a short model, each cut at the entry and the exit of its repeating layers."""
+    """Seconds of steps of a short model, each cut at the entry and the exit of its repeating layers."""
 
     layers_s: tuple[float, ...]
-    """Seconds within those layers."""
+    """Seconds within these layers."""
     beside_s: tuple[float, ...]
-    """Seconds of the same steps before and behind them: embedding, layers of another kind, head."""
+    """Seconds of the same steps before and after them: embedding, layers of another kind, head."""
 
 
 COMPILED = "torch.compile"
 """The name of the trial whose steps are compiled, on a static cache."""
 UNQUANTISED = "unquantised "
-"""What the name of a trial begins with that leaves the run's quantisation out."""
+"""Prefix of the names of trials without the run's quantisation."""
 PADDING_MASK = "a padding mask"
-"""What the name of a trial begins with whose batch has a shorter sequence: a cost to know, no change to advise."""
+"""Prefix of the names of trials with a shorter sequence in the batch; they measure a cost and are not advice."""
 
 
 @dataclass(frozen=True)
 class Trial(Fact, kind="trial"):
-    """A step tried in another form: the same architecture with fewer layers, as it is and in that form, in turn."""
+    """Steps of a short model (same architecture, fewer layers), unchanged and as a variant, measured alternately."""
 
     key: CellKey
     form: str
     layers: int
     """Repeating layers of the short model."""
     of_layers: int
-    """Repeating layers of the whole one."""
+    """Repeating layers of the whole model."""
     before: Stepped
     after: Stepped
 
@@ -145,17 +145,17 @@ class Trial(Fact, kind="trial"):
 
 @dataclass(frozen=True)
 class GenerateSteps(Fact, kind="generate"):
-    """Decode steps within `generate` and within our own loop, in turn: seconds in each part, step by step."""
+    """Decode steps in `generate` and in roofscope's loop, measured alternately: seconds of each part per step."""
 
     cell: Cell
     transformers: str
-    """Its version: the parts are its own functions."""
+    """Its version; the parts are functions of transformers."""
     parts_s: Mapping[str, tuple[float, ...]]
     own_s: Mapping[str, tuple[float, ...]]
     streamed_s: tuple[float, ...]
-    """The part that ends a step, with a streamer that takes every token."""
+    """Seconds of the last part of a step with a streamer for every token."""
     reads_a_token: float
-    """Values that the host reads from the device in a step."""
+    """Number of values per step that the host reads from the device."""
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.generate_steps[self.cell] = self
@@ -163,7 +163,7 @@ class GenerateSteps(Fact, kind="generate"):
 
 @dataclass(frozen=True)
 class QueueTrial(Fact, kind="queue"):
-    """The prompts of a queue prefilled as they come and batched in another way, in turn: seconds of all of them."""
+    """Seconds to prefill all prompts of a queue in order of arrival and batched in another way, alternately."""
 
     cell: Cell
     way: str
@@ -179,26 +179,26 @@ class FirstCalls:
     """The first requests of a process to one engine."""
 
     preparation_s: float
-    """Compiling, capturing."""
+    """Seconds of compilation and capture."""
     first_s: float
-    """Until all tokens of the first request were on the host."""
+    """Seconds of the first request, until all its tokens are on the host."""
     second_s: float
     """Seconds of the first request, repeated."""
 
     @property
     def once_s(self) -> float:
-        """What is paid once."""
+        """Seconds that only the first request costs."""
         return self.preparation_s + self.first_s - self.second_s
 
 
 @dataclass(frozen=True)
 class FreshStart(Fact, kind="fresh_start"):
-    """A process that was started for one model, until it had answered."""
+    """A fresh process for one model, from its start to its answers."""
 
     link: str
-    """Where its weights came from: disk, page cache, cached (a hub's folder), drawn (random)."""
+    """Source of its weights: disk, page cache, cached (a hub's folder), drawn (random)."""
     launch_s: float
-    """The interpreter's start and all imports."""
+    """Seconds of the interpreter's start and all imports."""
     load_s: float
     load_bytes: int
     engines: Mapping[str, FirstCalls]
@@ -206,7 +206,7 @@ class FreshStart(Fact, kind="fresh_start"):
 
 @dataclass(frozen=True)
 class AfterIdle(Fact, kind="after_silence"):
-    """The first decode steps after some seconds without work, time and again."""
+    """Seconds of the first decode steps after each of several pauses of `silence_s` without work."""
 
     cell: Cell
     silence_s: float
@@ -215,22 +215,22 @@ class AfterIdle(Fact, kind="after_silence"):
 
 @dataclass(frozen=True)
 class Quality(Fact, kind="quality"):
-    """The next-token distributions of two models over the same text, held against each other."""
+    """Comparison of the next-token distributions of two models over the same text."""
 
     mean_kl_nats: float
-    """Mean over positions of KL(unquantised || quantised), in nats; 0 where they are the same."""
+    """Mean over positions of KL(unquantised || quantised), in nats; 0 if they are equal."""
     top1_agreement: float
-    """Share of positions where both put the same token first."""
+    """Share of positions where both models rank the same token first."""
     tokens: int
 
 
 @dataclass(frozen=True)
 class RankSteps(Fact, kind="ranks"):
-    """What each rank's own share of a cell takes, by rank, while nothing is exchanged and all work at once."""
+    """Seconds of each rank's share of a cell, while all ranks work at once without exchanges."""
 
     cell: Cell
     prefill_s: tuple[float, ...]
-    """Empty where the cell has no prefill."""
+    """Empty if the cell has no prefill."""
     decode_s: tuple[float, ...]
     prefill_last_s: float = 0.0
     decode_last_s: float = 0.0
@@ -243,15 +243,14 @@ class RankSteps(Fact, kind="ranks"):
         return self.prefill_s if phase == "prefill" else self.decode_s
 
     def last_s(self, phase: Phase) -> float:
-        """Seconds of the shares, waiting for the last at every exchange; of the slowest rank where that is unknown."""
-        found = self.prefill_last_s if phase == "prefill" else self.decode_last_s
-        return found or max(self.seconds(phase))
+        """Return the seconds if every exchange waits for the last rank; if unknown, those of the slowest rank."""
+        return (self.prefill_last_s if phase == "prefill" else self.decode_last_s) or max(self.seconds(phase))
 
 
 BETWEEN_MODULES = "between modules"
-"""Time in no module that the count knows: residual additions, rotary embeddings, the cache's bookkeeping, Python."""
+"""The group of time outside all known modules: residual additions, rotary embeddings, the cache, Python."""
 
 
 def _faster(replay: Replay, earlier: Replay | None) -> Replay:
-    """Of two measurements the one that was held up less."""
+    """The faster of two measurements, which was disturbed less."""
     return replay if earlier is None or replay.whole.median_s <= earlier.whole.median_s else earlier

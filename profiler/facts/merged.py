@@ -1,4 +1,4 @@
-"""All facts of a run, merged by the rules of their classes."""
+"""All facts of a run, merged by each class's `merge_into`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ F = TypeVar("F", bound=Fact)
 
 @dataclass(frozen=True)
 class MergedFacts:
-    """Grows fact by fact, whether they come from a folder or from the machine."""
+    """All facts of a run so far, whether read from a folder or just measured."""
 
     predicted_peak_bytes: dict[Cell, int] = field(default_factory=dict)
     dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
-    """By engine, phase and batch size; empty where it was not measured."""
+    """By engine, phase and batch size; empty if not measured."""
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
     visits: dict[Cell, list[Visit]] = field(default_factory=dict)
     gaps: dict[Cell, Gap] = field(default_factory=dict)
@@ -38,20 +38,20 @@ class MergedFacts:
     """By cell and way."""
     rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
     others: dict[type[Fact], list[Fact]] = field(default_factory=dict)
-    """Facts without a merge rule of their own, in the order of measuring."""
+    """Facts whose class has no merge rule, in the order of measurement."""
 
     def add(self, fact: Fact) -> None:
-        """Take in one more fact."""
+        """Add a fact by the rule of its class."""
         fact.merge_into(self)
 
     def every(self, kind: type[F]) -> list[F]:
-        """All facts of a kind that has no merge rule of its own, in the order of measuring."""
+        """Return all facts of a class without a merge rule, in the order of measurement."""
         return cast(list[F], self.others.get(kind, []))
 
     def latest_by(self, kind: type[F], name: str) -> tuple[F, ...]:
-        """The last of them for each value of the field `name`, in the order of their first."""
+        """Return the last fact of a class for each value of its field `name`, in order of first appearance."""
         return tuple({getattr(fact, name): fact for fact in self.every(kind)}.values())
 
     def latest(self, kind: type[F]) -> F | None:
-        """The last of them; None where none was measured."""
+        """Return the last fact of a class; None without one."""
         return next(reversed(self.every(kind)), None)

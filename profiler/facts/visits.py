@@ -1,4 +1,4 @@
-"""The outcome of a visit: the times of a cell, or the reason why there are none."""
+"""The outcome of a visit: the times of a cell, or the reason for having none."""
 
 from __future__ import annotations
 
@@ -20,64 +20,64 @@ Status = Literal["ok", "oom", "skipped", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Visit(Fact, kind="visit"):
-    """One visit of one cell: a prefill and the decode loop behind it, as they were measured."""
+    """One sample of one cell: a measured prefill and the decode loop after it."""
 
     cell: Cell
     round: int
     prefill_s: float | None
-    """None where the cache was filled directly."""
+    """None if the cache was filled directly."""
     decode_s: tuple[float, ...]
-    """Seconds of each decode step; the first one is kept apart by readers, since it pays for the first growth."""
+    """Seconds of each decode step. Readers leave out the first one, which pays for the first growth of the cache."""
     wall_s: float
-    """The host's clock around prefill and loop together, with a synchronisation at both ends."""
+    """Host seconds of prefill and loop together, synchronised at both ends."""
     warm_up_s: tuple[float, ...]
     peak_memory_bytes: int | None
     """The allocator's peak (CUDA) or the process's (CPU)."""
     at_unix_s: float
     ttft_s: float | None = None
-    """Time to first token as a user sees it: the prompt's ids to the device, prefill, the token back on the host."""
+    """Time to first token of a user: prompt ids to the device, prefill, and the token back to the host."""
     more_prefill_s: tuple[float, ...] = ()
-    """Further prefills of the same visit, which no loop followed."""
+    """Seconds of further prefills of the same visit, without a loop."""
     loop_s: float | None = None
-    """The host's clock around the decode loop alone, with a synchronisation at both ends."""
+    """Host seconds of the decode loop, synchronised at both ends."""
     issue_s: float | None = None
-    """Seconds after which the host had submitted the whole decode loop; on a CPU the loop itself."""
+    """Seconds until the host had submitted the whole decode loop; on a CPU the loop itself."""
     preparation_s: float = 0.0
-    """Seconds that the engine needed before this shape could be timed: compiling, capturing."""
+    """Seconds of the engine to prepare this shape: compilation, capture."""
     device_memory_bytes: int | None = None
-    """Memory of the device in use after the visit, by all its users (CUDA)."""
+    """Memory of the device in use by all processes after the visit (CUDA)."""
     foreign_cores: float | None = None
-    """CPU cores of this process's set that others kept busy meanwhile; None where the visit is too short to tell."""
+    """Number of this process's cores that others kept busy; None if the visit was too short to measure it."""
     energy_j: float | None = None
-    """Joules that the device took for prefill and loop together, where it counts them."""
+    """Joules of the device for prefill and loop together; None without a counter."""
     prefill_faults: int = 0
     decode_faults: int = 0
-    """Pages that the process touched for the first time in the prefill, and in the whole loop behind it."""
+    """Pages that the process touched for the first time in the prefill, and in the whole loop after it."""
     scheduled: tuple[Scheduled, ...] = ()
-    """The iterations of prefill and loop as the engine's own scheduler told them; empty where it has none."""
+    """Iterations of prefill and loop from the engine's scheduler; empty without one."""
     cache_used_bytes: int | None = None
-    """Most of an engine's own cache that was in use at once."""
+    """Peak use of the cache of an engine that owns it."""
     first_decode_s: tuple[float, ...] = ()
     """Decode steps of the first, untimed loop of this shape in the process (CUDA)."""
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.visits.setdefault(self.cell, []).append(self)
-        merged.gaps.pop(self.cell, None)  # a resumed run tries it once more
+        merged.gaps.pop(self.cell, None)  # a resumed run tries the cell again
 
     @property
     def prefill_iterations(self) -> int:
-        """Iterations of an engine's own scheduler until the last prompt was through; 0 where it has none."""
+        """Iterations of the engine's scheduler until all prompts were processed; 0 without a scheduler."""
         return prefill_iterations(self.scheduled)
 
     @property
     def prefills_s(self) -> tuple[float, ...]:
-        """All its timed prefills."""
+        """Seconds of all timed prefills."""
         return () if self.prefill_s is None else (*self.more_prefill_s, self.prefill_s)
 
 
 @dataclass(frozen=True)
 class Gap(Fact, kind="gap"):
-    """A cell without a number, and why."""
+    """A cell without a time, and the reason."""
 
     cell: Cell
     status: Status
@@ -88,19 +88,19 @@ class Gap(Fact, kind="gap"):
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
-    """The decode steps after the first one."""
+    """Return the decode steps after the first."""
     return decode_s[1:]
 
 
 def phase_samples(phase: Phase, visits: Sequence[Visit]) -> list[tuple[float, ...]]:
-    """What a phase's figure rests on: the times of each visit that has some."""
+    """Return the samples of a phase, one tuple per visit; of prefills, only for visits that have one."""
     if phase == "prefill":
         return [visit.prefills_s for visit in visits if visit.prefills_s]
     return [steady(visit.decode_s) for visit in visits]
 
 
 def phase_medians(phase: Phase, visits: Sequence[Visit]) -> dict[int, float]:
-    """The median time of a phase in each round that visited it."""
+    """Return the median time of a phase by round."""
     return {
         visit.round: statistics.median(samples)
         for visit in visits
