@@ -70,13 +70,13 @@ class Dispatch:
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
     """Return the dispatch of a step from its samples."""
-    alone = undisturbed(samples.alone_s)
+    isolated = undisturbed(samples.alone_s)
     if not samples.bare_s:
         # On CUDA the launch of a replayed kernel overlaps with the kernel before it, so nothing counts twice.
-        return Dispatch(alone.quartile_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits)
-    among = undisturbed(samples.among_s) if samples.among_s else Undisturbed(alone.quartile_s, 0.0)
+        return Dispatch(isolated.quartile_s, 0.0, half_width_s=isolated.half_width_s, waits=samples.waits)
+    among = undisturbed(samples.among_s) if samples.among_s else Undisturbed(isolated.quartile_s, 0.0)
     calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
-    return cold_dispatch(alone, among, calls_s, sum(call.total_s for call in samples.conversions))
+    return cold_dispatch(isolated, among, calls_s, sum(call.total_s for call in samples.conversions))
 
 
 def dispatch_seconds(
